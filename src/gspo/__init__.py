@@ -1,7 +1,7 @@
 """gspo: train language models with Group Sequence Policy Optimization (arXiv 2507.18071).
 
-`train`, `sft` and `evaluate` are whole runs; `serve` is a model for agents that ask it themselves. The parts stand alone:
-`gspo.objective` holds the equations.
+`train`, `sft` and `evaluate` are complete runs. `serve` puts the model behind an endpoint and trains it on what agents hand
+back. `gspo.objective` holds the equations and can be used alone.
 """
 
 import importlib
@@ -40,7 +40,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # Late, so that the command line answers --help without importing torch.
+    # Lazy imports, so that `gspo --help` does not import torch.
     if name in WHERE:
         return getattr(importlib.import_module(WHERE[name]), name)
     if name == "TrainConfig":

@@ -1,4 +1,4 @@
-"""gspo from Python: `train`, `sft` and `evaluate` on one's own model, data and rewards."""
+"""The Python API: `train`, `sft` and `evaluate` with your own model, data and rewards."""
 
 from __future__ import annotations
 
@@ -29,14 +29,20 @@ from gspo.training.state import Run
 from gspo.types import Group
 
 ENDS_AT_ONCE = RankLost, OutOfMemory, KeyboardInterrupt
-"""What ends this process without a report: another life of the run follows, or somebody has asked twice to end it."""
+"""Errors after which no report is written: the run restarts in another process, or the user interrupted it twice."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves: its folder, the trained transformers model and its tokenizer, and the last metrics.
+    """The outcome of a run.
 
-    finished: False where it ended before its last step: it was asked to, or the guard stopped it (collapsed).
+    Attributes:
+        folder: The run folder.
+        model: The trained transformers model.
+        tokenizer: Its tokenizer.
+        metrics: The last metrics.
+        finished: False if the run ended before its last step, on request or because the guard stopped it.
+        collapsed: Whether the guard stopped it.
     """
 
     folder: Path
@@ -65,13 +71,21 @@ def train(
     allow: Collection[str] = (),
     **sections: dict[str, Any],
 ) -> Result:
-    """Trains `model` on the prompts of `dataset` for `reward`, with GSPO unless told otherwise.
+    """Trains `model` on the prompts of `dataset` to maximise `reward`, by default with GSPO.
 
-    model: a folder, a Hugging Face id, or a loaded transformers model (then with its tokenizer). dataset: a list of
-    dicts or a datasets.Dataset with a `prompt` column. reward: `f(prompts, completions, **columns) -> list[float |
-    None]`, plain or async, or several. Each may be named in `config` instead: a TOML file, a Config, or nested dicts.
-    `sections` change it, as in `rollout={"num_prompts": 8}`. allow: settings that a resumed run changes on purpose, such as
-    `["optimizer.lr"]`. Raises ValueError for what cannot work, before training starts.
+    Args:
+        model: A folder, a Hugging Face id, or a loaded transformers model. This and the next two may be set in `config`.
+        dataset: A list of dicts or a datasets.Dataset with a `prompt` column.
+        reward: `f(prompts, completions, **columns) -> list[float | None]`, plain or async, or a list of such functions.
+        tokenizer: The tokenizer of a loaded model.
+        eval_dataset: Held-out rows to evaluate on every `eval.every` steps.
+        config: A TOML file, a Config, or nested dicts.
+        resume: Continue the run in `log.dir` from its last checkpoint.
+        allow: Settings that a resumed run changes on purpose, such as `["optimizer.lr"]`.
+        **sections: Overrides of `config`, such as `rollout={"num_prompts": 8}`.
+
+    Raises:
+        ValueError: For inputs that cannot work, before training starts.
     """
     functions = _functions(reward)
     settings = configured(config, sections, model, tokenizer, dataset)
@@ -96,7 +110,7 @@ def sft(
     allow: Collection[str] = (),
     **sections: dict[str, Any],
 ) -> Result:
-    """Trains `model` to imitate the rows of `dataset`, which have `prompt` and `completion`. Arguments as in `train`."""
+    """Fine-tunes `model` on `dataset`, whose rows have a `prompt` and a `completion`. Arguments as in `train`."""
     settings = configured(config, sections, model, tokenizer, dataset)
     check_command(settings, "sft")
     with (
@@ -119,10 +133,13 @@ def evaluate(
     config: Source = None,
     **sections: dict[str, Any],
 ) -> tuple[dict[str, float], list[Group]]:
-    """Metrics of `model` (`eval/accuracy` and its 95 % interval), and its completions. Arguments as in `train`.
+    """Returns the metrics of `model` (`eval/accuracy` and its 95 % interval) and its completions. Arguments as in `train`.
 
-    All rows of `dataset` are evaluated, whatever `config` says of a run's rows; without it, the held-out prompts of its
-    task. A completion that could not be scored counts as wrong (`eval/failed`); raises RuntimeError where none could.
+    Evaluates every row of `dataset`, whatever `config` says about row counts; without `dataset`, the held-out prompts of
+    the task. A completion that could not be scored counts as wrong (`eval/failed`).
+
+    Raises:
+        RuntimeError: If no completion could be scored.
     """
     functions = _functions(reward)
     settings = configured(config, sections, model, tokenizer, dataset)
@@ -148,7 +165,7 @@ def _functions(reward: Any) -> tuple[Callable[..., Any], ...]:
 
 
 def _check_all_rows(sections: dict[str, Any]) -> None:
-    """Raises ValueError for what was asked of rows that are given to be evaluated, and would be ignored: all of them are."""
+    """Raises ValueError for settings that select rows: they would be ignored, since all given rows are evaluated."""
     of_source = ("task.split", "task.config") if sections["task"]["source"] == GIVEN else ()
     for key in ("task.size", "task.eval_source", "task.eval_split", "eval.num_prompts", *of_source):
         section, name = key.split(".")
@@ -160,7 +177,7 @@ def _check_all_rows(sections: dict[str, Any]) -> None:
 
 
 def _check_given(settings: Config, functions: Sequence[Callable[..., Any]], eval_dataset: Any) -> None:
-    """What is given from Python and what is configured beside it. Raises ValueError where one of them would be ignored."""
+    """Raises ValueError if an argument from Python and a setting conflict, so that one of them would be ignored."""
     task, reward = settings.task, settings.reward
     if eval_dataset is not None and not settings.eval.every:
         raise ValueError('eval_dataset is given but eval.every = 0: set eval={"every": STEPS} to evaluate on it')
@@ -176,18 +193,18 @@ def _check_given(settings: Config, functions: Sequence[Callable[..., Any]], eval
 
 
 def last_line(folder: Path) -> dict[str, Any]:
-    """The newest metrics of a run; {} where it has none yet."""
+    """The newest metrics of a run; {} if there are none yet."""
     return (list(read_lines(folder / "metrics.jsonl")) or [{}])[-1]
 
 
 def _tell_what_is_done(run: Run | SupervisedRun) -> None:
-    """A word where a run that is resumed had ended."""
+    """Logs a note if a resumed run has no steps left."""
     if run.step >= run.config.train.steps:
         run.log.note(f"all {run.config.train.steps} steps are done already: nothing is trained; raise train.steps to go on")
 
 
 def _finish(run: Run | SupervisedRun) -> bool:
-    """The final model, if the last step is done; else a word on how to go on."""
+    """Saves the final model if the last step is done, otherwise logs how to resume. Returns whether the run finished."""
     folder = run.log.folder
     if run.step < run.config.train.steps:
         if isinstance(run, Run) and run.collapsed:

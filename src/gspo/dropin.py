@@ -1,4 +1,4 @@
-"""The objectives for those who train with another program: from its padded rows to one number to minimise."""
+"""Drop-in losses for other training programs: from padded rows to a scalar loss."""
 
 from __future__ import annotations
 
@@ -32,18 +32,24 @@ def loss(
     max_completion_length: int | None = None,
     **settings: Any,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of the algorithm `name` on padded rows, and its metrics.
+    """The loss of algorithm `name` on padded rows, and its metrics. Without a sampled token, loss and gradient are 0.
 
-    logp, logp_old, logp_mu [B, T]: log-probabilities of the completions' tokens under pi_theta, pi_old and the sampler
-    (unset: pi_old). mask [B, T]: nonzero where the policy sampled the token. advantages [B], or [B, T] as some programs
-    spread them; gspo_token, gspo_turn, grpo, grpo_dual and reinforce also take [B, T] that differ within a completion.
-    settings: epsilon, epsilon_high and constants of [algorithm]. denominator: what the sum over this micro-batch is divided
-    by; unset, what the algorithm counts within it: right for micro-batches of equal size, so pass the whole update's count
-    where they differ.
+    Args:
+        name: The algorithm, as in [algorithm].
+        logp: Log-probabilities [B, T] of the completion tokens under pi_theta. Padding is removed before any equation.
+        logp_old: The same under pi_old.
+        advantages: [B], or [B, T] if the program broadcasts them. Only gspo_token, gspo_turn, grpo, grpo_dual and reinforce
+            accept [B, T] values that differ within a completion.
+        mask: [B, T], nonzero where the policy sampled the token.
+        logp_mu: Log-probabilities [B, T] under the sampler; by default logp_old.
+        denominator: Divides the sum over this micro-batch. The default is the algorithm's count within it, which is right
+            for micro-batches of equal size. If they differ, pass the count of the whole update.
+        max_completion_length: In tokens; needed by algorithms that divide by it.
+        **settings: epsilon, epsilon_high and constants of [algorithm].
 
-    Padding leaves before any equation. Without a sampled token the loss is 0, and so is its gradient. Raises ValueError for
-    shapes that do not fit, for settings that the algorithm has not, and for those without effect here: what needs state or
-    another pass, and what the program that trains does itself.
+    Raises:
+        ValueError: For mismatched shapes, unknown settings, and settings without effect here: those that need state or
+            another forward pass, or belong to the training program.
     """
     _check(logp, logp_old, advantages, mask)
     if idle := [key for key in settings if key in KNOWN and key not in EFFECTIVE]:
@@ -62,7 +68,7 @@ def loss(
     length = sampled.sum(1)
     there = length > 0
     begins = sampled.int().diff(dim=1, prepend=sampled.new_zeros(len(sampled), 1).int()) == 1
-    y = Completions.of(length[there], begins.cumsum(1)[sampled])  # what was not sampled in between parts two turns
+    y = Completions.of(length[there], begins.cumsum(1)[sampled])  # a gap of unsampled tokens separates two turns
     likelihoods = {"logp_old": logp_old[sampled], "logp_mu": (logp_old if logp_mu is None else logp_mu)[sampled]}
     A = advantages[there] if advantages.ndim == 1 else _given(row, name, advantages.expand(sampled.shape), sampled)
     objective = PolicyObjective(row, config, max_completion_length or 1)
@@ -88,8 +94,9 @@ def _check(logp: Tensor, logp_old: Tensor, advantages: Tensor, mask: Tensor) -> 
 
 
 def _given(row: Algorithm, name: str, advantages: Tensor, sampled: Tensor) -> Tensor:
-    """A_i [S] of advantages [B, T] that are the same at all sampled tokens of a completion, else A_it [N]. Raises ValueError
-    where the algorithm takes none by token.
+    """Advantages [B, T] as A_i [S] if constant over the sampled tokens of each completion, else as A_it [N].
+
+    Raises ValueError if the algorithm takes no advantages per token.
     """
     first = advantages.gather(1, sampled.int().argmax(1, keepdim=True))
     if torch.equal(torch.where(sampled, advantages, first), first.expand(sampled.shape)):

@@ -1,4 +1,4 @@
-"""The seams of a run: whoever samples, whoever scores and learns, and what stands between them."""
+"""Interfaces between the components of a run: samplers, learners, scorers, and the sources of prompts and rollouts."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from gspo.types import Agreement, Completion, Group, Prompt, Reading, Rollout, S
 
 
 class SamplerError(RuntimeError):
-    """A sampler that cannot go on: its engine is dead, hangs, or holds other weights than the policy."""
+    """The sampler cannot continue: its engine is dead, hangs, or holds other weights than the policy."""
 
 
 class RefreshFailed(RuntimeError):
-    """refresh.source gave no new queries that can be trained on."""
+    """refresh.source returned no new queries that can be trained on."""
 
 
 class RewardsFailed(RuntimeError):
-    """No completion of a batch got a reward: what scores them is broken, and a run would only look as if it trained."""
+    """No completion of a batch got a reward: scoring is broken, and the run would only appear to train."""
 
 
 class Weights(Protocol):
-    """A handle on a learner's weights. Whoever gets it uses it at once: the next update changes them. temperature: the one
-    at which they are read.
-    """
+    """A handle on a learner's weights. Valid only until the next optimizer step, since nothing is copied."""
 
     version: int
 
@@ -40,39 +38,39 @@ class Weights(Protocol):
         ...
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
-        """Each weight of the language model by its name, whole."""
+        """Name and full (unsharded) tensor of each weight of the language model."""
         ...
 
     def layers(self) -> Iterable[dict[str, Tensor]]:
-        """The same a layer at a time, by the names of a Hugging Face folder, in the types in which an engine reads them."""
+        """The same weights layer by layer, with Hugging Face names and the dtypes that an engine loads."""
         ...
 
     def save(self, folder: str, *, merged: bool = False) -> None:
-        """Write the model and its tokenizer in Hugging Face format; adapters alone, or `merged` into a whole model."""
+        """Write the model and its tokenizer in Hugging Face format: adapters on their own, or `merged` into a full model."""
         ...
 
     def read(self, completions: Sequence[Completion]) -> list[Reading]:
-        """What these weights say of a few completions, so that a sampler can prove that it holds the same."""
+        """Readings of a few completions under these weights, with which a sampler verifies its own copy."""
         ...
 
 
 class Sampler(Protocol):
-    """Samples completions, token ids in and token ids out, with each token's own log-probability mu. Both methods raise
-    SamplerError where it cannot go on; after `load` did, `version` is the new one all the same.
+    """Samples completions: token ids in; token ids out, each with its log-probability mu. `generate` and `load` raise
+    SamplerError if the sampler cannot continue; `version` is the new one even after `load` has failed.
     """
 
     @property
     def version(self) -> int:
-        """That of the weights of now."""
+        """Version of the current weights."""
         ...
 
     @property
     def probes(self) -> list[Rollout]:
-        """Completions of the present weights, where `load` has sampled some to prove them; else none."""
+        """Completions that `load` sampled to verify the current weights; empty if it sampled none."""
         ...
 
     def counts(self) -> dict[str, float]:
-        """Metrics of what samples, since this was last asked: of engines that failed, where there are any."""
+        """Sampler metrics since the last call, such as failed engines."""
         ...
 
     def generate(
@@ -82,35 +80,43 @@ class Sampler(Protocol):
         sampling: Sampling,
         progress: Callable[[int], None] | None = None,
     ) -> list[Rollout]:
-        """`n` completions to each prompt, in the order of the prompts, unscored.
+        """Samples `n` unscored completions per prompt, in the order of the prompts.
 
-        The same prompts, n, sampling and weights give the same completions. `progress` is told how many completions are
-        done.
+        The same prompts, n, sampling and weights give the same completions.
+
+        Args:
+            n: Completions per prompt.
+            sampling: Length limit, temperature, stop conditions and seed.
+            progress: Called with the number of finished completions.
         """
         ...
 
     def load(self, weights: Weights) -> None:
-        """Take over these weights; tokens sampled from now on carry their version."""
+        """Load these weights; tokens sampled from now on carry their version."""
         ...
 
     def rest(self) -> None:
-        """Nothing is sampled until the next `load`: memory may be given back until then."""
+        """Announce that nothing is sampled until the next `load`: the sampler may release memory until then."""
         ...
 
 
 def key_of(seed: int | tuple[int, ...], prompt: int, completion: int) -> list[int]:
-    """What fixes one completion. prompt, completion: their numbers."""
+    """Random key of one completion, from the indices of its prompt and of the completion itself."""
     return [seed, prompt, completion] if isinstance(seed, int) else [seed[prompt], completion]
 
 
 def seed_of(seed: int | tuple[int, ...], prompt: int, completion: int) -> int:
-    """The seed of one completion, for engines that take one a completion. prompt, completion: their numbers."""
+    """Seed of one completion, from the indices of its prompt and of the completion itself, for engines with a seed per
+    completion.
+    """
     return int(np.random.SeedSequence(key_of(seed, prompt, completion)).generate_state(1, np.uint32)[0])
 
 
 class Job:
-    """A completion that is being sampled. future: of the completion; it raises SamplerError where the engine could not give
-    it. now: tells what came of it so far.
+    """A completion that is being sampled.
+
+    Attributes:
+        future: Resolves to the completion; raises SamplerError if the engine failed to deliver it.
     """
 
     def __init__(self, future: Future[Rollout], now: Callable[[], Rollout]) -> None:
@@ -118,102 +124,115 @@ class Job:
 
     @property
     def so_far(self) -> Rollout:
-        """What came of it until the last weight update; whole once it is done."""
+        """The partial completion as of the last weight update; the full completion once it is done."""
         return self._now()
 
     def done(self) -> bool:
-        """Whether it ended, well or not."""
+        """Whether it has ended, successfully or not."""
         return self.future.done()
 
     def result(self) -> Rollout:
-        """The completion. Raises SamplerError where the engine could not give it."""
+        """Waits for the completion. Raises SamplerError if the engine failed to deliver it."""
         return self.future.result()
 
     def cancel(self) -> None:
-        """Gives it up."""
+        """Cancels it."""
         self.future.cancel()
 
 
 class StreamingCompleter(Protocol):
-    """Whoever samples one completion at a time, many at once. still: held while the weights change."""
+    """Samples single completions, many of them concurrently.
+
+    Attributes:
+        still: Lock that is held while the weights change.
+    """
 
     still: AbstractContextManager[Any]
 
     @property
     def version(self) -> int:
-        """That of the weights of now."""
+        """Version of the current weights."""
         ...
 
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
-        """Begins a completion: `so_far` holds the prompt alone."""
+        """Starts a completion: `so_far` contains only the prompt."""
         ...
 
 
 class StreamingSampler(Sampler, StreamingCompleter, Protocol):
-    """A sampler that works while others do. A weight update interrupts its completions, and they go on with the new weights:
-    each token keeps the likelihood and the version of those that sampled it; `begin` also goes on with a completion. One of
-    whole episodes goes on with the turns; an episode that has not ended cannot be saved, and begins again.
+    """A sampler that runs concurrently with training. A weight update interrupts its completions, which then continue with
+    the new weights; each token keeps the log-probability and the version of the weights that sampled it. `begin` also
+    resumes a partial completion. A sampler of episodes continues their turns in the same way, but an unfinished episode
+    cannot be saved: it starts over after a resume.
     """
 
 
 class SupervisedLearner(Protocol):
-    """Whoever scores and learns, in one process or in many. Completions go in; sums, short lists and a handle on the weights
-    come out. What there is of every token of a batch stays where it was computed.
+    """Reads and trains a policy, in one process or on several ranks. Completions go in; sums, short lists and a handle on
+    the weights come out. Per-token data of a batch stays on the rank that computed it.
     """
 
     def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
-        """Takes over the batch that the next updates learn from."""
+        """Sets the batch that the next updates train on."""
         ...
 
     def update(self, number: int) -> Update:
-        """One optimizer step on the mini-batch of that number, of those that were taken over."""
+        """One optimizer step on the mini-batch with this index, from those given to `take`."""
         ...
 
     def publish(self, version: int) -> Weights:
-        """A handle on the weights as they are now, under this version."""
+        """A handle on the current weights, under this version."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes `folder`/model in Hugging Face format, and beside it what else the next update depends on."""
+        """Writes `folder`/model in Hugging Face format and, beside it, all other state of the next update."""
         ...
 
     def resume(self, folder: Path) -> None:
-        """Goes on from what `save` wrote, with a policy that holds the model already."""
+        """Restores what `save` wrote; the policy must already hold the model."""
         ...
 
 
 class Learner(SupervisedLearner, Protocol):
-    """One that learns from rewards. lr_override: the learning rate from here on, in the place of optimizer.lr and of what
-    rewinds have made of it; None: those. The schedule is kept. No checkpoint holds it.
+    """A learner that trains on rewards.
+
+    Attributes:
+        lr_override: Learning rate that replaces optimizer.lr and any reduction by rewinds from now on; the schedule still
+            applies. None: no override. It is not part of a checkpoint.
     """
 
     lr_override: float | None
 
     @property
     def clip(self) -> tuple[float, float] | None:
-        """The clip range in force, e_low and e_high; None for an algorithm without one."""
+        """The current clip range, e_low and e_high; None for an algorithm without one."""
         ...
 
     def prepare(
         self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
     ) -> None:
-        """Takes over a batch and fills in what its updates need beside the sampler's likelihoods.
+        """Sets a batch and computes what its updates need besides the sampler's log-probabilities.
 
-        recompute: pi_old's come from a pass of the policy as it is now. fresh: where the batch is of older weights, some
-        completions that the present ones sampled: they show what numerics alone do.
+        Args:
+            mini_batches: The completions of each mini-batch.
+            recompute: Take pi_old's log-probabilities from a forward pass of the current policy.
+            fresh: If the batch is stale, some completions sampled by the current weights: they show the effect of numerics
+                alone.
         """
         ...
 
     def enter(self, temperature: float, max_completion_length: int) -> None:
-        """What is read and learned from here on was sampled so. max_completion_length: in tokens."""
+        """Sets the sampling settings of all completions that are read or trained on from now on. max_completion_length: in
+        tokens.
+        """
         ...
 
     def finish(self) -> bool:
-        """Ends a step: a clip range that sets itself moves. Returns whether the noise floor now holds it up."""
+        """Ends a step: an automatic clip range moves. Returns whether the noise floor now bounds it from below."""
         ...
 
     def compare(self, completions: Sequence[Completion]) -> Agreement:
-        """How far sampler and trainer disagree, by completions that the present weights sampled."""
+        """Mismatch between sampler and trainer on completions sampled by the current weights."""
         ...
 
     def read(self, completions: Sequence[Completion]) -> list[Tensor]:
@@ -221,7 +240,9 @@ class Learner(SupervisedLearner, Protocol):
         ...
 
     def rewind(self, folder: Path, lr_factor: float) -> None:
-        """Takes over what `save` wrote, the model too. The count of updates goes on, the learning rate times lr_factor."""
+        """Restores what `save` wrote, including the model. The update count continues; the learning rate is multiplied by
+        lr_factor.
+        """
         ...
 
 
@@ -229,21 +250,24 @@ class Scorer(Protocol):
     """Gives each rollout its reward, or None and the reason (rewards/scorer.py)."""
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
-        """The same rollouts, scored."""
+        """The same rollouts, scored. `progress` is called with the number of scored rollouts."""
         ...
 
     def counts(self) -> dict[str, float]:
-        """What was counted while scoring, since this was last asked."""
+        """Scoring metrics since the last call."""
         ...
 
     def at(self, step: int, steps: int) -> None:
-        """How many steps are done, and how many there are, for rewards that ask for it."""
+        """Sets the number of finished steps and of all steps, for rewards that take them."""
         ...
 
 
 class PromptSource(Protocol):
-    """Hands out prompts, pass after pass (rollout/stages.py). position: how many it did. stages: what changes in a run.
-    place: where it stands; set it to take the same prompts again.
+    """Hands out prompts, pass after pass (rollout/stages.py).
+
+    Attributes:
+        position: Number of prompts handed out.
+        stages: Settings that change during the run.
     """
 
     position: int
@@ -251,16 +275,16 @@ class PromptSource(Protocol):
 
     @property
     def place(self) -> Any:
-        """Where it stands."""
+        """Current position in the stream; assign a saved one to take the same prompts again."""
         ...
 
     @place.setter
     def place(self, value: Any) -> None:
-        """Goes back to where it stood."""
+        """Goes back to a saved position."""
         ...
 
     def begin(self, done: int) -> None:
-        """A batch is begun after `done` steps. Raises RefreshFailed."""
+        """Announces that a batch starts after `done` steps. Raises RefreshFailed."""
         ...
 
     def take(self, k: int, step: int) -> list[Prompt]:
@@ -268,19 +292,19 @@ class PromptSource(Protocol):
         ...
 
     def see(self, groups: Sequence[Group]) -> None:
-        """Is shown all groups that were sampled and scored."""
+        """Receives all groups that were sampled and scored."""
         ...
 
     def find(self, id: str) -> Prompt:
-        """A prompt that was taken, by its name."""
+        """The prompt with this id, from those handed out."""
         ...
 
     def metrics(self, step: int) -> dict[str, Any]:
-        """What it tells in a step."""
+        """Metrics of a step."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next prompts depend on, in plain types."""
+        """All state that the next prompts depend on, in plain types."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -291,8 +315,9 @@ class PromptSource(Protocol):
 class RolloutSource(Protocol):
     """Groups for the trainer, batch after batch.
 
-    metrics: what sampling took for the last batch, in seconds, and what was counted. unused: of the completions that were
-    sampled for it and are not in it, why each has no reward, or None.
+    Attributes:
+        metrics: Sampling and scoring times of the last batch, in seconds, and counters.
+        unused: For each completion that was sampled for the last batch but is not in it: why it has no reward, or None.
     """
 
     metrics: dict[str, float]
@@ -300,21 +325,21 @@ class RolloutSource(Protocol):
 
     @property
     def stale(self) -> bool:
-        """Whether groups of the last batch may be of older weights than those of now."""
+        """Whether the last batch may contain groups sampled by older weights than the current ones."""
         ...
 
     def __iter__(self) -> Iterator[Group]: ...
 
     def fresh(self) -> list[Rollout]:
-        """Rollouts of the present weights, where the last batch is stale."""
+        """Rollouts of the current weights, if the last batch is stale."""
         ...
 
     def drop(self) -> None:
-        """Gives up what waits or is under way."""
+        """Discards rollouts that wait or are in progress."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands among the prompts, and what waits, in plain types."""
+        """Position among the prompts and all waiting rollouts, in plain types."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""What others wrote, made harmless: text for terminals and pages, secrets in settings, files where a link may lie.
+"""Makes untrusted input harmless: text for terminals and pages, secrets in settings, writes where a symlink may lie.
 
-Imports nothing of gspo: every layer may use it.
+Imports nothing from gspo, so that every layer may use it.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from pathlib import Path
 from typing import Any
 
 HIDDEN = "<hidden>"
-"""What stands in the place of a secret."""
+"""Placeholder for a secret."""
 _KEPT = "\n\t"
-_ODD = {"Cc", "Cs", "Zl", "Zp"}  # control characters, half surrogate pairs, line and paragraph separators
-_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # these reorder what is read
+_ODD = {"Cc", "Cs", "Zl", "Zp"}  # control characters, lone surrogates, line and paragraph separators
+_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # bidirectional controls
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _SECRET = {
     *("apikey", "secret", "password", "passwd", "passphrase", "pwd", "auth", "authorization"),
     *("credential", "cookie", "bearer", "cred", "pw", "passcode", "jwt"),
 }
-_OF_MANY = {"key", "token", "pass", "pat"}  # of a sort, of padding, over data: what stands before it or the value decides
+_OF_MANY = {"key", "token", "pass", "pat"}  # ambiguous (sort key, pad token): the word before it or the value decides
 _OWNERS = {
     *("api", "access", "private", "session", "refresh", "client", "service", "account", "user", "deploy", "admin"),
     *("hf", "hub", "huggingface", "openai", "anthropic", "wandb", "github", "gitlab", "aws", "azure", "google", "gcp"),
     *("db", "database", "smtp", "slack", "my", "bot", "root", "dev", "prod"),
 }
 _GLUED = re.compile(rf"(?:{'|'.join(_OWNERS | _SECRET)})(?:key|token|secret|password|pass|pwd?)s?")  # apitoken
-_FORMS = {"hash", "header", "value", "string"}  # of a secret
+_FORMS = {"hash", "header", "value", "string"}  # skipped at the end of a key: password_hash
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.-]{16,}")
-_MARKER = re.compile(r"[<\[{|].*[>\]}|]", re.S)  # <pad>, [MASK]: tokens of a vocabulary
+_MARKER = re.compile(r"[<\[{|].*[>\]}|]", re.S)  # <pad>, [MASK]: special tokens of a vocabulary
 _LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/?#\"']+@")
-_KNOWN = (  # what secrets of well-known services look like; the first group stays. Folders of such names are none
+_KNOWN = (  # secrets of well-known services; the first group is kept. Folders with such names do not match
     re.compile(r"(?<![\w/-])(sk-)(?=[\w-]*\d|[\w-]{20})[\w-]{8,}(?![\w/-])"),
     re.compile(r"(?<![\w/-])(hf_)(?=[a-z]*[A-Z\d])[A-Za-z\d]{10,}(?![\w/-])"),
     re.compile(r"(?<![\w-])(gh[pousr]_|github_pat_|glpat-|xox[a-z]-|xapp-|AKIA|AIza)\w[\w-]{7,}"),
@@ -45,15 +45,15 @@ _KNOWN = (  # what secrets of well-known services look like; the first group sta
     re.compile(r"(\bbearer\s+)(?=\S*\d|\S{20})[\w.~+/=-]{6,}", re.I),
 )
 _ASSIGNED = re.compile(r"""(?<![\w.-])([\w.-]{1,80})(["']?\s?=\s?|["']\s?:\s?)(?:(["'])(.*?)(?:\3|$)|([^\s"',;&]+))""")
-_LEFT = re.compile(  # HIDDEN where one of these has put it
+_LEFT = re.compile(  # HIDDEN in a place where one of the expressions above has put it
     rf"""(?:^|//|=\s?["']?|["']\s?:\s?["']?|[-_/]|AKIA|AIza|(?i:bearer|basic|token)\s|(?i:tion|key|cookie):\s?){HIDDEN}"""
 )
 _IN_QUERY = re.compile(r"([?&](?:[\w.-]*[_.-])?(?:key|apikey|token|secret|password|signature|sig)=)[^\s&#\"']+", re.I)
 
 
 def visible(text: Any) -> str:
-    """`text` without what a terminal or a page obeys instead of showing it: control characters, those that reverse the
-    direction of writing, halves of surrogate pairs. Each is written as its escape, such as `\\x1b`; newlines and tabs stay.
+    """Escapes (as `\\x1b`) the characters that a terminal or a page would interpret instead of showing them: control
+    characters, bidirectional controls, lone surrogates. Newlines and tabs stay.
     """
     lines = str(text).replace("\r\n", "\n")
     if lines.isascii() and lines.isprintable():
@@ -71,8 +71,8 @@ def _escaped(character: str) -> str:
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
-    """`value` with HIDDEN for each text in it whose key names a secret, such as `api_key` or `Authorization`, and for what
-    `without_logins` finds in the others. Tables and lists are gone through; numbers stay: `max_token = 9` is none.
+    """Replaces by HIDDEN each string whose key names a secret (`api_key`, `Authorization`) and what `without_logins` finds
+    in other strings. Recurses into mappings and lists. Numbers stay: `max_token = 9` is no secret.
     """
     if isinstance(value, Mapping):
         return {name: without_secrets(item, key if _names_a_secret(key, "") else str(name)) for name, item in value.items()}
@@ -84,8 +84,8 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 
 def without_logins(text: str) -> str:
-    """`text` with HIDDEN for the `user:password` and the keys in its addresses, for what looks like a secret of a known
-    service (`sk-...`), and for what is set to a name that says so (`Password=...;`, `"api_key": "..."`).
+    """Replaces by HIDDEN the `user:password` and the keys in URLs, secrets of known services (`sk-...`), and values assigned
+    to a name of a secret (`Password=...;`, `"api_key": "..."`).
     """
     text = _IN_QUERY.sub(rf"\g<1>{HIDDEN}", _LOGIN.sub(rf"\g<1>{HIDDEN}@", text))
     for form in _KNOWN:
@@ -94,7 +94,7 @@ def without_logins(text: str) -> str:
 
 
 def _unassigned(found: re.Match[str]) -> str:
-    """An assignment in a text, without its value where that is a secret. A bare `key` or `token` may be one of anything."""
+    """Hides the value of an assignment if it is a secret. For a bare `key` or `token`, only a random-looking value is."""
     key, sign, quote, quoted, bare = found.groups()
     value = bare if quoted is None else quoted
     sure = key.lower().rstrip("s") not in _OF_MANY or _RANDOM.fullmatch(value)
@@ -104,8 +104,8 @@ def _unassigned(found: re.Match[str]) -> str:
 
 
 def _names_a_secret(key: str, value: str) -> bool:
-    """Whether the last word of a key says so: `api_key`, `hfTokens`, `X-Api-Key2`, but not `key_variable`. Of other keys and
-    tokens, as `label_key`, the value decides: a long one of letters and digits is a secret, and `<pad>` is none.
+    """Whether a key names a secret by its last word: `api_key`, `hfTokens`, `X-Api-Key2`, but not `key_variable`. For other
+    keys and tokens (`label_key`) the value decides: a long mix of letters and digits is a secret, `<pad>` is not.
     """
     words = [word.lower() for word in _WORDS.findall(key)]
     while len(words) > 1 and (words[-1].isdigit() or words[-1] in _FORMS):
@@ -120,7 +120,7 @@ def _names_a_secret(key: str, value: str) -> bool:
 
 
 def hidden_keys(value: Any, key: str = "") -> list[str]:
-    """The keys below `value` in whose place stands HIDDEN, as `task.config.api_key`."""
+    """Paths of the keys in `value` whose text was replaced by HIDDEN, such as `task.config.api_key`."""
     if isinstance(value, Mapping):
         return [found for name, item in value.items() for found in hidden_keys(item, f"{key}.{name}" if key else str(name))]
     if isinstance(value, (list, tuple)):
@@ -129,9 +129,9 @@ def hidden_keys(value: Any, key: str = "") -> list[str]:
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Writes a file in one move. A link of that name is replaced and not followed, as nothing is that lies in the way."""
+    """Writes a file atomically (write, then rename). Symlinks at `path` or the temporary name are replaced, not followed."""
     part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)  # a kill left it, or somebody put a link there
+    part.unlink(missing_ok=True)  # left by a killed process, or a planted symlink
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
@@ -142,7 +142,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """Makes the folder `path` where there is none. Raises ValueError where a link of that name leads elsewhere."""
+    """Creates the folder `path` if it does not exist, and returns it. Raises ValueError if `path` is a symlink."""
     if path.is_symlink():
         raise ValueError(f"{path} is a link to {os.readlink(path)!r}: nothing is written through it. Remove the link")
     path.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""The data that flows through a run. No logic lives here.
+"""The data types that flow through a run. They contain no logic.
 
-Throughout, `t` counts positions of a token row and the value at `t` describes token `t`.
+Throughout, `t` indexes positions in a token row, and the value at `t` describes token `t`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-Metrics = dict[str, Any]  # numbers, or short lists of them, by name
+Metrics = dict[str, Any]  # name -> number or short list of numbers
 Stats = dict[str, Tensor]  # detached statistics of an update, each [S] or [N, ...]
 
 
@@ -19,9 +19,11 @@ Stats = dict[str, Tensor]  # detached statistics of an update, each [S] or [N, .
 class Prompt:
     """One query x.
 
-    `messages` is what the data row held: a string or a list of chat messages. `tokens` are the ids that the
-    model reads, chat template applied. `columns` are the row's other columns, passed on to the rewards.
-    opens_thinking: the encoded prompt ends inside an open <think>.
+    Attributes:
+        messages: The data row's prompt: a string or a list of chat messages.
+        tokens: The ids that the model reads, with the chat template applied.
+        columns: The row's other columns, passed on to the rewards.
+        opens_thinking: Whether the encoded prompt ends inside an open <think>.
     """
 
     id: str
@@ -34,8 +36,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled. `seed` fixes every completion, or is one for each prompt; `stop_ids` end one (and are
-    part of it). routes: record which experts each token chose.
+    """How completions are sampled.
+
+    Attributes:
+        stop_ids: Token ids that end a completion; the stop token is part of it.
+        seed: One seed for all completions, or one per prompt. It determines every completion.
+        routes: Whether to record the experts that each token chose.
     """
 
     max_new_tokens: int
@@ -50,19 +56,23 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sampled completion y_i with all that was known when it was sampled.
+    """One sampled completion y_i, with everything recorded at sampling time.
 
-    tokens [L] int64: prompt and completion. sampled [L] bool: True where the policy chose the token; |y| counts these. logp
-    [L] float32: log-probability under the sampler itself (mu), 0 where not sampled. version [L] int64: the version of the
-    weights that sampled the token, -1 where not sampled. stop: "eos" | "stop" | "length", or "error" where nothing was
-    sampled. reward: None until scored, or when every reward failed (then `error` says why). routes [L, layers, k] int16: the
-    experts that the sampler chose for each token, -1 where the token was not read (the last one never is); None for a dense
-    model, or where nobody asked.
-
-    A conversation has more: turn [L] int64, which turn of the policy sampled the token, -1 where none did; turn_rewards, r
-    of each turn, where turns are rewarded apart; and where its history was edited, parent [L] int64: the place of the token
-    before each on its path, -1 at a beginning, with the tokens in depth-first order (None: each follows the one before it).
-    dialogue: what was said, for those who read the log: messages with the `turn` that sampled them, and its `reward`.
+    Attributes:
+        tokens: [L] int64. Prompt and completion.
+        sampled: [L] bool. True where the policy chose the token; |y| counts these.
+        logp: [L] float32. Log-probability under the sampler itself (mu), 0 where not sampled.
+        version: [L] int64. Version of the weights that sampled the token, -1 where not sampled.
+        stop: "eos" | "stop" | "length", or "error" where nothing was sampled.
+        reward: None until scored, or when every reward failed (then `error` says why).
+        routes: [L, layers, k] int16. The experts that the sampler chose for each token, -1 where the token was not read (the
+            last one never is). None for a dense model, or if not requested.
+        turn: Multi-turn only. [L] int64. Index of the policy's turn that sampled the token, -1 where none did.
+        turn_rewards: Multi-turn only. Reward r of each turn, if turns are rewarded separately.
+        parent: Multi-turn with edited history only. [L] int64. Index of the preceding token on each token's path, -1 at a
+            root, with the tokens in depth-first order. None: each token follows the one before it.
+        dialogue: Multi-turn only, for people who read the log. Messages, each with the `turn` that sampled it and its
+            `reward`.
     """
 
     prompt: Prompt
@@ -83,7 +93,7 @@ class Rollout:
 
     @staticmethod
     def begun(prompt: Prompt) -> Rollout:
-        """One of which nothing is known but its prompt; its `stop` is "" until it is done."""
+        """An empty rollout that contains only its prompt. Its `stop` is "" until it is done."""
         size = len(prompt.tokens)
         nothing = torch.zeros(size)
         return Rollout(prompt, torch.tensor(prompt.tokens), nothing.bool(), nothing, torch.full((size,), -1), "")
@@ -99,11 +109,13 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenColumns:
-    """What may be known of each sampled token: [|y|] in a Completion, [N] in a Batch. A column that is added here reaches
-    the objective by its name (objective/algorithms.py:Algorithm.likelihoods).
+    """Optional per-token values of the sampled tokens: [|y|] in a Completion, [N] in a Batch. A column that is added here
+    reaches the objective by name (objective/algorithms.py:Algorithm.likelihoods).
 
-    logp_ref float32: its log-probability under the reference. values, returns float32: the old critic's V, and what the
-    critic learns (PPO).
+    Attributes:
+        logp_ref: float32. Log-probability under the reference.
+        values: float32. V of the old critic (PPO).
+        returns: float32. Regression target of the critic (PPO).
     """
 
     logp_ref: Tensor | None = None
@@ -113,12 +125,17 @@ class TokenColumns:
 
 @dataclass(frozen=True)
 class Completion(TokenColumns):
-    """A rollout made ready for the learner.
+    """A rollout prepared for the learner.
 
-    logp_mu, logp_old [|y|] float32: the log-probabilities of the sampled tokens under the sampler and pi_old. advantage:
-    A_i, a number, or A_it as a tensor [|y|] (GSPO-token). routes [L, layers, k] int16: the experts that pi_old chose for
-    each token, -1 unknown; None where they are not known. reward: r_i. turn [|y|] int64: the number of the turn that each
-    sampled token belongs to, those of a turn together; None: there is one. parent [L]: as in Rollout.
+    Attributes:
+        logp_mu: [|y|] float32. Log-probabilities of the sampled tokens under the sampler.
+        logp_old: [|y|] float32. The same under pi_old.
+        advantage: A_i, a number, or A_it as a tensor [|y|] (GSPO-token).
+        routes: [L, layers, k] int16. The experts that pi_old chose for each token, -1 where unknown; None if all are
+            unknown.
+        reward: r_i.
+        turn: [|y|] int64. Turn index of each sampled token; tokens of a turn are contiguous. None: a single turn.
+        parent: [L]. As in Rollout.
     """
 
     tokens: Tensor
@@ -136,9 +153,13 @@ class Completion(TokenColumns):
 class Forest:
     """T tokens of a forest of token trees, numbered in depth-first order.
 
-    Token i may look at token j exactly when `j <= i <= last[j]`: this is the attention mask of every layout.
-    tokens [T] int64. last [T]: the index of the token's last descendant (itself, for a leaf).
-    parent [T]: the token before it on its path, -1 at a root. position [T]: the number of tokens before it on its path.
+    Token i may attend to token j exactly when `j <= i <= last[j]`: this is the attention mask of every layout.
+
+    Attributes:
+        tokens: [T] int64.
+        last: [T]. Index of the token's last descendant (itself, for a leaf).
+        parent: [T]. The preceding token on its path, -1 at a root.
+        position: [T]. Number of tokens before it on its path.
     """
 
     tokens: Tensor
@@ -153,12 +174,18 @@ class Forest:
 
 @dataclass(frozen=True)
 class Batch(TokenColumns):
-    """What one forward pass reads, and the flat views that the equations read: N sampled tokens of S completions.
+    """Input of one forward pass, and the flat views that the equations use: N sampled tokens of S completions. Views that
+    are not listed are [N].
 
-    path: the forest token that each token of each completion is, one completion after the other. node [N]: those of the
-    sampled tokens. completion [N]: the completion each belongs to, ascending. turn [N]: the turn of that completion, 0
-    where it has one alone. length [S]: |y_i|. turn_length [turns]: the same of each turn. advantage [S] or [N]. The
-    other views are [N]. routes [T, layers, k] int16: the experts that pi_old chose for each forest token.
+    Attributes:
+        path: Forest index of every token of every completion, completions concatenated.
+        node: [N]. Forest index of each sampled token.
+        completion: [N]. Index of the completion that each sampled token belongs to, ascending.
+        turn: [N]. Turn within that completion, 0 if it has only one.
+        length: [S]. |y_i|.
+        turn_length: [turns]. Number of sampled tokens of each turn.
+        advantage: [S] or [N].
+        routes: [T, layers, k] int16. The experts that pi_old chose for each forest token.
     """
 
     forest: Forest
@@ -184,11 +211,14 @@ class Batch(TokenColumns):
 
 
 class Routing(NamedTuple):
-    """Which experts the T forest tokens of a batch chose.
+    """Experts that the T forest tokens of a batch chose.
 
-    chosen [T, layers, k] int16. own [T, layers, k]: what the routers would have chosen, where they replayed; else `chosen`
-    itself. entropy [T, layers]: of the routers' softmax, in nats. experts: how many a router chooses from. logits [T,
-    layers, experts]: the routers', with gradient; None unless the policy was made to keep them.
+    Attributes:
+        chosen: [T, layers, k] int16.
+        own: [T, layers, k]. What the routers would have chosen, if they replayed; otherwise `chosen` itself.
+        entropy: [T, layers]. Entropy of the router's softmax, in nats.
+        experts: Number of experts that a router chooses from.
+        logits: [T, layers, experts]. Router logits, with gradient; None unless the policy is configured to keep them.
     """
 
     chosen: Tensor
@@ -199,11 +229,13 @@ class Routing(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What a policy says of the N sampled tokens of a batch.
+    """A policy's outputs for the N sampled tokens of a batch.
 
-    logp [N] float32: their log-probabilities. entropy [N]: of the distributions that they were drawn from, in nats,
-    without gradient; None unless asked for. routing: None unless asked for, and for a dense model. values [N] float32: the
-    critic's V of the state before each token; None without a critic.
+    Attributes:
+        logp: [N] float32. Log-probabilities.
+        entropy: [N]. Entropy of each sampling distribution, in nats, without gradient; None unless requested.
+        routing: None for a dense model, or if not requested.
+        values: [N] float32. The critic's V of the state before each token; None without a critic.
     """
 
     logp: Tensor
@@ -213,10 +245,13 @@ class Outputs(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a policy says of one completion.
+    """A policy's outputs for one completion.
 
-    logp [|y|]: the log-probabilities of its sampled tokens. routes [L, layers, k] int16: the experts that its routers
-    choose for each token; None for a dense model, or where nobody asked. values [|y|]: its critic's; None without one.
+    Attributes:
+        logp: [|y|]. Log-probabilities of the sampled tokens.
+        routes: [L, layers, k] int16. The experts that its routers choose for each token; None for a dense model, or if not
+            requested.
+        values: [|y|]. The critic's values; None without a critic.
     """
 
     logp: Tensor
@@ -225,10 +260,12 @@ class Reading(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """How far the sampler and the trainer disagree at the same weights, and what that alone does to the ratio.
+    """Mismatch between sampler and trainer at the same weights, and its effect on the ratio.
 
-    metrics: `mismatch/...`, and `moe/sampler_agreement` for a mixture of experts. noise: standard deviation of the ratio.
-    clipped: share of the tokens that the clip then takes the gradient from.
+    Attributes:
+        metrics: `mismatch/...`, and `moe/sampler_agreement` for a mixture of experts.
+        noise: Standard deviation of the ratio.
+        clipped: Share of the tokens whose gradient the clip removes because of this mismatch.
     """
 
     metrics: Metrics
@@ -237,7 +274,7 @@ class Agreement(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What an update tells: its metrics and, for the first one after `Learner.prepare`, what numerics alone do."""
+    """Result of an update: its metrics and, for the first update after `Learner.prepare`, the effect of numerics alone."""
 
     metrics: Metrics
     agreement: Agreement | None = None

@@ -1,1 +1,1 @@
-"""Conversations: chat messages in, tokens sampled, and every sampled token found again when the reward is known."""
+"""Agent conversations: chat messages in, sampled tokens out, and each reward mapped back to the tokens that earned it."""

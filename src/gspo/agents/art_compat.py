@@ -1,4 +1,4 @@
-"""What users of ART (Agent Reinforcement Trainer) write, as gspo understands it, or where gspo has it instead."""
+"""Compatibility with ART (Agent Reinforcement Trainer): its settings and members, and what gspo has in their place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from gspo.agents.trajectories import TrainCall
 
 NOTHING = "there is nothing like it"
-# Of art.TrainConfig, art.dev.TrainConfig and the backends' train: the value that asks for nothing, and where it is set.
+# Arguments of art.TrainConfig, art.dev.TrainConfig and the backends' `train`: neutral value, and where gspo sets it.
 ELSEWHERE: dict[str, tuple[Any, str]] = {
     "kl_penalty_coef": (0, "algorithm.beta"),
     "kl_penalty_reference_step": (None, "algorithm.beta, of the model that training began with"),
@@ -32,7 +32,7 @@ ELSEWHERE: dict[str, tuple[Any, str]] = {
     "num_trajectories_learning_rate_multiplier_power": (0, NOTHING),
 }
 OURS = ("learning_rate", "importance_sampling_level")
-# Of art.Model and art.TrainableModel.
+# Members of art.Model and art.TrainableModel, with gspo's counterparts.
 MEMBERS = {
     "inference_base_url": "base_url", "inference_api_key": "api_key", "inference_model_name": "name",
     "get_inference_name": "name", "get_step": "step", "delete_checkpoints": "train.keep_checkpoints",
@@ -42,11 +42,10 @@ MEMBERS = {
 
 
 def settings(config: Any, arguments: Mapping[str, Any]) -> TrainCall:
-    """How a call of `train` learns. config: a TrainCall, or ART's TrainConfig. arguments: the further ones, as ART takes
-    them.
+    """Merges `config` (a TrainCall or ART's TrainConfig) and the keyword arguments of `train`, which take precedence.
 
-    Raises ValueError for what this call cannot grant, with the field of the configuration that can, and TypeError for what
-    neither knows.
+    Raises ValueError for a setting that cannot change per call, naming the configuration field that sets it, and TypeError
+    for an unknown argument.
     """
     values = {} if config is None else dict(vars(config))
     values |= arguments.get("_config") or {}

@@ -1,4 +1,4 @@
-"""A sampler of whole batches as one that takes a completion at a time: those that come together are sampled together."""
+"""Dynamic batching: takes completions one at a time, and samples those that arrive together as one batch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 from gspo.interfaces import Job, Sampler
 from gspo.types import Prompt, Rollout, Sampling
 
-# A batch is closed without another request for so many seconds; while it has fewer than one of the last four had, for this
-# share of what the last one took: who comes too late waits for all of it.
+# A batch closes after WINDOW seconds without a new request. While it is smaller than the largest of the last four batches,
+# it waits for SHARE of the last batch's duration if that is longer: a request that misses a batch waits for all of it.
 WINDOW, SHARE = 0.005, 0.05
-END = 5.0  # seconds
+END = 5.0  # seconds to wait for the thread on close
 
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    """A completion that waits for its batch."""
+    """A completion that is queued for its batch."""
 
     begun: Rollout
     seed: int
@@ -30,13 +30,15 @@ class Waiting:
     future: Future[Rollout] = field(default_factory=Future)
 
     def now(self) -> Rollout:
-        """Its prompt, or the whole of it once it is done."""
+        """The finished completion, or only its prompt while it is pending or after it failed."""
         return self.future.result() if self.future.done() and not self.future.exception() else self.begun
 
 
 class Batching:
-    """Takes completions one at a time for a sampler of whole batches. still: held while it samples; whoever changes the
-    weights takes it.
+    """Takes single completions for a sampler of whole batches, which runs in a worker thread.
+
+    Attributes:
+        still: Lock that is held while the sampler runs. Hold it to change the weights.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -49,17 +51,17 @@ class Batching:
 
     @property
     def version(self) -> int:
-        """That of the weights of now."""
+        """Version of the current weights."""
         return self.sampler.version
 
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
-        """Begins a completion: `so_far` holds the prompt alone."""
+        """Queues a completion. `so_far` holds only the prompt."""
         waiting = Waiting(so_far, seed, sampling)
         self._queue.put(waiting)
         return Job(waiting.future, waiting.now)
 
     def close(self) -> None:
-        """Ends the thread once all that was begun is done, and waits for it, though not for long: it stops nobody's end."""
+        """Stops the thread after the queued completions. Waits at most END seconds, so that it never blocks shutdown."""
         self._queue.put(None)
         self._thread.join(END)
 
@@ -91,7 +93,7 @@ class Batching:
             with self.still:
                 seeds = tuple(waiting.seed for waiting in together)
                 rollouts = self.sampler.generate(prompts, 1, replace(sampling, seed=seeds))
-        except Exception as error:  # whoever waits for a completion hears of it
+        except Exception as error:  # re-raised by each future
             for waiting in together:
                 waiting.future.set_exception(error)
             return

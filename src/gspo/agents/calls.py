@@ -1,4 +1,4 @@
-"""What the policy read and sampled, call by call and token by token, until it has been trained on."""
+"""Cache of the policy's calls: the prompt tokens and sampled tokens of each turn, kept for training."""
 
 from __future__ import annotations
 
@@ -17,24 +17,30 @@ from gspo.data.chat_template import check_text_alone, text_of
 from gspo.types import Rollout
 
 Message = dict[str, Any]
-Key = tuple[str, str, str]  # what makes two messages equal
-TEXT = "text"  # the role of a text that is to be completed
-MOST = 4 << 30  # bytes of memory
-LONGEST = 86400.0  # seconds: no conversation goes on for so long
+Key = tuple[str, str, str]  # role, text, tool calls: messages with the same key are equal
+TEXT = "text"  # role of a plain text to complete
+MOST = 4 << 30  # bytes of memory for the cache
+LONGEST = 86400.0  # seconds; no conversation lasts this long
 TENSOR = 700  # bytes of an empty tensor
-NUMBER = 40  # bytes of an integer in a list, which has its place there too
-ALLOCATED = 8  # bytes by which an allocation is larger on average
-INDEX = 1000  # bytes by which a call is found
+NUMBER = 40  # bytes of an integer in a list, with the list's pointer to it
+ALLOCATED = 8  # average overhead of an allocation, bytes
+INDEX = 1000  # bytes of a call's index entries
 
 
 @dataclass(frozen=True)
 class Call:
-    """One turn of the policy, and what it read before.
+    """One turn of the policy, with the prompt that it answers.
 
-    id: of the turn. messages: as they were asked. message: the turn as a chat message. rendered: the messages with its
-    own earlier turns in the words that were sampled. prompt_text, sampled_text: of what it read and of all that it
-    sampled; words: `sampled_text` without the token that ended it, as a template shows it. rollout: the tokens of both,
-    unscored. unfit: why it cannot be trained on; "" where it can.
+    Attributes:
+        id: Id of the turn.
+        messages: The messages as requested.
+        message: The turn as a chat message.
+        rendered: The messages, with the policy's earlier turns worded as they were sampled.
+        prompt_text: Text of the prompt.
+        sampled_text: Text of all sampled tokens.
+        words: `sampled_text` without the token that ended it, as a chat template shows it.
+        rollout: Tokens of prompt and completion, unscored.
+        unfit: Why the call cannot be trained on; empty if it can.
     """
 
     id: str
@@ -54,7 +60,7 @@ class Call:
 
 
 def content_of(message: Message) -> str:
-    """A message's text: that of its parts, where it has several. Raises ValueError for what is no text."""
+    """The text of a message, with several text parts joined. Raises ValueError for content other than text."""
     try:
         check_text_alone(message)
         return text_of(message.get("content"))
@@ -63,8 +69,8 @@ def content_of(message: Message) -> str:
 
 
 def follow(trace: bytes, message: Message) -> bytes:
-    """What a conversation is known by after one more message. It begins at b""; conversations of the same messages, by role,
-    text and tool calls, have the same.
+    """Hash of a conversation after one more message, chained from the hash so far (b"" at the start). Conversations with the
+    same messages (role, text and tool calls) have the same hash.
     """
     return hashlib.sha256(trace + json.dumps(_key(message)).encode()).digest()
 
@@ -77,12 +83,12 @@ def _key(message: Message) -> Key:
         function = call.get("function") or {}
         arguments = function.get("arguments", "")
         calls.append([function.get("name"), arguments if isinstance(arguments, str) else json.dumps(arguments)])
-    role = "system" if message.get("role") == "developer" else str(message.get("role"))  # as the endpoint takes it
+    role = "system" if message.get("role") == "developer" else str(message.get("role"))  # as the endpoint maps it
     return role, content_of(message), json.dumps(calls)
 
 
 def usage(calls: Sequence[Call]) -> dict[str, int]:
-    """Tokens read and sampled, as OpenAI's API counts them: the prompt that all these calls share counts once."""
+    """Token counts as in OpenAI's API. The prompt that all these calls share counts once."""
     prompt, sampled = len(calls[0].rollout.prompt.tokens), sum(call.sampled for call in calls)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
@@ -90,7 +96,7 @@ def usage(calls: Sequence[Call]) -> dict[str, int]:
 def size(value: Any, counted: set[int]) -> int:
     """Bytes of memory that a call takes, with everything that it refers to.
 
-    counted: ids of the objects that were counted before, which calls of one request share; those of this one are added.
+    `counted` holds the ids of objects that are already counted, since calls of one request share some. New ones are added.
     """
     if id(value) in counted or value is None:
         return 0
@@ -107,7 +113,7 @@ def size(value: Any, counted: set[int]) -> int:
         if value and isinstance(value[0], int):
             return own + len(value) * NUMBER
         return own + sum(size(item, counted) for item in value)
-    if hasattr(value, "__dict__"):  # whose names all calls share
+    if hasattr(value, "__dict__"):  # attribute names are shared by all calls and not counted
         return own + sys.getsizeof(vars(value)) + sum(size(item, counted) for item in vars(value).values())
     return own
 
@@ -115,21 +121,21 @@ def size(value: Any, counted: set[int]) -> int:
 @dataclass(frozen=True)
 class _Kept:
     call: Call
-    trace: bytes  # of its conversation, its turn included
+    trace: bytes  # hash of the conversation, this turn included
     size: int  # bytes
-    since: float  # seconds
+    since: float  # when it was added, monotonic seconds
 
 
 class Calls:
-    """The calls of a run by id and by conversation. The oldest go first: those beyond `most` bytes of memory, and those that
-    were added more than `longest` seconds ago. Safe between threads.
+    """Thread-safe cache of a run's calls, by id and by conversation. Evicts the oldest first: those beyond `most` bytes of
+    memory, and those older than `longest` seconds.
     """
 
     def __init__(self, most: int = MOST, longest: float = LONGEST) -> None:
         self.most, self.longest, self.held = most, longest, 0  # held: bytes
         self._by_id: dict[str, _Kept] = {}
         self._by_trace: dict[bytes, dict[str, Call]] = {}
-        self._by_text: dict[str, Call] = {}  # of completed texts alone
+        self._by_text: dict[str, Call] = {}  # text completions only
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -139,7 +145,7 @@ class Calls:
         return id in self._by_id
 
     def add(self, *calls: Call) -> None:
-        """Keeps the calls of one request."""
+        """Adds the calls of one request, and evicts old ones."""
         counted: set[int] = set()
         for call in calls:
             trace = b""
@@ -159,17 +165,17 @@ class Calls:
         return self.held > self.most or now - next(iter(self._by_id.values())).since > self.longest
 
     def get(self, id: str) -> Call | None:
-        """The call of this id."""
+        """The call with this id, or None."""
         kept = self._by_id.get(id)
         return None if kept is None else kept.call
 
     def ending(self, trace: bytes) -> list[Call]:
-        """The calls whose conversation, with their turn at its end, is known by `trace` (follow); newest first."""
+        """The calls whose conversation, including their own turn, has the hash `trace` (see `follow`); newest first."""
         with self._lock:
             return list(reversed(self._by_trace.get(trace, {}).values()))
 
     def begun(self, text: str) -> Call | None:
-        """The call whose completed text is the longest that `text` begins with."""
+        """The text completion whose prompt and sampled text form the longest prefix of `text`, or None."""
         with self._lock:
             for size in sorted({len(known_text) for known_text in self._by_text}, reverse=True):
                 if size <= len(text) and (call := self._by_text.get(text[:size])):
@@ -177,7 +183,7 @@ class Calls:
         return None
 
     def forget(self, before: int) -> int:
-        """Drops calls that weights older than version `before` finished. Returns how many."""
+        """Drops calls that were finished by weights older than version `before`. Returns how many."""
         with self._lock:
             old = [kept for kept in self._by_id.values() if int(kept.call.rollout.version.max()) < before]
             for kept in old:

@@ -1,8 +1,8 @@
-"""Chat messages -> the policy's turns, each kept with its tokens (calls.py).
+"""Chat messages -> turns of the policy, each stored with its tokens (calls.py).
 
-What the policy said before is not tokenised again: where a conversation goes on from a turn of its own, the tokens that
-it read and sampled then are the beginning of what it reads now. Where the history was edited, or the template shows it in
-other words, there is no such turn, and the text as it stands is read.
+The policy's earlier turns are not tokenized again: where a conversation continues a stored turn, the prompt tokens and
+sampled tokens of that turn are the prefix of the new prompt. If the history was edited, or the template words it
+differently, no stored turn matches, and the whole text is tokenized.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gspo.types import Prompt, Rollout, Sampling
 
 @dataclass(frozen=True)
 class TurnOptions:
-    """How a turn is sampled; None: as in training. stop: strings that end it."""
+    """Sampling options of a turn; None: as in training. `stop` holds further strings that end the turn."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -38,15 +38,20 @@ class TurnOptions:
 
 
 class TooLong(ValueError):
-    """Messages that leave no room for a turn."""
+    """The messages leave no room in the context for a turn."""
 
 
 class Chat:
-    """The policy as one who chats.
+    """The policy as a chat model.
 
-    speaker: whoever samples. encoder: of the model's chat template. sampling: as in training. context: most tokens that the
-    model reads, if it has a limit. calls: where turns are kept. name: of turns that nobody else names; None: a random one.
-    Some templates show it to the model (tool calls have ids), so what is to be repeated needs the same.
+    Args:
+        speaker: Samples the completions.
+        encoder: Applies the model's chat template.
+        sampling: Sampling parameters of training.
+        context: Context length in tokens; None: no limit.
+        calls: Cache for the turns.
+        name: Prefix for the ids of turns that the caller does not name; None: a random one. Some templates show ids to the
+            model (those of tool calls), so reproducible sampling needs a fixed prefix.
     """
 
     def __init__(
@@ -60,26 +65,37 @@ class Chat:
     ) -> None:
         self.speaker, self.encoder, self.sampling, self.context = speaker, encoder, sampling, context
         self.calls = Calls() if calls is None else calls
-        self.malformed = 0  # turns that set out to call a tool and did not say how
+        self.malformed = 0  # turns with a tool call that cannot be parsed
         self._parse = convention(encoder.template, encoder.tokenizer)
         self._run, self._count = name or secrets.token_hex(4), itertools.count()
 
     async def turn(
         self, messages: Sequence[Message], tools: Tools = (), options: TurnOptions = TurnOptions(), n: int = 1, id: str = ""
     ) -> list[Call]:
-        """`n` turns. id: theirs are `id`-0, `id`-1 ... Raises ValueError for messages that cannot be read."""
+        """Samples `n` turns.
+
+        Args:
+            messages: The conversation so far.
+            tools: The tools that the policy may call, as JSON schemas.
+            options: Sampling options that differ from training.
+            n: Number of turns.
+            id: Prefix of their ids `id`-0, `id`-1 ...; empty: a generated one.
+
+        Raises:
+            ValueError: The messages cannot be read.
+        """
         text, tokens, rendered = self.encoded(messages, tools)
         return await self._ask(messages, rendered, text, tokens, options, n, id, tools)
 
     async def complete(self, text: str, options: TurnOptions = TurnOptions(), n: int = 1, id: str = "") -> list[Call]:
-        """`n` continuations of a text."""
+        """Samples `n` continuations of a text."""
         messages = [{"role": TEXT, "content": text}]
         earlier = self.calls.begun(text)
         tokens = self.encoder.plain(text) if earlier is None else self._tokens(earlier, text)
         return await self._ask(messages, messages, text, tokens, options, n, id)
 
     def encoded(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[str, tuple[int, ...], Sequence[Message]]:
-        """What the policy reads: the text, its tokens, and the messages in the words that were sampled."""
+        """The policy's prompt: its text, its tokens, and the messages with earlier turns worded as they were sampled."""
         if self.encoder.template is None:
             raise ValueError(
                 "the model's tokenizer has no chat template (or task.template is none): ask for completions of a text, or "
@@ -107,12 +123,12 @@ class Chat:
         return text, tuple(self.encoder.bare(text)), readable
 
     def _text(self, messages: Sequence[Message], tools: Tools) -> str:
-        begun = messages[-1].get("role") == "assistant"  # a turn that is to be carried on
+        begun = messages[-1].get("role") == "assistant"  # an unfinished turn to continue
         options = {"tools": list(tools)} if tools else {}
         return self.encoder.render(messages, add_generation_prompt=not begun, continue_final_message=begun, **options)
 
     def _tokens(self, call: Call, text: str) -> tuple[int, ...]:
-        """Those of a call, and of what a text has beyond it."""
+        """The tokens of a call, and those of the text that follows it."""
         return (*call.rollout.tokens.tolist(), *self.encoder.bare(text[len(call.prompt_text + call.sampled_text) :]))
 
     async def _ask(
@@ -138,7 +154,7 @@ class Chat:
         jobs = [self.speaker.begin(Rollout.begun(prompt), call_seed, sampling) for call_seed in seeds]
         try:
             rollouts = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
-        except BaseException:  # whoever asked has gone, or the sampler is lost
+        except BaseException:  # the client disconnected, or the sampler failed
             for job in jobs:
                 job.cancel()
             raise
@@ -149,7 +165,7 @@ class Chat:
         return calls
 
     def _sampling(self, options: TurnOptions, size: int) -> Sampling:
-        """Raises ValueError where the prompt leaves no room for a turn."""
+        """Sampling parameters for a prompt of `size` tokens. Raises TooLong if it leaves no room for a turn."""
         max_new_tokens = options.max_tokens or self.sampling.max_new_tokens
         if self.context is not None:
             if size >= self.context:
@@ -185,13 +201,13 @@ class Chat:
         return Call(id, list(messages), message, rendered, text, self.decode(sampled), words, rollout, unfit)
 
     def _message(self, id: str, content: str, tools: Tools) -> Message:
-        """A turn with the tool calls that it makes."""
-        assert self._parse is not None  # or the tools were refused
+        """A turn as a chat message, with its tool calls parsed."""
+        assert self._parse is not None  # else `encoded` has rejected the tools
         try:
             beside, parsed = self._parse(content)
             parsed = typed(parsed, tools)
             texts = [json.dumps(arguments) for _, arguments in parsed]
-        except (Malformed, RecursionError) as error:  # also a thousand opening brackets
+        except (Malformed, RecursionError) as error:  # RecursionError: a thousand opening brackets
             self.malformed += 1
             return {"role": "assistant", "content": content, "malformed": str(error)}
         calls = [
@@ -201,13 +217,13 @@ class Chat:
         return {"role": "assistant", "content": beside} | ({"tool_calls": calls} if calls else {})
 
     def decode(self, tokens: list[int]) -> str:
-        """Their text, special tokens included."""
+        """The text of these tokens, special tokens included."""
         return str(self.encoder.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def templated(message: Message) -> Message:
-    """A message as chat templates read it: its content a string, the arguments of tool calls an object. Raises ValueError
-    for one without a role.
+    """A message in the form that chat templates read: its content a string, the arguments of tool calls an object. Raises
+    ValueError for a message without a role.
     """
     if not isinstance(message.get("role"), str):
         raise ValueError(f"messages: one has no role: {message!r:.80}")
@@ -216,7 +232,7 @@ def templated(message: Message) -> Message:
     calls = []
     for call in message.get("tool_calls") or []:
         function = dict(call.get("function") or {})
-        with contextlib.suppress(ValueError, TypeError, RecursionError):  # what is no JSON is shown as it stands
+        with contextlib.suppress(ValueError, TypeError, RecursionError):  # invalid JSON is shown as it is
             function["arguments"] = json.loads(function.get("arguments", "{}"))
         calls.append({"id": call.get("id", ""), "type": "function", "function": function})
     return readable | ({"tool_calls": calls} if calls else {})

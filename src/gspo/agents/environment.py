@@ -1,4 +1,4 @@
-"""What an episode is played in: a small protocol, and a base class for environments with tools."""
+"""The protocol of an agent's environment, and a base class for environments with tools."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ from gspo.agents.threads import begin
 
 @dataclass(frozen=True)
 class Step:
-    """What follows a turn. messages: for the policy to read next. reward: of this turn. done: the episode ends here;
-    its reward is the sum over all turns. metrics: numbers to add up over the episode, and to average and log; `reward` and
-    `turns` are the episode's own.
+    """What an environment returns for a turn.
+
+    Attributes:
+        messages: Messages for the policy to read next.
+        reward: Reward of this turn. The reward of the episode is the sum over all turns.
+        done: Whether the episode ends here.
+        metrics: Numbers to sum over the episode, then to average and log. `reward` and `turns` are reserved for the
+            episode's own.
     """
 
     messages: Sequence[Message] = ()
@@ -31,28 +36,32 @@ class Step:
 
 
 class Environment(Protocol):
-    """One episode, used once. It is made from a row of the task: `Class(row)`, a dict with the prompt's column and all
-    others. Many are played at once, so what takes long must be awaited. tools: JSON schemas of what the policy may call.
+    """One episode, used once. It is created as `Class(row)` from a row of the task: a dict with the prompt's column and all
+    others.
+
+    Many episodes run concurrently, so slow operations must be awaited. `tools` holds JSON schemas of the tools that the
+    policy may call.
     """
 
     tools: Sequence[dict[str, Any]]
 
     async def start(self) -> Sequence[Message]:
-        """The messages that the policy reads first."""
+        """The first messages for the policy to read."""
         ...
 
     async def step(self, turn: Message) -> Step:
-        """What follows a turn of the policy: a message with `content`, and `tool_calls` where it made any; `malformed`
-        says what is wrong with one that set out to call a tool and did not say how.
+        """The response to a turn of the policy: a message with `content`, and with `tool_calls` if it made any. `malformed`
+        is present if a tool call could not be parsed, and says why.
         """
         ...
 
 
 class ToolEnvironment:
-    """An environment whose tools are functions, plain or async, with type hints and a docstring that describes them and
-    each argument (`Args:`). Mistakes in calling them, their own errors, and calls of over `tool_timeout` seconds are told to
-    the policy and counted. A plain one runs in a thread of its own, which is left behind when its time is over. A turn
-    without a call goes to `end`.
+    """An environment whose tools are functions, plain or async, with type hints and a docstring that describes the function
+    and each argument (`Args:`).
+
+    Invalid calls, exceptions in a tool, and calls longer than `tool_timeout` seconds are reported to the policy and counted.
+    A plain function runs in its own thread, which is abandoned on timeout. A turn without a tool call goes to `end`.
     """
 
     functions: Sequence[Callable[..., Any]] = ()
@@ -66,20 +75,20 @@ class ToolEnvironment:
         self.tools = [get_json_schema(function) for function in self._functions.values()]
 
     def functions_of(self) -> Sequence[Callable[..., Any]]:
-        """The tools; methods of the environment may be among them."""
+        """The tools; may include methods of the environment."""
         return self.functions
 
     async def start(self) -> Sequence[Message]:
-        """The row's prompt: a string, or messages."""
+        """The row's prompt: a string becomes one user message, messages stay as they are."""
         prompt = self.row["prompt"]
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
     async def end(self, text: str) -> float:
-        """The reward of a turn that calls no tool, which ends the episode."""
+        """The reward of a turn without a tool call. Such a turn ends the episode."""
         raise NotImplementedError
 
     async def step(self, turn: Message) -> Step:
-        """Runs the tools that the turn calls, or ends."""
+        """Runs the turn's tool calls, or ends the episode."""
         if "malformed" in turn:
             notice = {"role": "tool", "content": f"error: no call could be read: {turn['malformed']}"}
             return Step([notice], metrics={"tools/malformed": 1})
@@ -96,7 +105,7 @@ class ToolEnvironment:
         return Step(messages, metrics=dict(counts))
 
     async def _run(self, name: str, arguments: str) -> tuple[str, str]:
-        """What a tool says, and what went wrong: "unknown", "errors" or "timeouts"; "" where nothing did."""
+        """Runs a tool. Returns its output and the kind of failure: "unknown", "errors" or "timeouts"; "" for none."""
         function = self._functions.get(name)
         if function is None:
             return f"error: there is no tool {name!r}, only {', '.join(self._functions)}", "unknown"
@@ -110,11 +119,11 @@ class ToolEnvironment:
             async with limit:
                 return str(await function(**values)), ""
         except (Exception, SystemExit) as error:
-            return late if limit.expired() else _told(error)  # a tool may raise a TimeoutError of its own
+            return late if limit.expired() else _told(error)  # a tool's own TimeoutError is an error
 
 
 async def _within(seconds: float, answer: Future[tuple[str, str]]) -> tuple[str, str] | None:
-    """What a thread answers within some seconds, or None. An answer that is there counts, however late the loop sees it."""
+    """A thread's answer within `seconds`, or None. An answer that is ready counts, however late the event loop sees it."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await asyncio.wrap_future(answer)
@@ -122,8 +131,9 @@ async def _within(seconds: float, answer: Future[tuple[str, str]]) -> tuple[str,
 
 
 def _answer(function: Callable[..., Any], values: Mapping[str, Any]) -> tuple[str, str]:
-    """What a plain function says, and what went wrong. Whatever it raises in its thread is its own error: neither a
-    KeyboardInterrupt nor a CancelledError is meant for the episode, and no asyncio future takes a StopIteration.
+    """Calls a plain function. Returns its output and the kind of failure. Everything that it raises in its thread is a tool
+    error: no KeyboardInterrupt or CancelledError is meant for the episode, and an asyncio future cannot hold a
+    StopIteration.
     """
     try:
         return str(function(**values)), ""
@@ -132,5 +142,5 @@ def _answer(function: Callable[..., Any], values: Mapping[str, Any]) -> tuple[st
 
 
 def _told(error: BaseException) -> tuple[str, str]:
-    """An error for the policy to read."""
+    """An exception as a message to the policy, and its kind."""
     return f"error: {type(error).__name__}: {error}"[:500], "errors"

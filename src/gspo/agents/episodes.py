@@ -1,4 +1,4 @@
-"""Episodes in environments, as a sampler: prompts in, rewarded conversations out."""
+"""Episodes in environments, as a sampler: prompts in, scored conversations out."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ Parts = dict[str, float | None]
 
 
 class WholeEpisodes:
-    """A sampler whose completions are whole episodes, as `_play` plays one; `sampler` samples its turns, through `speaker`
-    one at a time. They are played in a thread of their own, many at once, and go on when weights change: each turn is
-    sampled by the weights of its time. As ports.StreamingSampler. A context: what is under way ends with it.
+    """A StreamingSampler (interfaces.py) whose completions are whole episodes, each played by `_play`.
+
+    `speaker` samples the turns one at a time, with the weights of `sampler`. Episodes run concurrently in an event-loop
+    thread and continue across weight updates: each turn is sampled with the weights of its time. A context manager; on exit,
+    running episodes are cancelled.
     """
 
     def __init__(self, sampler: Sampler, speaker: StreamingCompleter) -> None:
@@ -47,35 +49,35 @@ class WholeEpisodes:
 
     @property
     def still(self) -> AbstractContextManager[Any]:
-        """Held while the weights change."""
+        """Lock that is held while the weights change."""
         return self.speaker.still
 
     @property
     def version(self) -> int:
-        """That of the weights of now."""
+        """Version of the current weights."""
         return self.sampler.version
 
     @property
     def probes(self) -> list[Rollout]:
-        """Completions of the present weights, where the sampler proves them."""
+        """Completions of the current weights, if the sampler verifies weight updates."""
         return self.sampler.probes
 
     def counts(self) -> dict[str, float]:
-        """What the sampler counted."""
+        """The sampler's counters."""
         return self.sampler.counts()
 
     def load(self, weights: Weights) -> None:
-        """Takes over these weights."""
+        """Loads these weights."""
         self.sampler.load(weights)
 
     def rest(self) -> None:
-        """No episode is played until the next `load`."""
+        """Pauses the sampler: no episode runs until the next `load`."""
         self.sampler.rest()
 
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:
-        """`n` episodes of each prompt, in the order of the prompts, scored."""
+        """Plays `n` episodes of each prompt. Returns scored rollouts in the order of the prompts."""
 
         def play(i: int, j: int) -> Awaitable[Rollout]:
             return self._play(prompts[i], seed_of(sampling.seed, i, j), sampling)
@@ -83,8 +85,8 @@ class WholeEpisodes:
         return self._loop.run(at_once(play, len(prompts), n, progress or (lambda done: None)))
 
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
-        """Begins an episode of the prompt of `so_far`, unless that is one which has ended. What an environment has done
-        cannot be kept, so nothing is known of an episode before its end.
+        """Starts an episode for the prompt of `so_far`; a finished `so_far` is returned as it is. An environment's state
+        cannot be saved, so a running episode reports no partial result.
         """
         if so_far.stop:
             ended: Future[Rollout] = Future()
@@ -99,8 +101,8 @@ class WholeEpisodes:
         return Job(future, now)
 
     def parts(self, own: Mapping[str, float | None], given: Mapping[str, float]) -> Parts:
-        """The parts of an episode's reward: `own`, which come first, and what its environment gave under other names. Warns
-        once of a name under which a number is lost.
+        """The parts of an episode's reward: `own` first, then what the environment gave under other names. Warns once for
+        each name whose value is dropped.
         """
         lost = {name for name in own.keys() & given.keys() if own[name] not in (None, given[name])} - self._left_out
         self._left_out |= lost
@@ -113,16 +115,23 @@ class WholeEpisodes:
         return {**own, **{name: value for name, value in given.items() if name not in own}}
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
-        """One episode, to its end, its limits, or its failure, which is data. Raises SamplerError."""
+        """Plays one episode until it ends, reaches a limit or fails; a failure is data. Raises SamplerError."""
         raise NotImplementedError
 
 
 class Episodes(WholeEpisodes):
-    """Episodes that are rewarded by environments of ours.
+    """Episodes scored by gspo's own environments. If an environment fails, the rollout has no reward, and the reason as its
+    `error`.
 
-    make: an environment of a row. context: most tokens that the model reads. max_turns: turns after which an episode is
-    cut off. step_timeout: seconds that an environment may take for one step. An episode whose environment fails has no
-    reward, and the reason as its `error`.
+    Args:
+        sampler: Sampler behind `speaker`; takes the weight updates.
+        speaker: Samples the turns.
+        encoder: Applies the chat template.
+        context: Context length of the model in tokens; None: no limit.
+        make: Creates an environment from a row.
+        column: Name of the prompt's column.
+        max_turns: Turns after which an episode is truncated.
+        step_timeout: Seconds that an environment may take to start, and for each step.
     """
 
     def __init__(
@@ -141,7 +150,7 @@ class Episodes(WholeEpisodes):
         self.max_turns, self.step_timeout = max_turns, step_timeout
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
-        # Each has calls of its own: another's turn in the same words is not this one's.
+        # A cache per episode: an identical turn of another episode must not be taken for this one's.
         chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls(), "turn")
         return await Episode(self, chat, prompt, seed).play()
 
@@ -149,7 +158,14 @@ class Episodes(WholeEpisodes):
 async def at_once(
     play: Callable[[int, int], Awaitable[Rollout]], count: int, n: int, progress: Callable[[int], None]
 ) -> list[Rollout]:
-    """`n` episodes of each of `count` prompts, prompt after prompt. play: by the number of the prompt and of its episode."""
+    """Plays `n` episodes of each of `count` prompts concurrently. Returns the rollouts prompt after prompt.
+
+    Args:
+        play: Plays an episode, given the index of the prompt and of the episode.
+        count: Number of prompts.
+        n: Episodes per prompt.
+        progress: Called with the number of finished episodes.
+    """
     done = 0
 
     async def one(i: int, j: int) -> Rollout:
@@ -163,26 +179,26 @@ async def at_once(
     try:
         return await asyncio.gather(*tasks)
     finally:
-        await cancelled(tasks)  # what they hold goes before the next step
+        await cancelled(tasks)  # they release their resources before the next step
 
 
 class Episode:
-    """One episode while it is played."""
+    """The state of one running episode."""
 
     def __init__(self, rules: Episodes, chat: Chat, prompt: Prompt, seed: int) -> None:
         self.rules, self.chat, self.prompt, self.seed = rules, chat, prompt, seed
         self.calls: list[Call] = []
         self.rewards: list[float] = []
         self.metrics: defaultdict[str, float] = defaultdict(float)
-        self.limits: Parts = {}  # that were reached
+        self.limits: Parts = {}  # limits that were reached
         self.messages: list[Message] = []
         self.dialogue: list[dict[str, Any]] = []
 
     async def play(self) -> Rollout:
-        """To its end, its limits, or its failure."""
+        """Plays until the episode ends, reaches a limit or fails."""
         try:
             cut = await self._turns()
-        except (SamplerError, UnknownConvention):  # no other episode would do better
+        except (SamplerError, UnknownConvention):  # every episode would fail like this
             raise
         except (Exception, SystemExit) as error:  # a failed episode is data
             reason = "timed out" if isinstance(error, TimeoutError) else str(error)
@@ -193,9 +209,9 @@ class Episode:
         return replace(rollout, stop="length") if cut else rollout
 
     async def _turns(self) -> bool:
-        """Plays. Returns whether it was cut off."""
+        """Plays the turns. Returns whether the episode was truncated."""
         row = {**self.prompt.columns, self.rules.column: self.prompt.messages}
-        environment = self.rules.make(deepcopy(row))  # what one episode changes in it, no other sees
+        environment = self.rules.make(deepcopy(row))  # episodes must not see each other's changes
         self._hear(await self._in_time(environment.start()))
         for turn in range(self.rules.max_turns):
             try:

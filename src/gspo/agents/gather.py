@@ -1,4 +1,4 @@
-"""Many runs of an agent at once, in groups. Runs that fail are data: counted, told, and left out."""
+"""Runs an agent many times concurrently, in groups. Failed runs are data: counted, reported and left out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from gspo.runs.progress import Progress
 
 
 class Gathered(list[TrajectoryGroup]):
-    """The groups with at least two runs that ended well. failed: how many did not, by reason. dropped: groups left out."""
+    """The groups with at least two successful runs.
+
+    Attributes:
+        failed: Number of failed runs, by reason.
+        dropped: Number of groups left out.
+    """
 
     def __init__(self, groups: Iterable[TrajectoryGroup], failed: Counter[str], dropped: int) -> None:
         super().__init__(groups)
@@ -32,13 +37,22 @@ async def gather(
     progress: Callable[[str, int, int], None] | None = None,
     tell: Callable[[str], None] = warnings.warn,
 ) -> Gathered:
-    """Awaits runs of an agent, each of which gives a trajectory:
+    """Awaits runs of an agent, each of which returns a trajectory:
 
         groups = await gspo.gather([agent(client, question) for _ in range(8)] for question in questions)
 
-    at_once: how many run at a time; None: all. max_exceptions: how many may fail, or what share of them if it is below 1;
-    more raise RuntimeError, and the rest are cancelled. progress: told a name, how many are done, and of how many; None: a
-    bar in the terminal. tell: told what failed.
+    Args:
+        groups: For each group, its runs as awaitables.
+        at_once: How many run concurrently; None: all.
+        max_exceptions: How many runs may fail, or which share of them if below 1.
+        progress: Called with a name, the number of finished runs and their total; None: a progress bar in the terminal.
+        tell: Called with a message about failures.
+
+    Returns:
+        The groups with at least two successful runs.
+
+    Raises:
+        RuntimeError: More runs failed than allowed. The rest are cancelled.
     """
     runs = [_runs(f"groups[{number}]", group, False) for number, group in enumerate(_runs("groups", groups))]
     total, done, failed = sum(map(len, runs)), 0, Counter[str]()
@@ -60,7 +74,7 @@ async def gather(
             trajectory = error
         finally:
             if inspect.iscoroutine(run):
-                run.close()  # one that never began
+                run.close()  # in case it never started
         done += 1
         show("agent", done, total)
         return trajectory
@@ -85,12 +99,12 @@ async def gather(
 
 
 def _runs(name: str, given: Any, nested: bool = True) -> list[Any]:
-    """The groups, or the runs of one. Raises ValueError for anything else."""
+    """The groups, or the runs of one group, as a list. Raises ValueError for anything else."""
     alone = inspect.isawaitable(given) or not isinstance(given, Iterable)
     runs = [given] if alone else list(given)
     if alone or any(inspect.isawaitable(run) == nested for run in runs):
         for run in filter(inspect.iscoroutine, runs):
-            run.close()  # it never begins
+            run.close()  # it never starts
         raise ValueError(
             f"{name} = {given!r:.80}, {type_of(given)}: groups of runs that are still to be awaited are expected, "
             "such as [[agent(client, question) for _ in range(8)] for question in questions]"

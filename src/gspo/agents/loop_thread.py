@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: episodes go on in it while the trainer does something else."""
+"""An event loop in its own thread: episodes run in it while the trainer does something else."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-END = 5.0  # seconds
+END = 5.0  # seconds to wait on shutdown
 
 
 class LoopThread:
-    """Runs coroutines until it is closed. A SystemExit ends the task that raised it, and nothing else."""
+    """Runs coroutines until it is closed. A SystemExit ends only the task that raised it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -25,11 +25,11 @@ class LoopThread:
         self._thread.start()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begins a coroutine. To cancel the future is to cancel it."""
+        """Starts a coroutine. Cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(self._kept(work), self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine returns or raises. Whatever interrupts the wait ends it too."""
+        """Runs a coroutine and returns its result. If the wait is interrupted, the coroutine is cancelled."""
         future = self.begin(work)
         try:
             return future.result()
@@ -37,12 +37,12 @@ class LoopThread:
             future.cancel()
 
     def give_up(self) -> None:
-        """Cancels what was begun, and waits for its end, though not for long: what blocks the loop stops nobody's end."""
+        """Cancels the running coroutines. Waits at most END seconds, so that a blocked loop does not block shutdown."""
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(cancelled(self._tasks), self._loop).result(END)
 
     def close(self) -> None:
-        """Gives up what was begun, and ends the thread."""
+        """Cancels the running coroutines and stops the thread."""
         self.give_up()
         self._over = True
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -50,7 +50,7 @@ class LoopThread:
 
     def _run(self) -> None:
         while not self._over:
-            # Tasks that others began raise it here as well as to whoever awaits them.
+            # A task's SystemExit also leaves the loop here, besides reaching the awaiter. Keep the loop running.
             with suppress(SystemExit, KeyboardInterrupt):
                 self._loop.run_forever()
         self._loop.run_until_complete(cancelled(asyncio.all_tasks(self._loop)))
@@ -68,7 +68,7 @@ class LoopThread:
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels tasks and waits for their end."""
+    """Cancels tasks and waits until they have ended."""
     ending = list(tasks)
     for task in ending:
         task.cancel()

@@ -1,4 +1,4 @@
-"""Trajectories -> rollouts: which sampled tokens each is made of. What does not match is left out, counted, and named."""
+"""Trajectories -> rollouts: finds the sampled tokens of each. Unmatched turns are left out, counted and logged."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ TWICE = "it was in another trajectory, or trained on, before"
 
 @dataclass
 class Matched:
-    """What came of trajectories.
+    """The result of matching trajectories with stored calls.
 
-    groups: those with anything to train on. left_out: how many turns were left out, by reason. unusable: how many
-    trajectories, by reason. empty: groups without a trajectory. failed: exceptions in place of trajectories. calls: ids of
-    the calls that are trained on.
+    Attributes:
+        groups: Groups with something to train on.
+        left_out: Number of turns left out, by reason.
+        unusable: Number of trajectories left out, by reason.
+        empty: Number of groups without a trajectory.
+        failed: Number of exceptions in place of trajectories.
+        calls: Ids of the calls to train on.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -39,7 +43,7 @@ class Matched:
     calls: set[str] = field(default_factory=set)
 
     def reasons(self) -> str:
-        """Everything that was left out, in words."""
+        """Everything that was left out, as text."""
         reasons = [f"{count} turns: {why}" for why, count in self.left_out.items()]
         reasons += [f"{count} trajectories: {why}" for why, count in self.unusable.items()]
         reasons += [f"{self.empty} groups without a trajectory"] * bool(self.empty)
@@ -48,8 +52,13 @@ class Matched:
 
 
 def matched(groups: Iterable[Any], calls: Calls, trained: set[str], oldest: int) -> Matched:
-    """The groups as rollouts. trained: ids of calls that were trained on before. oldest: the oldest version of the weights
-    whose tokens may still be.
+    """Converts groups of trajectories to groups of rollouts.
+
+    Args:
+        groups: Groups of trajectories.
+        calls: Cache of the policy's calls.
+        trained: Ids of calls that were trained on before.
+        oldest: Oldest weight version whose tokens may be trained on.
     """
     result = Matched()
     for number, group in enumerate(groups):
@@ -68,7 +77,7 @@ def matched(groups: Iterable[Any], calls: Calls, trained: set[str], oldest: int)
 
 
 def _rollout(name: str, trajectory: Any, calls: Calls, trained: set[str], oldest: int, result: Matched) -> Rollout | None:
-    """A trajectory as a rollout, or None where nothing of it can be trained on."""
+    """A trajectory as a rollout, or None if nothing in it can be trained on."""
     reward, by_turn = float(trajectory.reward), getattr(trajectory, "turn_rewards", None)
     if any(map(unfit, (reward, *(by_turn or ()), reward + sum(by_turn or ())))):
         result.unusable[UNFIT] += 1
@@ -97,7 +106,7 @@ def _rollout(name: str, trajectory: Any, calls: Calls, trained: set[str], oldest
 
 
 class _Reading:
-    """The histories of one trajectory, read in order. chosen: the calls that are trained on, each with its turn."""
+    """Reads the histories of one trajectory in order. `chosen` holds the calls to train on, each with its turn's index."""
 
     def __init__(self, calls: Calls, used: set[str], oldest: int) -> None:
         self.calls, self.used, self.oldest = calls, used, oldest
@@ -105,11 +114,11 @@ class _Reading:
         self.chosen: list[tuple[int, Call]] = []
         self.left_out: Counter[str] = Counter()
         self.dialogue: list[dict[str, Any]] = []
-        self._told: defaultdict[bytes, set[str | None]] = defaultdict(set)  # ids of turns, by the trace that they end
+        self._told: defaultdict[bytes, set[str | None]] = defaultdict(set)  # ids of turns, by conversation hash
         self._ids: set[str] = set()
 
     def history(self, items: Sequence[Any], rewards: Sequence[float]) -> None:
-        """A conversation. What an earlier one held already is not told, or counted, again."""
+        """Reads a conversation. What an earlier history already contained is not logged or counted again."""
         trace = b""
         for item in items:
             message = plain(item)
@@ -131,8 +140,8 @@ class _Reading:
             self.dialogue.append(entry)
 
     def _again(self, id: str | None, known: bool, trace: bytes) -> bool:
-        """Whether a turn was counted already: one of this id; or, where its call is not known, one that ends the same trace,
-        unless both have ids. id: of its call, or as it was given. trace: that it ends.
+        """Whether a turn was already counted: one with the same id, or, if its call is unknown, one with the same
+        conversation hash `trace`, unless both have ids. `id` is the id of the call, or the one in the trajectory.
         """
         same = self._told[trace]
         again = id in self._ids or (not known and bool(same) and (id is None or None in same))
@@ -153,7 +162,7 @@ class _Reading:
 
 
 def _call(id: str | None, trace: bytes, calls: Calls) -> tuple[Call | None, str]:
-    """The call that gave the turn at the end of this conversation, or why it is not known."""
+    """The call that sampled the turn at the end of this conversation, or None and the reason."""
     if id is not None and (call := calls.get(id)) is not None:
         return call, ""
     candidates = calls.ending(trace)
@@ -163,6 +172,6 @@ def _call(id: str | None, trace: bytes, calls: Calls) -> tuple[Call | None, str]
 
 
 def _unfit(call: Call, used: set[str], oldest: int) -> str:
-    """Why a call cannot be trained on, "" where it can."""
+    """Why a call cannot be trained on; empty if it can."""
     versions = call.rollout.version[call.rollout.sampled]
     return call.unfit or (TWICE if call.id in used else OLD if int(versions.min()) < oldest else "")

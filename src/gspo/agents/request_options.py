@@ -1,4 +1,4 @@
-"""What a client may ask beside its messages. What cannot be granted is refused, never ignored."""
+"""Options of a client's request besides the messages. Unsupported ones are rejected, never ignored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from gspo.config.checks import nearest
 
-# What asks for nothing that matters here.
+# Options without effect on the completion.
 HARMLESS = {
     "user", "metadata", "store", "service_tier", "stream_options", "safety_identifier",
     "prompt_cache_key",
@@ -21,7 +21,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def check_granted(options: Mapping[str, Any], known: Iterable[str] = ()) -> None:
-    """Raises ValueError for an option, in OpenAI's words, that asks for what is not done. known: what is granted besides."""
+    """Raises ValueError for an option, by its OpenAI name, that asks for something unsupported. `known` holds supported
+    names, for the spelling hint.
+    """
     for name, value in options.items():
         if name not in HARMLESS and value is not None and not _is_neutral(name, value):
             near = "" if name in NEUTRAL else nearest(name, [*known, *HARMLESS, *NEUTRAL])
@@ -29,7 +31,7 @@ def check_granted(options: Mapping[str, Any], known: Iterable[str] = ()) -> None
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """False is not 0 here."""
+    """Whether a value is the option's neutral one; False does not count as 0."""
     return any(
         value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in NEUTRAL.get(name, ())
     )

@@ -1,4 +1,4 @@
-"""Calls in threads of their own. Unlike those of a pool, they wait for no other, and keep no program from ending."""
+"""Calls in dedicated threads. Unlike those of a pool, they do not queue, and they do not keep the process alive."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Result = TypeVar("Result")
 
 
 def begin(call: Callable[[], Result]) -> Future[Result]:
-    """Begins a call in a thread of its own, with the context variables of now. The future gets what it returns or raises;
-    to cancel it stops nothing. Raises RuntimeError where no thread can be started.
+    """Runs a call in its own daemon thread, with a copy of the current context variables. The future receives its result or
+    exception; cancelling the future does not stop the call. Raises RuntimeError if no thread can be started.
     """
     future: Future[Result] = Future()
-    future.set_running_or_notify_cancel()  # who stops waiting does not stop the call
+    future.set_running_or_notify_cancel()  # from here on, `cancel` has no effect
     context = copy_context()
 
     def run() -> None:
         try:
             result = context.run(call)
-        except BaseException as error:  # whoever waits gets it
+        except BaseException as error:  # re-raised by the future
             future.set_exception(error)
         else:
             future.set_result(result)

@@ -1,4 +1,4 @@
-"""The calls of one conversation -> one rollout. Histories that were edited in between branch: a tree of tokens."""
+"""The calls of one conversation -> one rollout. Where the history was edited, the tokens branch into a tree."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gspo.types import Prompt, Rollout
 
 
 def merge_turns(prompt: Prompt, calls: Sequence[tuple[int, Call]]) -> Rollout:
-    """The rollout, unscored, of these calls, each with the number of its turn. prompt: what the conversation is called.
+    """Merges calls, each with the index of its turn, into one unscored rollout of `prompt`.
 
-    A call joins where its prompt leaves what was read and sampled before: a token that it shares with an earlier call is
-    one token, and each sampled token stands once. Two turns after the same prompt are two branches.
+    A call branches off where its prompt differs from the tokens so far. A prefix that it shares with an earlier call is
+    stored once, so each sampled token occurs once. Two turns after the same prompt are two branches.
     """
     if not calls:
         raise ValueError("a conversation needs at least one call")
@@ -27,7 +27,7 @@ def merge_turns(prompt: Prompt, calls: Sequence[tuple[int, Call]]) -> Rollout:
 
 class _Tree:
     def __init__(self, like: Rollout) -> None:
-        self.paths: list[Tensor] = []  # the nodes of each call
+        self.paths: list[Tensor] = []  # the nodes of each call, from root to leaf
         self.columns = {
             "tokens": torch.empty(0, dtype=torch.int64), "sampled": torch.empty(0, dtype=torch.bool),
             "logp": torch.empty(0), "version": torch.empty(0, dtype=torch.int64),
@@ -37,7 +37,7 @@ class _Tree:
             self.columns["routes"] = like.routes[:0]
 
     def add(self, number: int, rollout: Rollout) -> None:
-        """Another call."""
+        """Adds a call, as turn `number`."""
         start = len(rollout.prompt.tokens)
         shared = self._shared(rollout.tokens[:start])
         keep, size = len(shared), len(self.columns["tokens"])
@@ -52,8 +52,8 @@ class _Tree:
             routes = rollout.routes
             assert routes is not None, "calls of one model have routes, or none has"
             new["routes"] = routes[keep:]
-            # The last token of a turn, which this call is the first to read. What a weight update kept from being told stays
-            # unknown where a token was sampled behind it: this call has read it with other weights.
+            # Fill in the routes of a turn's last token, which this call is the first to read. Routes that a weight update
+            # lost stay unknown where a sampled token follows: this call read that token with other weights.
             unread = self.columns["routes"][shared][:, 0, 0] < 0
             followed = self.columns["parent"][self.columns["sampled"]]
             unread &= ~torch.isin(shared, followed)
@@ -62,7 +62,7 @@ class _Tree:
         self.paths.append(torch.cat([shared, nodes]))
 
     def _shared(self, prompt: Tensor) -> Tensor:
-        """The nodes of the longest beginning of a prompt that stands already; of the newest call among equals."""
+        """The nodes of the longest prefix of a prompt that the tree already holds; the newest call wins a tie."""
         best = torch.empty(0, dtype=torch.int64)
         for path in reversed(self.paths):
             n = min(len(path), len(prompt))
@@ -72,7 +72,7 @@ class _Tree:
         return best
 
     def rollout(self, prompt: Prompt, stop: str) -> Rollout:
-        """All of it, in depth-first order."""
+        """The whole tree as a rollout, in depth-first order."""
         parent = self.columns["parent"]
         chain = torch.equal(parent, torch.arange(-1, len(parent) - 1))
         columns = dict(self.columns) if chain else self._ordered()

@@ -1,4 +1,4 @@
-"""The types of arguments that a tool call writes as bare text: those of the tool's schema."""
+"""Types of tool-call arguments that are written as plain text, from the tool's JSON schema."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-Tools = Sequence[dict[str, Any]]  # as a chat template reads them
+Tools = Sequence[dict[str, Any]]  # in the form that chat templates read
 Arguments = dict[str, Any]
 
 
 class Untyped(str):
-    """An argument in tags, which no mark says the type of."""
+    """An argument in tags, without a mark of its type."""
 
 
 def typed(calls: Sequence[tuple[str, Arguments]], tools: Tools) -> list[tuple[str, Arguments]]:
-    """Calls whose `Untyped` arguments have the types of the tools' JSON schemas: what may be no text is read as JSON, what
-    may be a text and nothing that its JSON is stays as it stands. Where no schema says a type: JSON where it is, else text.
+    """Gives the `Untyped` arguments of calls the types of the tools' JSON schemas. A value that cannot be a string is parsed
+    as JSON. One that may be a string stays text, unless the schema also allows the type of its JSON value. Without a type in
+    the schema, it is JSON if it parses, else text.
     """
     schemas = {function.get("name"): function.get("parameters") for function in map(_function, tools)}
     return [(name, {key: _value(value, schemas.get(name), key) for key, value in values.items()}) for name, values in calls]
@@ -41,7 +42,7 @@ def _value(value: Any, schema: Any, key: str) -> Any:
 
 
 def _python(text: str, types: set[str] | None) -> Any:
-    """None and truth values as some templates write them (Qwen3-Coder), where the schema has such."""
+    """None, True and False in Python's notation, which some templates use (Qwen3-Coder), if the schema allows them."""
     known = {"True": (True, "boolean"), "False": (False, "boolean"), "None": (None, "null")}
     value, name = known.get(text.strip(), (text, "string"))
     return value if types is not None and name in types else text
@@ -56,7 +57,9 @@ def _property(schema: Any, key: str) -> Any:
 
 
 def _types(schema: Any, root: Any, depth: int = 8) -> set[str] | None:
-    """What a value may be, by its schema within `root`; None where it does not say. depth: of what refers to itself."""
+    """The JSON types that a value may have by its schema within `root`; None if the schema does not say. `depth` limits
+    recursive references.
+    """
     if not isinstance(schema, dict) or not depth:
         return None
     said: list[set[str] | None] = []
@@ -78,12 +81,12 @@ def _types(schema: Any, root: Any, depth: int = 8) -> set[str] | None:
     known = [types for types in said if types is not None]
     if not known:
         return None
-    nullable = {"null"} if schema.get("nullable") is True else set()  # as OpenAPI writes it
+    nullable = {"null"} if schema.get("nullable") is True else set()  # OpenAPI's notation
     return set.intersection(*known) | nullable
 
 
 def _referred(path: str, root: Any) -> Any:
-    """The schema that "#/$defs/NAME" stands for."""
+    """The schema that a reference such as "#/$defs/NAME" points to."""
     found = root
     for name in path.removeprefix("#").strip("/").split("/"):
         found = found.get(name) if isinstance(found, dict) else None
@@ -91,7 +94,7 @@ def _referred(path: str, root: Any) -> Any:
 
 
 def _of(value: Any) -> set[str]:
-    """The types of JSON schemas that a value has."""
+    """The JSON Schema types that a value has."""
     if value is None:
         return {"null"}
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""Tool calls in a completion, by the conventions of the chat templates that are in use.
+"""Parses the tool calls in a completion, in the formats of common chat templates.
 
-A convention is told by a marker in the template. A tokenizer may also bring a response template, which transformers reads;
-it counts where no marker does. Arguments in tags have no type here (`Untyped`): tool_arguments.py gives them theirs.
+A marker in the template identifies the format. If there is none, the tokenizer's response template is used, which
+transformers parses. Arguments in tags are `Untyped` here; tool_arguments.py gives them their types.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 from gspo.agents.tool_arguments import Untyped
 
-Found = tuple[str, list[tuple[str, dict[str, Any]]]]  # the text beside the calls, and each call's name and arguments
+Found = tuple[str, list[tuple[str, dict[str, Any]]]]  # the text outside the calls, and each call's name and arguments
 Parse = Callable[[str], Found]
 
 
 class Malformed(ValueError):
-    """A completion that sets out to call a tool and does not say how."""
+    """A completion that begins a tool call but cannot be parsed."""
 
 
 class UnknownConvention(ValueError):
-    """Tools for a model whose way to call them is not known."""
+    """Tools for a model whose tool-call format is not known."""
 
 
 def tagged(text: str) -> Found:
@@ -57,8 +57,8 @@ def keyed(text: str) -> Found:
 
 
 def invoked(text: str, opens: str, tag: str) -> Found:
-    """`<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>` between `opens` and its end (MiniMax M2), with
-    `tag` before each name; string="true" tells a text (DeepSeek V3.2).
+    """`<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>` inside the tag `opens` (MiniMax M2). DeepSeek
+    V3.2 puts `tag` before each name and marks text by string="true".
     """
     calls = []
     for body in _between(text, f"<{opens}>", f"</{opens}>"):
@@ -74,8 +74,8 @@ def invoked(text: str, opens: str, tag: str) -> Found:
 
 def deepseek(text: str) -> Found:
     """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>` (V3.1), or `function<｜tool▁sep｜>NAME` and the
-    arguments in a fence of JSON (V3, R1).
-    """  # these bars are the markers' own
+    arguments in a JSON code fence (V3, R1).
+    """  # the bars are part of the markers
     calls = []
     for body in _between(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"):
         first, sep, rest = body.partition("<｜tool▁sep｜>")
@@ -98,7 +98,7 @@ def kimi(text: str) -> Found:
 
 def harmony(text: str) -> Found:
     """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>` (gpt-oss). The recipient may also
-    stand before the channel; the last mark ends the turn.
+    precede the channel; `<|call|>` ends the turn.
     """
     calls, beside = [], len(text)
     at = 0
@@ -115,13 +115,13 @@ def harmony(text: str) -> Found:
 
 
 def gemma(text: str, opens: str, closes: str, quote: str) -> Found:
-    """`call:NAME{KEY:VALUE}` between two marks, with bare keys and texts between `quote`s (Gemma 4, FunctionGemma)."""
+    """`call:NAME{KEY:VALUE}` between two markers, with bare keys, and strings between `quote`s (Gemma 4, FunctionGemma)."""
     calls = []
     for body in _between(text, opens, closes):
         named = re.fullmatch(r"\s*call:([^{\s]+)\s*(\{.*\})\s*", body, re.DOTALL)
         if named is None:
             raise Malformed(f"expected call:NAME{{...}}, got {body!r:.80}")
-        parts = named[2].split(quote)  # every second one is a text
+        parts = named[2].split(quote)  # every second part is a string
         parts[::2] = [re.sub(r"([{,]\s*)([^\s{}\[\],:\"]+)\s*:", r'\1"\2":', part) for part in parts[::2]]
         parts[1::2] = [json.dumps(part) for part in parts[1::2]]
         calls.append(_called(named[1], "".join(parts)))
@@ -129,8 +129,8 @@ def gemma(text: str, opens: str, closes: str, quote: str) -> Found:
 
 
 def listed(text: str) -> Found:
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, or `[TOOL_CALLS]NAME[ARGS]{...}` for each call, with [CALL_ID] in
-    between (Mistral).
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, or `[TOOL_CALLS]NAME[ARGS]{...}` for each call, with an optional
+    [CALL_ID] in between (Mistral).
     """
     parts = text.split("[TOOL_CALLS]")[1:]
     if parts and parts[0].lstrip().startswith("["):
@@ -145,13 +145,13 @@ def listed(text: str) -> Found:
 
 
 def objects(text: str, opens: str, closes: str) -> Found:
-    """`{"name": ..., "arguments": {...}}`, one or more or a list of them, after a mark (Granite 3, MiniMax M1)."""
+    """`{"name": ..., "arguments": {...}}`, one or more or a list of them, after a marker (Granite 3, MiniMax M1)."""
     _, begun, after = text.partition(opens)
     return _outside(text, opens), [_checked(call) for call in _objects(after.partition(closes)[0])] if begun else []
 
 
 def bare(text: str) -> Found:
-    """`{"name": ..., "parameters": {...}}` as the whole completion, once or more (Llama 3 and 4)."""
+    """`{"name": ..., "parameters": {...}}` as the whole completion, one or more (Llama 3 and 4)."""
     body = re.sub(r"<\|python_(?:tag|start|end)\|>", "", text).strip()
     if not re.match(r'\{\s*"(?:name|type)"', body):
         return text, []
@@ -159,7 +159,7 @@ def bare(text: str) -> Found:
 
 
 def pythonic(text: str, opens: str, closes: str) -> Found:
-    """`[NAME(KEY=VALUE)]` between two marks (LFM2), or a call a line (OLMo 3)."""
+    """`[NAME(KEY=VALUE)]` between two markers (LFM2), or one call per line (OLMo 3)."""
     calls = []
     for body in _between(text, opens, closes):
         try:
@@ -172,7 +172,7 @@ def pythonic(text: str, opens: str, closes: str) -> Found:
     return _outside(text, opens), calls
 
 
-# What of a template's text tells its convention, most telling first.
+# Markers in a template that identify its format, the most specific first.
 CONVENTIONS: tuple[tuple[str, Parse], ...] = (
     ("｜DSML｜", partial(invoked, opens="｜DSML｜function_calls", tag="｜DSML｜")),
     ("<｜tool▁calls▁begin｜>", deepseek),
@@ -193,13 +193,13 @@ CONVENTIONS: tuple[tuple[str, Parse], ...] = (
 )  # fmt: skip
 LLAMA = '"parameters":'
 _LLAMA = re.compile(rf"""\{{"name": function name, {LLAMA}|{LLAMA}(?:(?!parameters)[^|:]){{0,60}}?\barguments\b""")
-"""Llama's own mark also stands in the schemas of tools: what counts is that arguments follow it soon, no filter (|) and no
-key (:) in between, or its instruction.
+"""Llama's marker also occurs in tool schemas. It counts only in the template's instruction, or if `arguments` follows
+closely, without a filter (|) or a key (:) in between.
 """
 
 
 def convention(template: str | None, tokenizer: Any = None) -> Parse | None:
-    """How a chat template has tools called, or the tokenizer's response template; None where neither tells."""
+    """Parser for a chat template's tool calls, else for the tokenizer's response template; None if neither is known."""
     known = next((parse for marker, parse in CONVENTIONS if marker in (template or "")), None)
     if known is None and _LLAMA.search(template or ""):
         return bare
@@ -226,7 +226,7 @@ def _between(text: str, opens: str, closes: str) -> Iterator[str]:
 
 
 def _outside(text: str, opens: str) -> str:
-    """The text before the first call; a template puts it there, and no other place."""
+    """The text before the first call, the only place where templates put text."""
     return text.partition(opens)[0].strip() if opens in text else text
 
 
@@ -238,7 +238,7 @@ def _json(text: str) -> Any:
 
 
 def _objects(text: str) -> list[Any]:
-    """The JSON values that stand one after the other in a text, those of lists among them."""
+    """The consecutive JSON values of a text, with lists flattened."""
     found, text = [], text.strip()
     while text:
         try:
@@ -272,7 +272,7 @@ def _checked(call: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _marked(text: str, as_text: str) -> Any:
-    """A parameter in a tag whose mark may tell a text from JSON."""
+    """Value of a parameter in a tag. `as_text` is its string attribute: "true" for text, "false" for JSON, else empty."""
     if as_text == "false":
         with contextlib.suppress(ValueError):
             return json.loads(text)
@@ -280,5 +280,5 @@ def _marked(text: str, as_text: str) -> Any:
 
 
 def _is_text(name: str) -> bool:
-    """False for half a surrogate pair, which JSON can write and nobody can send."""
+    """False for a lone surrogate, which JSON can express and UTF-8 cannot."""
     return name.encode("utf-8", "ignore").decode() == name

@@ -1,4 +1,4 @@
-"""What an agent hands back: conversations with their rewards, in groups that began alike."""
+"""What an agent returns: conversations with their rewards, in groups with the same start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gspo.config.values import type_of
 
 @dataclass
 class History:
-    """A conversation beside the main one, such as that of a sub-agent."""
+    """A conversation besides the main one, such as a sub-agent's."""
 
     messages_and_choices: list[Any]
     tools: list[dict[str, Any]] | None = None
@@ -21,12 +21,16 @@ class History:
 
 @dataclass
 class Trajectory:
-    """One run of an agent, and what it was worth.
+    """One run of an agent, with its reward.
 
-    messages_and_choices: the conversation in order: messages (dicts) and the choices of the endpoint's responses as the
-    client returned them. reward: of all of it. turn_rewards: of each of the policy's turns, on top of it.
-    additional_histories: more conversations that the same reward is for. metrics: numbers to average and log. metadata:
-    what tells it from others.
+    Attributes:
+        messages_and_choices: The conversation in order: messages (dicts), and choices of the endpoint's responses as the
+            client returned them.
+        reward: Reward of the whole run.
+        turn_rewards: Additional reward of each turn of the policy.
+        additional_histories: Further conversations that the same reward is for.
+        metrics: Numbers to average and log.
+        metadata: What distinguishes the run from others.
     """
 
     messages_and_choices: list[Any] = field(default_factory=list)
@@ -40,23 +44,23 @@ class Trajectory:
     start_time: float = field(default_factory=time.monotonic, repr=False)
 
     def log(self, message: str) -> None:
-        """Adds a line to its log."""
+        """Appends a line to the log."""
         self.logs.append(message)
 
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation as messages alone, for the next request."""
+        """The conversation as plain messages, for the next request."""
         return [plain(item) for item in self.messages_and_choices]
 
     def finish(self) -> Trajectory:
-        """Notes its duration in seconds."""
+        """Records the duration in seconds."""
         self.metrics["duration"] = time.monotonic() - self.start_time
         return self
 
 
 class TrajectoryGroup:
-    """Trajectories that began alike: their rewards are compared with each other, at least two are needed.
+    """Trajectories with the same start, whose rewards are compared with each other. At least two are needed.
 
-    trajectories: also with exceptions among them, as asyncio.gather(return_exceptions=True) returns them; they are counted.
+    `trajectories` may contain exceptions, as returned by asyncio.gather(return_exceptions=True). They are counted.
     """
 
     def __init__(self, trajectories: Iterable[Any], metadata: dict[str, Any] | None = None) -> None:
@@ -78,9 +82,7 @@ WANTED = "groups of trajectories are expected, such as [gspo.TrajectoryGroup([a,
 
 
 def groups_of(given: Any) -> list[TrajectoryGroup]:
-    """What is handed over for training, as groups. Raises ValueError for anything else, with what is there and
-    where.
-    """
+    """The trajectories given for training, as groups. Raises ValueError for anything else, with its value and position."""
     if not _listed(given) or hasattr(given, "trajectories"):
         raise ValueError(f"groups = {given!r:.80}, {type_of(given)}: {WANTED}")
     return [_group_of(group, f"groups[{number}]") for number, group in enumerate(given)]
@@ -106,7 +108,7 @@ def _group_of(given: Any, name: str) -> TrajectoryGroup:
 
 
 def _listed(value: Any) -> bool:
-    """Whether it is a collection. One can iterate over ART's trajectories too, which gives their fields."""
+    """Whether a value is a collection. A trajectory of ART is not, although iterating over it gives its fields."""
     return isinstance(value, Iterable) and not (isinstance(value, (str, bytes, dict)) or hasattr(value, "reward"))
 
 
@@ -133,10 +135,12 @@ LEVELS = {"sequence": "gspo", "turn": "gspo_turn", "token": "grpo"}
 
 @dataclass(frozen=True)
 class TrainCall:
-    """How one call of a served model's `train` learns; None: as the run does.
+    """Settings for one call of a served model's `train`; None: as in the run.
 
-    learning_rate: of this call's updates. importance_sampling_level: what has a ratio and a clip of its own: "sequence"
-    (GSPO), "turn" or "token" (GRPO); the run must have been made for it, since a clip range fits one level only.
+    Attributes:
+        learning_rate: Learning rate of this call's updates.
+        importance_sampling_level: The unit with its own ratio and clip: "sequence" (GSPO), "turn" or "token" (GRPO). It must
+            be the run's own, since a clip range fits one level only.
     """
 
     learning_rate: float | None = None
@@ -149,7 +153,7 @@ class TrainCall:
 
 
 def plain(item: Any) -> dict[str, Any]:
-    """A message as a dict, of a dict, a choice, a response, or a message object of a client library."""
+    """The message as a dict, from a dict, a choice, a response, or a message object of a client library."""
     if isinstance(item, dict):
         message = item.get("message", item)
         if not isinstance(message, dict):
@@ -164,7 +168,7 @@ def plain(item: Any) -> dict[str, Any]:
 
 
 def id_of(item: Any) -> str | None:
-    """The id of the call that gave a choice or a response; None where it has none."""
+    """The id of the call that produced a choice or a response; None without one."""
     if isinstance(item, dict):
         return item.get("id") if "message" in item or item.get("role") == "assistant" else None
     if hasattr(item, "choices"):

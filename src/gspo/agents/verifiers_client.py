@@ -1,4 +1,4 @@
-"""The policy as the library `verifiers` asks a model: a client that samples in this process and keeps every token."""
+"""The policy as a model client of the library `verifiers`: it samples in this process and keeps every token."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ GRANTED = {
 
 
 class Playing:
-    """An episode while it is played. clock: runs while the environment acts, `limit` seconds at most, and stands while the
-    policy samples. calls: the policy's turns, by the id of the trace that they belong to. full: whether one was refused
-    because the context was full. lost: what the sampler said when it could not go on.
+    """A running episode.
+
+    Attributes:
+        clock: Timeout of `limit` seconds for the environment; paused while the policy samples.
+        calls: The policy's turns, by the id of their trace.
+        full: Whether a turn was refused because the context was full.
+        lost: Error of the sampler after which the run cannot continue, or None.
     """
 
     def __init__(self, chat: Chat, seed: int, limit: float) -> None:
@@ -34,11 +38,11 @@ class Playing:
         self.clock = asyncio.timeout(limit)
         self.calls: dict[str, list[Call]] = defaultdict(list)
         self.full = False
-        self.lost: SamplerError | UnknownConvention | None = None  # what ends the run
+        self.lost: SamplerError | UnknownConvention | None = None  # ends the run
         self._requests = self._pending = 0
 
     async def turn(self, trace: str, body: Mapping[str, Any]) -> Call:
-        """The policy's turn after a request's messages. Raises ProviderError where there is none."""
+        """Samples the turn that answers a request. Raises ProviderError if there is none."""
         seed, self._requests = self.seed + self._requests, self._requests + 1
         self._pending += 1
         self._set(None)
@@ -47,7 +51,7 @@ class Playing:
             (call,) = await self.chat.turn(body["messages"], tools, turn_options(body, seed))
         except TooLong as error:
             self.full = True
-            # These are words by which harnesses know a full context.
+            # Harnesses recognize a full context by this wording.
             raise vf.ProviderError(f"maximum context length: {error}", status_code=400) from error
         except (SamplerError, UnknownConvention) as error:
             self.lost = error
@@ -62,12 +66,12 @@ class Playing:
         return call
 
     def _set(self, when: float | None) -> None:
-        with contextlib.suppress(RuntimeError):  # it has run out, or the episode is over
+        with contextlib.suppress(RuntimeError):  # it has expired, or the episode is over
             self.clock.reschedule(when)
 
 
 class PolicyClient(vf.Client):
-    """Samples for all episodes that are played. talks: each by the ids of its traces."""
+    """Samples for all running episodes. `talks` maps the ids of their traces to them."""
 
     def __init__(self) -> None:
         self.talks: dict[str, Playing] = {}
@@ -81,7 +85,7 @@ class PolicyClient(vf.Client):
         turn: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> vf.Response:
-        """One turn. Raises ProviderError for what cannot be granted."""
+        """Samples one turn. Raises ProviderError for an unsupported request."""
         if not isinstance(dialect, ChatDialect):
             raise vf.ProviderError(
                 f"the policy speaks OpenAI's chat completions, not {type(dialect).__name__}: take a harness that does",
@@ -95,7 +99,7 @@ class PolicyClient(vf.Client):
 
 
 def turn_options(body: Mapping[str, Any], seed: int) -> TurnOptions:
-    """How a request wants its turn sampled. Raises ValueError for what cannot be granted."""
+    """The sampling options of a request. Raises ValueError for unsupported ones."""
     check_granted({name: value for name, value in body.items() if name not in GRANTED})
     max_tokens = body.get("max_tokens") or body.get("max_completion_tokens")
     stop = body.get("stop") or ()

@@ -1,6 +1,6 @@
-"""Environments of the library `verifiers` (0.4), as a sampler: tasks in, rewarded conversations out.
+"""Environments of the library `verifiers` (0.4), as a sampler: tasks in, scored conversations out.
 
-The environment's own harness, tools, run and rewards play; the policy is its model. What was sampled is kept token by token.
+The environment uses its own harness, tools, runtime and rewards, with the policy as its model. Every sampled token is kept.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from gspo.interfaces import Sampler, StreamingCompleter
 from gspo.safe import without_logins, without_secrets
 from gspo.types import Prompt, Rollout, Sampling
 
-AT_ONCE = 256  # episodes: harnesses may be processes or containers
+AT_ONCE = 256  # concurrent episodes: harnesses may be processes or containers
 HARNESS = "gspo_chat"
-sys.modules.setdefault(HARNESS, verifiers_harness)  # verifiers imports a harness by a name without dots
-# Of the kind whose requests verifiers hands to its client one by one. Nothing listens at the address, and nobody asks it
-# but harnesses that look for the model's context.
+sys.modules.setdefault(HARNESS, verifiers_harness)  # verifiers imports a harness by an undotted name
+# A train config, because verifiers passes its requests to the client one by one. Nothing listens at the address; only
+# harnesses that look up the model's context length ever contact it.
 NOWHERE = vf.TrainClientConfig(base_url="http://127.0.0.1:9/v1", api_key_var="GSPO_NO_KEY")
 
 
 def settings(source: str, task: TaskConfig, split: str | None = None) -> vf.EnvConfig:
-    """The configuration of an environment: `task.config`, in the words of verifiers' own `[env]`. Where nobody says by which
-    harness and where an agent runs, it chats in this process, unless the tasks need a container. Raises ValueError.
+    """The configuration of an environment: `task.config`, in the format of verifiers' own `[env]`. An agent without a
+    configured harness and runtime chats in this process, unless the tasks need a container. Raises ValueError.
     """
     check_installed(source)
     options = copy.deepcopy(task.config) | {"taskset": taskset_options(source, task, split)}
@@ -61,12 +61,12 @@ def settings(source: str, task: TaskConfig, split: str | None = None) -> vf.EnvC
                 update |= chat
             setattr(config, role, agent.model_copy(update=update))
     if not isinstance(config.interception, InterceptionServerConfig):
-        config.interception = InterceptionServerConfig()  # one server for all episodes, which the client is handed to
+        config.interception = InterceptionServerConfig()  # one server for all episodes, which gets the client
     return config
 
 
 def sources(task: TaskConfig) -> list[tuple[str, str | None]]:
-    """Where prompts come from: each source, and the split of its taskset where it is another than configured."""
+    """The sources of prompts, each with the split of its taskset if it is not the configured one."""
     named: list[tuple[str, str | None]] = [(task.source, None)]
     if task.eval_source or task.eval_split:
         named.append((task.eval_source or task.source, task.eval_split))
@@ -74,17 +74,23 @@ def sources(task: TaskConfig) -> list[tuple[str, str | None]]:
 
 
 def check(task: TaskConfig) -> None:
-    """Raises ValueError for environments that cannot be made, before a model is loaded."""
+    """Raises ValueError for environments that cannot be created. Called before a model is loaded."""
     for source, split in sources(task):
         settings(source, task, split)
 
 
 class VerifiersEpisodes(WholeEpisodes):
-    """Episodes that are rewarded by environments of verifiers.
+    """Episodes scored by environments of verifiers. A failed episode has no reward, and the reason as its `error`.
 
-    context: most tokens that the model reads. task.step_timeout: seconds that an environment may take between two requests
-    to the policy, and for its rewards. An episode that fails has no reward, and the reason as its `error`. A context: what
-    environments share (tool servers) lives in it.
+    A context manager: it starts and stops what environments share (tool servers).
+
+    Args:
+        sampler: Sampler behind `speaker`; takes the weight updates.
+        speaker: Samples the turns.
+        encoder: Applies the chat template.
+        context: Context length of the model in tokens; None: no limit.
+        task: `step_timeout` limits the seconds that an environment may take between two requests to the policy, and for its
+            rewards.
     """
 
     def __init__(
@@ -108,7 +114,7 @@ class VerifiersEpisodes(WholeEpisodes):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._loop.give_up()  # the episodes, before what they share
+        self._loop.give_up()  # stop the episodes before what they share
         try:
             self._loop.run(self._stack.aclose())
         finally:
@@ -117,7 +123,7 @@ class VerifiersEpisodes(WholeEpisodes):
     async def _open(self) -> None:
         for env, _ in self._environments:
             await self._stack.enter_async_context(env.serving())
-            # verifiers makes clients of configurations; its server takes a client object in no other way.
+            # verifiers creates clients from configurations; this is the only way to give its server a client object.
             env._interception.clients[NOWHERE.model_dump_json()] = self._client
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
@@ -128,7 +134,7 @@ class VerifiersEpisodes(WholeEpisodes):
         key = prompt.columns["task"]
         env, task = next((env, tasks.by_content[key]) for env, tasks in self._environments if key in tasks.by_content)
         task = copy.copy(task)
-        task.data = copy.deepcopy(task.data)  # what one episode changes in it, no other sees
+        task.data = copy.deepcopy(task.data)  # episodes must not see each other's changes
         chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls(), "turn")
         sampling_config = vf.SamplingConfig(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_new_tokens
@@ -161,8 +167,8 @@ def _failed(prompt: Prompt, why: str, dialogue: tuple[dict[str, Any], ...] = ())
 
 
 def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing, parts_of: Callable[..., Parts]) -> Rollout:
-    """What an episode that ended is worth, with the tokens of the one agent that is trained. parts_of: as `parts` of
-    WholeEpisodes.
+    """A finished episode as a scored rollout, with the tokens of its one trainable agent. `parts_of`: see
+    `WholeEpisodes.parts`.
     """
     trained = [trace for trace in episode.traces if trace.agent.trainable]
     if len(trained) != 1:
@@ -199,7 +205,7 @@ def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing, parts_of:
 
 
 def dialogue(trace: Any) -> tuple[dict[str, Any], ...]:
-    """What was said in a trace, for those who read the log."""
+    """The messages of a trace, for the log."""
     entries, turn = [], 0
     for node in trace.nodes:
         message = node.message.model_dump(mode="json", exclude_none=True)

@@ -1,5 +1,5 @@
-"""A harness for `verifiers` that chats: it shows the task's prompt, runs the tools that the policy calls, and ends with the
-first turn that calls none. In this process, where the library's own harness `null` starts a Python for each episode.
+"""A chat harness for `verifiers`: sends the task's prompt, runs the tools that the policy calls, and stops at the first turn
+without a call. It runs in this process; the library's own harness `null` starts a Python process per episode.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS, bound_tool_message
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 
-__all__ = ["ChatHarness"]  # verifiers finds a harness by what its module exports
+__all__ = ["ChatHarness"]  # verifiers finds a harness in its module's exports
 
 DONE = vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
 class ChatHarnessConfig(vf.HarnessConfig):
-    """Nothing of its own."""
+    """No options of its own."""
 
 
 class ChatHarness(vf.Harness[ChatHarnessConfig]):
-    """Plays in this process and executes nothing that the policy writes; tools run where their servers do."""
+    """Runs in this process and executes no code that the policy writes. Tools run on their servers."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -42,13 +42,13 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """One exchange, from the prompt to a turn without a tool call or to a refusal of the model."""
+        """Runs one exchange, from the prompt to a turn without a tool call or to a rejected request."""
         messages = _begin(*self.resolve_prompt(data))
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
         async with AsyncExitStack() as stack:
             tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
             headers = {"authorization": f"Bearer {secret}"}
-            # The endpoint is of this machine: no certificates, no proxies, and no limit but the episode's.
+            # The endpoint is local: no certificates, no proxies, and no timeout besides the episode's.
             client = httpx.AsyncClient(headers=headers, verify=False, trust_env=False, timeout=None)
             await stack.enter_async_context(client)
             while True:
@@ -73,7 +73,7 @@ def _begin(system: str | None, prompt: str | vf.Messages | None) -> list[dict[st
 
 
 async def _used(call: dict[str, Any], dispatch: dict[str, tuple[str, str]], connections: dict[str, Any]) -> dict[str, Any]:
-    """What a tool says to a call."""
+    """Runs a tool call and returns the tool's message."""
     name = call["function"]["name"]
     if name in dispatch:
         content = await call_mcp(connections, dispatch, name, json.loads(call["function"]["arguments"]))

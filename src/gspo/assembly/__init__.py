@@ -1,1 +1,1 @@
-"""Makes the objects of a run from its settings."""
+"""Builds the objects of a run from its configuration."""

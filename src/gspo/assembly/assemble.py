@@ -1,4 +1,4 @@
-"""A run from its configuration: what it is loaded from, its samplers, its learner, and its folder."""
+"""Builds a run from its configuration: prompts, model, samplers, learner and run folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from gspo.types import Prompt, Sampling
 
 
 def loading(what: str) -> AbstractContextManager[Any]:
-    """A spinner where there is a terminal."""
+    """A spinner, if there is a terminal."""
     return Console(stderr=True).status(f"loading {what}")
 
 
@@ -63,7 +63,7 @@ def loading(what: str) -> AbstractContextManager[Any]:
 def training(
     config: Config, resume: bool = False, given: CallInputs | None = None, allowed: Collection[str] = ()
 ) -> Iterator[tuple[Run, HFModel]]:
-    """A training run, ready for trainer.train, and its model. A new run folder is made last, when all else has loaded."""
+    """Yields a run ready for trainer.train, and its model. A new run folder is created last, once all else has loaded."""
     given = given or CallInputs()
     config, odd = resolved(config)
     with (
@@ -74,7 +74,7 @@ def training(
     ):
         heard: list[Warning] = []
         with own_warnings(heard.append):
-            with loading("the prompts"):  # what is wrong here shows before anything is downloaded
+            with loading("the prompts"):  # first: errors here surface before anything is downloaded
                 check_here(config, given, last)
                 tables = read_tables(config.task, config.eval, given.rows, given.eval_rows)
                 needs = getattr(scorer, "needs", {})
@@ -89,7 +89,7 @@ def training(
                 others = OtherSources(config, outline, overlap, held_out, scorer.check, stages)
                 queries = curriculum(config, prompts, others)
                 scorer.wait()
-            with loading("the model"):  # last: what is wrong elsewhere shows in seconds, weights may take minutes
+            with loading("the model"):  # last: other errors surface in seconds, weights may take minutes
                 check_copies(config, ranks.size if ranks else 1)
                 rank.begin(ranks, "train", config, last)
                 model, reference = models_of(config, given, last, ranks)
@@ -111,7 +111,7 @@ def training(
 def serving(
     config: Config, resume: bool = False, given: CallInputs | None = None, allowed: Collection[str] = ()
 ) -> Iterator[tuple[Run, ExternalSource, HFModel]]:
-    """A run that trains on what agents hand over, the source that takes it, and its model."""
+    """Yields a run that trains on rollouts of external agents, the source that receives them, and its model."""
     given = given or CallInputs()
     config, odd = resolved(config, samples=False)
     with (
@@ -138,8 +138,12 @@ def serving(
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What a run was loaded from. odd: warnings of the settings. heard: warnings and notices of the loading.
-    hosts: where vLLM starts, if not on this machine.
+    """The loaded parts of a run.
+
+    Attributes:
+        odd: Warnings about the settings.
+        heard: Warnings and notices raised while loading.
+        hosts: Machines on which vLLM starts; empty for this one.
     """
 
     model: HFModel
@@ -162,9 +166,10 @@ def assembled(
     scorer: Scorer,
     command: str = "train",
 ) -> Iterator[Run]:
-    """A run of loaded parts, with its samplers and its folder, and restored from the checkpoint `last` if there is one.
+    """Yields a run made of its loaded parts, with samplers and folder, restored from the checkpoint `last` if there is one.
 
-    command: train, or serve, of which nobody knows how many steps it will have.
+    Args:
+        command: "train", or "serve" for a run with an unknown number of steps.
     """
     model, row = loaded.model, ALGORITHMS[config.algorithm.name]
     policy, local = learning(config, model, loaded.reference, loaded.ranks)
@@ -207,8 +212,8 @@ def assembled(
 
 
 def note_what_is_not_done(log: RunLog, policy: HFPolicy, config: Config) -> None:
-    """Says so where train.layout = "auto" cannot share prompts, where there is nothing to offload from, where a CPU has no
-    kernels, and where experts are chosen unseen.
+    """Logs what this run has to do without: shared prompts (train.layout = "auto"), offloading (on a CPU), compiled CPU
+    kernels, and metrics of an unknown router.
     """
     if policy.unseen:
         log.warn(f"{policy.unseen}: there are no moe/ metrics, and a change of routing is not noticed")
@@ -222,7 +227,7 @@ def note_what_is_not_done(log: RunLog, policy: HFPolicy, config: Config) -> None
 
 
 def listen(learner: LocalLearner, log: RunLog) -> None:
-    """Into the log: where memory does not suffice, now or in an earlier life."""
+    """Logs when micro-batches run out of memory, in this process or in an earlier start of the run."""
     parts = learner.micro_batches
     parts.tell = log.warn
     if parts.smaller:
@@ -233,7 +238,7 @@ def listen(learner: LocalLearner, log: RunLog) -> None:
 def imitating(
     config: Config, resume: bool = False, given: CallInputs | None = None, allowed: Collection[str] = ()
 ) -> Iterator[tuple[sft.SupervisedRun, HFModel]]:
-    """A supervised run, ready for sft.fit, and its model."""
+    """Yields a supervised run ready for sft.fit, and its model."""
     given = given or CallInputs()
     check_optimizer(config)
     check_packed(config)
@@ -243,7 +248,7 @@ def imitating(
             with loading("the rows"):
                 outline = outline_of(config, given, last)
                 encoder = Encoder(outline.tokenizer, config.task)
-                # What `gspo train` would hold out of the same source is not imitated either.
+                # Rows that `gspo train` would hold out of the same source are held out here too.
                 held_out = dataclasses.replace(config.eval, every=0)
                 rows, left = load_demonstrations(config.task, held_out, encoder, outline.context_length, rows=given.rows)
             with loading("the model"):
@@ -273,20 +278,20 @@ def imitating(
 
 
 def counted(held_out: int, evaluated: bool) -> str:
-    """How many prompts are held out, and what for. evaluated: whether this run evaluates on them itself."""
+    """How many prompts are held out, in words. evaluated: whether this run itself evaluates on them."""
     if not held_out:
         return "none held out"
     return f"{held_out} held out" + ("" if evaluated else " for `gspo eval` (eval.num_prompts = 0 holds out none)")
 
 
 def texts_of(heard: Sequence[Warning]) -> Iterator[tuple[str, bool]]:
-    """Each warning that was heard, and whether it is one and no mere notice."""
+    """Yields the text of each recorded warning, and whether it is a warning rather than a notice."""
     for warning in heard:
         yield str(warning), not isinstance(warning, Notice)
 
 
 def tell(log: RunLog, heard: Sequence[Warning], model: HFModel) -> None:
-    """Into the log and on the screen: what was heard in loading, and what is odd about the model."""
+    """Logs and prints the warnings recorded while loading, and one if the model is trained in a 16-bit type."""
     for text, is_warning in texts_of(heard):
         (log.warn if is_warning else log.note)(text)
     trained = next((p.dtype for p in model.model.parameters() if p.requires_grad), torch.float32)
@@ -299,9 +304,9 @@ def tell(log: RunLog, heard: Sequence[Warning], model: HFModel) -> None:
 
 @contextmanager
 def evaluating(config: Config, given: CallInputs | None = None) -> Iterator[dict[str, Any]]:
-    """The arguments of evaluation.evaluate for the model and the held-out prompts that `config` names, or those given."""
+    """Yields the arguments of evaluation.evaluate for the given model and prompts, or those that `config` names."""
     given = given or CallInputs()
-    check_engine(config.sampler)  # what would be trained does not matter here
+    check_engine(config.sampler)  # training settings do not matter here
     check_environment(config)
     if given.rows is None and not config.eval.num_prompts:
         raise ValueError("eval.num_prompts = 0: nothing is held out to evaluate on; raise it")

@@ -1,4 +1,4 @@
-"""The prompts of a benchmark, and a model that answers them."""
+"""The prompts of a benchmark, and a model to answer them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from gspo.types import Prompt, Rollout, Sampling
 
 Rows = Sequence[dict[str, Any]]
 Begin = Callable[[int, int], Future[Rollout]]
-"""Begins a completion: the index of its prompt and its own number."""
+"""Starts a completion, given the index of its prompt and its own number."""
 NUMBERS = ("dtype", "autocast", "attention", "experts", "kernels", "quantize")
-"""Settings of a model that its numbers depend on."""
+"""Model settings that affect its numerical results."""
 
 
 def version(cfg: ModelConfig) -> str:
-    """What tells a model from another one under its name: its commit on the Hugging Face Hub, or a hash of the names, sizes
-    and times of a folder's files. So too of the model below an adapter, and of a tokenizer of its own. Raises ValueError for
-    a model that is not there.
+    """Identifies the files of a model: its commit on the Hugging Face Hub, or a hash of names, sizes and modification times
+    in its folder. Includes the base model of an adapter and a separate tokenizer. Raises ValueError for a missing model.
     """
     check_folder(cfg)
     folder = Path(cfg.path)
@@ -47,7 +46,7 @@ def version(cfg: ModelConfig) -> str:
 
 
 def computation(cfg: ModelConfig) -> dict[str, str]:
-    """What a model's numbers depend on besides its files: types, kernels, and the kind of device, which "auto" goes by."""
+    """What a model's results depend on besides its files: dtypes, kernels, and the kind of device, which resolves "auto"."""
     return {name: getattr(cfg, name) for name in NUMBERS} | {"device": pick_device(cfg.device).type}
 
 
@@ -58,21 +57,21 @@ def _of_files(folder: Path) -> str:
 
 
 def encoded(config: Config, rows: Rows) -> list[Prompt]:
-    """The prompts as the model reads them, under the ids of their rows. Raises ValueError for what does not fit the model's
-    context, before its weights are read.
+    """The tokenized prompts, with the ids of their rows. Raises ValueError, before weights are read, for prompts that do not
+    fit the model's context.
     """
     check_engine(config.sampler)
     given = CallInputs(rows=list(rows))
     check_here(config, given, None)
     task = dataclasses.replace(config.task, too_long="refuse")
-    rollout = dataclasses.replace(config.rollout, max_completion_length=1)  # nothing is trained: eval's alone counts
+    rollout = dataclasses.replace(config.rollout, max_completion_length=1)  # nothing is trained: only eval's counts
     refuse = dataclasses.replace(config, task=task, rollout=rollout)
     prompts = evaluated_prompts(refuse, given, outline_of(config, given, None))
     return [dataclasses.replace(prompt, id=str(row["id"])) for prompt, row in zip(prompts, rows)]
 
 
 def worded(config: Config, rows: Rows) -> list[Prompt]:
-    """The prompts as an endpoint is sent them: without tokens."""
+    """The prompts as sent to an endpoint: text without token ids."""
     return [
         Prompt(str(row["id"]), row["prompt"], (), {k: v for k, v in row.items() if k != "prompt"}, config.task.source)
         for row in rows
@@ -80,7 +79,7 @@ def worded(config: Config, rows: Rows) -> list[Prompt]:
 
 
 def sampling_of(config: Config) -> Sampling:
-    """How an endpoint is asked to sample."""
+    """The sampling settings sent to an endpoint."""
     evaluation, rollout = config.eval, config.rollout
     longest = evaluation.max_completion_length or rollout.max_completion_length
     chosen = evaluation.temperature, evaluation.top_p, evaluation.top_k
@@ -88,13 +87,13 @@ def sampling_of(config: Config) -> Sampling:
 
 
 def seed_at(config: Config, prompt: int, number: int) -> int:
-    """The seed of one completion, whatever else is sampled. prompt: the index of its prompt."""
+    """The seed of completion `number` of the prompt with index `prompt`, independent of what else is sampled."""
     return seed_of(EVAL_SEED + config.train.seed, prompt, number)
 
 
 @contextmanager
 def answering(config: Config, prompts: Sequence[Prompt]) -> Iterator[tuple[Begin, int]]:
-    """The model, ready to answer: what begins a completion, and how many may be under way at once."""
+    """Loads the model. Yields a function that starts a completion, and how many completions may run concurrently."""
     model = loaded_model(config, CallInputs())
     policy = HFPolicy(model, config.rollout.temperature)
     sampling = dataclasses.replace(samplings(config, model)[1], seed=0)

@@ -1,4 +1,4 @@
-"""What a Python caller hands over, and the configuration that goes with it."""
+"""The arguments of a Python call, and the configuration that they result in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gspo.config.values import type_of
 
 @dataclasses.dataclass
 class CallInputs:
-    """What a Python caller hands over in place of names in the configuration."""
+    """Objects that a Python caller passes instead of naming them in the configuration."""
 
     model: Any = None
     tokenizer: Any = None
@@ -25,7 +25,7 @@ class CallInputs:
 
     @property
     def holds_model(self) -> bool:
-        """Whether the model is loaded already, and not just named."""
+        """Whether the model is a loaded one and not just a name."""
         return self.model is not None and not isinstance(self.model, (str, Path))
 
 
@@ -33,7 +33,7 @@ Source = Config | str | Path | dict[str, dict[str, Any]] | None
 
 
 def configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any, dataset: Any = None) -> Config:
-    """The configuration of a Python call. Raises ValueError for arguments that do not go together."""
+    """The configuration of a Python call. Raises ValueError for arguments that contradict each other."""
     if not isinstance(config, (Config, str, Path, dict, type(None))):
         raise ValueError(f"config: expected a TOML file, a Config or nested dicts, got {type_of(config)}")
     if isinstance(model, Config) or str(model).endswith(".toml"):

@@ -1,4 +1,4 @@
-"""`gspo export`: what a run has trained, as a plain Hugging Face folder, merged if asked for, and to the Hub."""
+"""`gspo export`: writes a trained model as a plain Hugging Face folder, optionally merged, and uploads it to the Hub."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from gspo.runs import checkpoint, disk
 
 
 def export(source: Path, out: Path | None = None, merge: bool = False, push: str | None = None) -> str:
-    """Writes the newest model of a run, or that of a checkpoint or a model folder, into `out` (of a run: its export/), and
-    to the Hub as `push`, a private repository unless it is there already. merge: an adapter becomes part of its base model.
-    Returns where the model is now.
+    """Writes a model into a folder and, with `push`, to the Hub. Returns its folder or URL.
 
-    Raises ValueError for what cannot be exported, SaveError for a full disk, RuntimeError where the Hub takes nothing.
+    Args:
+        source: A run folder (its newest model is taken), a checkpoint or a model folder.
+        out: The folder to write into; by default export/ in the run folder.
+        merge: Merge the adapter into its base model.
+        push: The Hub repository; created as a private one if it does not exist.
+
+    Raises:
+        ValueError: If the model cannot be exported.
+        SaveError: If the disk is full.
+        RuntimeError: If the Hub does not accept the model.
     """
     cfg = named(source)
     if out is None and not (source / "checkpoints").is_dir():
@@ -48,7 +55,7 @@ def _copy(folder: str, part: Path) -> None:
 
 
 def named(source: Path) -> ModelConfig:
-    """The model in a folder, and how to read it. Raises ValueError where there is none, RuntimeError where it is damaged."""
+    """The model in a folder, and how to read it. Raises ValueError if there is none, RuntimeError if it is damaged."""
     if not source.is_dir():
         raise ValueError(f"{source}: no such folder; give a run folder, a checkpoint or a model")
     folder, run = source, source
@@ -56,7 +63,7 @@ def named(source: Path) -> ModelConfig:
         last = checkpoint.latest(source / "checkpoints")
         folder = source / checkpoint.MODEL
         if last is not None and (not folder.is_dir() or last.stat().st_mtime_ns > folder.stat().st_mtime_ns):
-            folder = last / checkpoint.MODEL  # the run is not over, or went on after it was
+            folder = last / checkpoint.MODEL  # the run is not finished, or was resumed after it finished
     elif (source / checkpoint.STATE).exists():
         folder = source / checkpoint.MODEL
     if (folder.parent / checkpoint.STATE).exists():
@@ -70,7 +77,7 @@ def named(source: Path) -> ModelConfig:
 
 
 def check_push(repository: str, cfg: ModelConfig, whole: bool) -> None:
-    """What keeps a model from the Hub, before anything is written. Raises ValueError."""
+    """Raises ValueError if the model cannot go to the Hub, before anything is written."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
@@ -82,14 +89,14 @@ def check_push(repository: str, cfg: ModelConfig, whole: bool) -> None:
 
 
 def upload(folder: Path, repository: str) -> str:
-    """Sends a folder to the Hub. Returns its address. Raises RuntimeError with the remedy."""
+    """Uploads a folder to the Hub and returns its URL. Raises RuntimeError with the remedy."""
     from huggingface_hub import HfApi
 
     api = HfApi()
     try:
         url = api.create_repo(repository, private=True, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Add the model")
-    except Exception as error:  # its own, and those of an HTTP library that is another from version to version
+    except Exception as error:  # the Hub client's, or those of its HTTP library, which depends on the version
         why = " ".join(str(error).split()) or type(error).__name__
         raise RuntimeError(
             f"--push {repository}: the Hub did not take it ({why}). The model is in {folder}. Log in by `hf auth login`, or "

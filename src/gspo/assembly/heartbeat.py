@@ -1,7 +1,7 @@
-"""Whether the leader still runs: it says so in the store through which the ranks have met, and the others listen.
+"""Heartbeat of the leader: it increments a counter in the rendezvous store, and the followers watch it.
 
-They wait for its next command as long as that takes, and a process that is stopped, or whose machine has gone, neither sends
-one nor closes its connection.
+Followers wait as long as it takes for the next command, and a leader that is stopped, or whose machine is gone, neither
+sends one nor closes its connection.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ import torch.distributed as dist
 from gspo.distributed.environment import LOST
 
 KEY = "heartbeat"
-OFTEN = 5.0  # seconds between two beats, at most
-BEATS = 10  # within the time limit, at least
+OFTEN = 5.0  # maximum seconds between two beats
+BEATS = 10  # minimum beats within the timeout
 
 
 @contextmanager
 def heartbeat(store: dist.Store, number: int, timeout: float, apart: bool = True) -> Iterator[None]:
-    """Meanwhile the leader beats, and each other rank ends itself where it hears no beat for `timeout` seconds. apart: the
-    store is in another process than the leader, so that a store that says nothing tells nothing of the leader.
+    """Runs the heartbeat during the context: the leader beats, a follower exits if it sees no beat for `timeout` seconds.
+
+    Args:
+        number: This rank.
+        timeout: In seconds.
+        apart: Whether the store runs outside the leader's process, so that a silent store says nothing about the leader.
     """
     pause, pulse = min(OFTEN, timeout / BEATS), Pulse(store)
     over = threading.Event()
@@ -42,21 +46,19 @@ def heartbeat(store: dist.Store, number: int, timeout: float, apart: bool = True
         yield
     finally:
         over.set()
-        for thread in threads:  # one that is in a call of torch's when Python ends may end it by SIGABRT
+        for thread in threads:  # a thread inside a torch call may abort Python's exit (SIGABRT)
             thread.join(pause)
 
 
 class Pulse:
-    """The count of beats in the store, by a connection of its own: one serves one call at a time, and some take long."""
+    """The beat counter in the store, over its own connection: one serves one call at a time, and some calls take long."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
         self._own: Any = None
 
     def add(self, amount: int) -> int | None:
-        """The number of beats, with so many more; None where the store could not be reached just now. The next call tries
-        anew.
-        """
+        """Adds `amount` and returns the count; None if the store is unreachable. The next call reconnects."""
         try:
             if self._own is None:
                 self._own = self._store.clone()
@@ -67,20 +69,20 @@ class Pulse:
 
 
 class Ear:
-    """What has been heard since `watch` last looked. beat: of the leader. answer: of the store."""
+    """What arrived since `watch` last looked: a `beat` of the leader, an `answer` of the store."""
 
     def __init__(self) -> None:
         self.beat, self.answer = threading.Event(), threading.Event()
 
 
 def beat(pulse: Pulse, pause: float, over: threading.Event) -> None:
-    """Says every `pause` seconds that this process runs, until it is over."""
+    """Increments the counter every `pause` seconds until `over` is set."""
     while not over.wait(pause):
         pulse.add(1)
 
 
 def listen(pulse: Pulse, pause: float, over: threading.Event, ear: Ear) -> None:
-    """Hears whether the leader has said so again."""
+    """Polls the counter every `pause` seconds and records answers and new beats in `ear`."""
     last: int | None = None
     while not over.wait(pause):
         now = pulse.add(0)
@@ -92,8 +94,10 @@ def listen(pulse: Pulse, pause: float, over: threading.Event, ear: Ear) -> None:
 
 
 def watch(number: int, timeout: float, pause: float, over: threading.Event, ear: Ear, apart: bool) -> None:
-    """Ends this process where nothing is heard. Pauses are counted, not seconds: where this process is stopped too, as by
-    Ctrl-Z, no time passes. Nor does it where a store apart is silent: who started the ranks is stopped, or gone.
+    """Exits this process after `timeout` seconds without a beat.
+
+    Counts pauses instead of seconds, so that no time passes while this process is stopped too (Ctrl-Z). A silent store
+    outside the leader's process does not count either: then the launcher is stopped or gone.
     """
     missed = 0
     while not over.wait(pause):

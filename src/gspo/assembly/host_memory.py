@@ -1,4 +1,4 @@
-"""Whole copies of the model that the embedded sampler keeps beside the policy, and whether they have room."""
+"""Whole copies of the model that the embedded sampler keeps beside the policy, and whether they fit in memory."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ REMEDY = 'set sampler.engine = "vllm", which keeps none in a rank'
 
 
 def copies(config: Config, ranks: int) -> int:
-    """Whole models that the leader holds to sample: one where its policy is in shards, and one with rounded weights."""
+    """Whole models that the leader holds for sampling: one if the policy is sharded, one if sampler.quantize is set."""
     if config.sampler.engine != "embedded":
         return 0
     return (ranks > 1) + (config.sampler.quantize != "none")
 
 
 def itemsize(config: Config) -> int:
-    """Bytes of a weight where it is trained, and in a copy."""
+    """Bytes per weight, in training and in a copy."""
     return FLOAT32 if config.model.dtype == "float32" else BFLOAT16
 
 
 def standing_bytes(config: Config) -> dict[str, int]:
-    """Bytes that each number of the model that a rank holds takes all the time, by what for."""
+    """Bytes per weight on a rank that stay allocated throughout the run, by purpose."""
     size = itemsize(config)
     moments = 0 if config.train.offload_optimizer else MOMENTS * size
     reference = size if config.algorithm.beta and not config.train.offload_reference else 0
@@ -39,19 +39,20 @@ def standing_bytes(config: Config) -> dict[str, int]:
 
 
 def check_copies(config: Config, ranks: int) -> None:
-    """Raises ValueError where what the leader of several ranks will hold cannot fit, before anything of it is loaded.
-    config: resolved.
+    """Raises ValueError, before anything is loaded, if the copies and the leader's shard cannot fit in memory.
+
+    `config` must be resolved.
     """
     if ranks == 1 or not copies(config, ranks):
         return
     device = pick_device(config.model.device)
     numbers = sum(p.numel() for p in without_weights(config.model).parameters())
     copied = copies(config, ranks) * numbers * itemsize(config)
-    shard = numbers * sum(standing_bytes(config).values()) * config.scale.replicas / ranks  # at least
+    shard = numbers * sum(standing_bytes(config).values()) * config.scale.replicas / ranks  # a lower bound
     if torch.cuda.is_available():
-        shard *= device.type == "cuda"  # else the copies alone are on the CPU
+        shard *= device.type == "cuda"  # else only the copies are on the CPU
     else:
-        shard *= local_world_size()  # which the ranks of this machine share
+        shard *= local_world_size()  # the ranks of a machine share its memory
     room = free(device)
     if copied + shard > room:
         raise ValueError(
@@ -61,12 +62,12 @@ def check_copies(config: Config, ranks: int) -> None:
 
 
 def words(count: int) -> str:
-    """So many copies."""
+    """`count` copies, in words."""
     return "a whole copy of the model" if count == 1 else f"{count} whole copies of the model"
 
 
 def free(device: torch.device) -> float:
-    """Bytes that are free on a GPU, or that programs may still take of the machine's; infinite where nobody tells."""
+    """Free bytes of a GPU, or bytes of host memory still available to programs; infinite if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

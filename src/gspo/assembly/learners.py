@@ -1,4 +1,4 @@
-"""Who learns: a policy, its optimizer, and what is minimised."""
+"""Builds the learner of a run: policy, optimizer and objective."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gspo.objective.algorithms import ALGORITHMS
 def learning(
     config: Config, model: HFModel, reference: HFPolicy | None, ranks: Ranks | None = None
 ) -> tuple[HFPolicy, PolicyLearner]:
-    """The policy of a run by rewards, and its learner. config: resolved."""
+    """The policy of a reinforcement learning run, and its learner. `config` must be resolved."""
     policy = policy_of(config, model)
     learner = learner_of(config, policy, reference)
     check_experts(config, model)
@@ -31,7 +31,7 @@ def learning(
 
 
 def share(learner: LocalLearner, config: Config, ranks: Ranks | None) -> None:
-    """Lets a learner learn together with others."""
+    """Makes the learner share its batches with the other ranks, and applies a micro-batch limit found earlier."""
     if ranks is not None:
         learner.micro_batches.ranks = ranks
         make_smaller(learner.micro_batches, config, ranks)
@@ -50,7 +50,7 @@ def supervised_learning(
 
 
 def policy_of(config: Config, model: HFModel) -> HFPolicy:
-    """The policy of a run by rewards, with a critic where its algorithm has one. config: resolved."""
+    """The policy of a reinforcement learning run, with a critic if the algorithm has one. `config` must be resolved."""
     algorithm, train = config.algorithm, config.train
     critic = Critic(model, algorithm.critic or "shared") if ALGORITHMS[algorithm.name].critic else None
     return HFPolicy(
@@ -64,7 +64,7 @@ def policy_of(config: Config, model: HFModel) -> HFPolicy:
 
 
 def learner_of(config: Config, policy: HFPolicy, reference: HFPolicy | None) -> PolicyLearner:
-    """The learner of a run by rewards. config: resolved."""
+    """The learner of a reinforcement learning run. `config` must be resolved."""
     algorithm = config.algorithm
     updates = config.train.steps * (algorithm.mini_batches or 1) * algorithm.epochs
     return PolicyLearner(
@@ -79,7 +79,7 @@ def learner_of(config: Config, policy: HFPolicy, reference: HFPolicy | None) -> 
 
 
 def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
-    """The optimizer of a run of so many updates."""
+    """The optimizer for a run of `updates` updates. Raises ValueError if the device has no 8-bit kernels for it."""
     if config.optimizer.name == "adamw_8bit" and policy.device.type not in ("cpu", "cuda"):
         raise ValueError(
             f'optimizer.name = "adamw_8bit": bitsandbytes has no such kernels for {policy.device.type}: set "adamw", or '
@@ -92,7 +92,7 @@ def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
 
 
 def norms_and_biases(model: nn.Module) -> set[str]:
-    """Names of what weight decay leaves out, whatever its shape: Cohere's norms have one vector a head."""
+    """Names of parameters without weight decay, whatever their shape: Cohere's norms have one vector per head."""
     names = set()
     for path, module in model.named_modules():
         norm = "Norm" in type(module).__name__ or "norm" in path.rpartition(".")[2].lower()

@@ -1,4 +1,4 @@
-"""The parts of a run, from its configuration: model and reference, prompts, how and by whom is sampled."""
+"""Model, reference and prompts of a run, from its configuration."""
 
 from __future__ import annotations
 
@@ -31,37 +31,41 @@ from gspo.types import Prompt
 
 
 def named(config: Config, last: Path | None) -> ModelConfig:
-    """The model to load: the configured one, or that of a checkpoint."""
+    """The model to load: the configured one, or the one in the checkpoint `last`."""
     if last is None:
         return config.model
     return dataclasses.replace(config.model, path=str(last / checkpoint.MODEL), tokenizer=None, revision=None)
 
 
 def check_here(config: Config, given: CallInputs, last: Path | None) -> None:
-    """Raises ValueError for a model's folder that cannot be, without reading or downloading anything."""
+    """Raises ValueError for an invalid model path, without reading or downloading anything."""
     if not given.holds_model:
         check_path(named(config, last))
 
 
 def outline_of(config: Config, given: CallInputs, last: Path | None) -> Outline:
-    """What the prompts need of the model, without its weights."""
+    """Tokenizer and config of the model, without weights: all that the prompts need."""
     if given.holds_model:
         return outline(given.model, given.tokenizer)
-    whole = last is not None and not config.lora.rank  # a checkpoint of adapters holds them alone
+    whole = last is not None and not config.lora.rank  # a checkpoint of adapters holds nothing else
     return read_outline(named(config, last if whole else None))
 
 
 def models_of(
     config: Config, given: CallInputs, last: Path | None, ranks: ProcessRanks | None = None
 ) -> tuple[HFModel, HFPolicy | None]:
-    """The model to train, given or by name, with the weights of a checkpoint; and the frozen reference of the KL term,
-    which is the model that training began with (None where beta is 0). ranks: who shares both of them with this process.
+    """The model to train, with the weights of the checkpoint `last`, and the frozen reference of the KL term.
+
+    The reference is the model that training began with; None if beta is 0.
+
+    Args:
+        ranks: The ranks among which both are sharded; None for a single process.
     """
     if ranks is not None:
         return sharded_models(config, last, ranks)
     begin: HFModel | None = None
     if given.holds_model or last is None or config.algorithm.beta > 0 or config.lora.rank:
-        packs = config.lora.rank and config.model.quantize != "none"  # so it gets to its device
+        packs = config.lora.rank and config.model.quantize != "none"  # packing then moves it to its device
         begin = loaded_model(config, given, "cpu" if packs else None)
     if config.lora.rank and begin is not None:
         return adapted_models(config, begin, last)
@@ -81,7 +85,7 @@ def models_of(
 
 
 def sharded_models(config: Config, last: Path | None, ranks: ProcessRanks) -> tuple[HFModel, HFPolicy | None]:
-    """`models_of` in shards."""
+    """`models_of`, sharded among the ranks."""
     try:
         from gspo.backends.hf.sharded import load_sharded
     except ImportError as error:
@@ -98,7 +102,7 @@ def sharded_models(config: Config, last: Path | None, ranks: ProcessRanks) -> tu
 
 
 def loaded_model(config: Config, given: CallInputs, device: str | None = None) -> HFModel:
-    """The model that is given, or the one that the configuration names, whole. device: where, but for model.device."""
+    """The whole (unsharded) model: the given one, or the one that `config` names. `device` overrides model.device."""
     cfg = config.model if device is None else dataclasses.replace(config.model, device=device)
     if given.holds_model:
         return wrap_model(given.model, given.tokenizer, cfg)
@@ -106,7 +110,7 @@ def loaded_model(config: Config, given: CallInputs, device: str | None = None) -
 
 
 def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[HFModel, HFPolicy | None]:
-    """`models_of` with adapters: the reference is the same model with its adapters switched off."""
+    """`models_of` with adapters: the reference is the same model with its adapters disabled."""
     model = adapted(begin, config.lora, config.train.seed)
     if last is not None:
         model.load(last / checkpoint.MODEL)
@@ -118,8 +122,8 @@ def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[H
 
 
 def room(config: Config, limit: int | None) -> int | None:
-    """Longest prompt in tokens beside the longest completion of any stage, in a context of `limit`, or that of vLLM where
-    sampler.engine_args has a smaller one. Raises ValueError where none fits.
+    """Tokens left for a prompt beside the longest completion of any stage, in a context of `limit` tokens or vLLM's smaller
+    max_model_len (sampler.engine_args). None without a limit. Raises ValueError if no prompt fits.
     """
     key, size = longest(config.rollout, config.stage)
     if (config.eval.max_completion_length or 0) > size:
@@ -140,8 +144,11 @@ def prompts_of(
     tables: tuple[Table, Table] | None = None,
     overlap: Overlap | None = None,
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Training and held-out prompts that fit the model. tables: their rows, where they were read before; overlap: what
-    benchmarks know.
+    """Training and held-out prompts that fit the model's context.
+
+    Args:
+        tables: Their rows, if already read.
+        overlap: The n-grams of benchmarks, for decontamination.
     """
     limit = room(config, outline.context_length)
     encoder = Encoder(outline.tokenizer, config.task, default_system(config))
@@ -158,7 +165,7 @@ def prompts_of(
 
 
 def evaluated_prompts(config: Config, given: CallInputs, outline: Outline) -> list[Prompt]:
-    """The prompts of an evaluation: all rows that are given, else those that the task holds out."""
+    """The prompts to evaluate: all given rows, or else those that the task holds out."""
     if given.rows is None:
         return prompts_of(config, given, outline)[1]
     nothing_held_out = dataclasses.replace(config.eval, every=0, num_prompts=0)
@@ -166,9 +173,7 @@ def evaluated_prompts(config: Config, given: CallInputs, outline: Outline) -> li
 
 
 def all_rows(config: Config) -> Config:
-    """The configuration without what it says of how many prompts there are, which are held out, and how its own sources are
-    read: rows that are given are evaluated all.
-    """
+    """`config` without row counts, held-out splits and options of its own source, so that every given row is evaluated."""
     task = dataclasses.replace(config.task, size=None, eval_source=None, eval_split=None, benchmarks=[])
     if task.source == GIVEN:
         task = dataclasses.replace(task, split=TaskConfig.split, config={})
@@ -178,7 +183,7 @@ def all_rows(config: Config) -> Config:
 
 
 def check_experts(config: Config, model: HFModel) -> None:
-    """Raises ValueError where there are no experts whose kernels could be chosen."""
+    """Raises ValueError if model.experts is set for a model without selectable expert kernels."""
     if config.model.experts != "auto" and not model.model._can_set_experts_implementation():
         raise ValueError(
             f"model.experts = {config.model.experts!r}: {type(model.model).__name__} has no experts whose kernels can be "
@@ -187,7 +192,7 @@ def check_experts(config: Config, model: HFModel) -> None:
 
 
 def check_routers(config: Config, model: HFModel) -> None:
-    """Raises ValueError where there is no routing to replay, or none that can be, or no load to balance."""
+    """Raises ValueError if the model has no routers to balance (aux_loss), or no routing that can be replayed."""
     if config.algorithm.aux_loss and not routers.routers(model.model):
         raise ValueError(
             f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {routers.missing(model.model)}, so there is no load to "

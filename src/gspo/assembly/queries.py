@@ -1,4 +1,4 @@
-"""The queries of a run: those of its task, of its stages, and those that a refresh asks for."""
+"""The prompts of a run: from its task, its stages and its refreshes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,12 @@ from gspo.types import Prompt
 
 @dataclass
 class OtherSources:
-    """Makes the pools of other sources than task.source. overlap: what benchmarks know. check: raises ValueError for prompts
-    that the rewards cannot score. tables: the rows of stages, by their numbers.
+    """Builds the prompt pools of all sources other than task.source.
+
+    Attributes:
+        overlap: The n-grams of benchmarks, for decontamination.
+        check: Raises ValueError for prompts that the rewards cannot score.
+        tables: The rows of stages, by stage number.
     """
 
     config: Config
@@ -38,17 +42,17 @@ class OtherSources:
     tables: Mapping[int, Table] = field(default_factory=dict)
 
     def of_stage(self, number: int) -> Pool:
-        """The pool of a stage with a source of its own. Raises ValueError."""
+        """The pool of a stage with its own source. Raises ValueError for rows that cannot be used."""
         stage = self.config.stage[number]
         return self._pool(stage_name(stage.at), self.tables[number], stage.source or "")
 
     def of_rows(self, name: str, rows: list[dict[str, Any]]) -> Pool:
-        """The pool of rows that refresh.source gave."""
+        """The pool of rows that refresh.source returned."""
         source = self.config.refresh.source or ""
         return dataclasses.replace(self._pool(name, table(rows, source), source), rows=rows)
 
     def made(self, name: str, step: int) -> Pool:
-        """The pool that refresh.source gives after `step` steps. Raises RefreshFailed."""
+        """Calls refresh.source after `step` steps and makes a pool of its rows. Raises RefreshFailed."""
         source = self.config.refresh.source or ""
         where = f"refresh.source = {source!r}"
         function = refresh_function(source, step)
@@ -72,8 +76,9 @@ class OtherSources:
 
 
 def curriculum(config: Config, prompts: Sequence[Prompt], others: OtherSources) -> Curriculum:
-    """Which prompts a run takes. prompts: of task.source. Raises ValueError, before anything is sampled, for a source of a
-    stage or a refresh that gives none.
+    """The prompts of a run, step after step; `prompts` are those of task.source.
+
+    Raises ValueError, before anything is sampled, if a stage or a refresh has a source without usable prompts.
     """
     pools = [Pool(TASK, prompts, config.task.seed)]
     for number, stage in enumerate(config.stage):
@@ -86,7 +91,7 @@ def curriculum(config: Config, prompts: Sequence[Prompt], others: OtherSources) 
             raise ValueError(f"refresh.keep = {keep}: {pool.name} has only {len(pool.queries)} queries: lower it")
     if refresh.every and refresh.source is not None:
         try:
-            others.made("trial", refresh.every)  # what is wrong with it shows before anything is sampled
+            others.made("trial", refresh.every)  # trial call: errors surface before sampling
         except RefreshFailed as error:
             raise ValueError(str(error)) from error
     make = others.made if refresh.source is not None else None

@@ -1,4 +1,4 @@
-"""The ranks of a run: how this process finds the others, and what those do that do not lead."""
+"""The ranks of a run: how this process joins the process group, and what the followers (ranks other than 0) do."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from gspo.distributed.ranks import ProcessRanks, RankLost, noticed
 from gspo.learner import leader_follower
 from gspo.learner.memory import OutOfMemory
 
-LOADING = timedelta(hours=2)  # ranks read weights at very different speeds
+LOADING = timedelta(hours=2)  # timeout while loading: ranks read weights at very different speeds
 FAREWELL = 10.0  # seconds
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # whoever started the ranks keeps the store
-MEETING = 0.05  # seconds between two looks at who is there
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": the launcher hosts the store
+MEETING = 0.05  # seconds between two polls for missing ranks
 
 
 @contextmanager
 def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
-    """The ranks, once all are there."""
+    """Joins the process group. Yields the ranks once all have arrived."""
     number, size = rank_and_world_size()
     if PARENT in os.environ:
         threading.Thread(target=end_with, args=(int(os.environ[PARENT]), number), daemon=True).start()
@@ -45,7 +45,8 @@ def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store, *_ = next(iter(dist.rendezvous("env://", timeout=LOADING)))
-    store = dist.PrefixStore(life(store, number, size), store)  # torchrun keeps the store, and addresses in it are stale
+    # torchrun's store outlives a restart: under a new prefix, stale addresses in it are not found.
+    store = dist.PrefixStore(life(store, number, size), store)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=LOADING,
         device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
@@ -57,10 +58,10 @@ def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
 
 
 def life(store: dist.Store, number: int, size: int) -> str:
-    """A name for this life of the run, which the leader gives it, once all ranks of it are there. None of torchrun's numbers
-    will do: each of its agents counts only the restarts that are due to its own ranks.
+    """Handshake of the ranks. Once all are there, returns a unique name of this start of the run, chosen by the leader.
 
-    A rank says that it is here under a name of its own, so that what ranks of an earlier life have said is of no account.
+    torchrun's restart counters cannot serve as names: each agent counts only the restarts caused by its own ranks. Each rank
+    announces itself with a random token, so that entries left in the store by an earlier start are ignored.
     """
     own = secrets.token_hex(8)
     if number:
@@ -81,9 +82,9 @@ def life(store: dist.Store, number: int, size: int) -> str:
 
 @contextmanager
 def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
-    """The ranks, for the one that leads; None for a process alone. The others end when the leader does, however it ends.
+    """Yields the ranks in the leader's process; None in a single-process run.
 
-    Raises ValueError in a process that cannot lead so many.
+    Followers end with the leader, however it ends. Raises ValueError in a process that cannot lead so many ranks.
     """
     number, size = rank_and_world_size()
     if scale.launcher == "ray" and PARENT not in os.environ:
@@ -100,7 +101,7 @@ def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
         try:
             with noticed():
                 yield ranks
-        except (RankLost, OutOfMemory):  # the others are in the middle of a pass
+        except (RankLost, OutOfMemory):  # the followers are in the middle of a pass
             raise
         except BaseException:
             goodbye = threading.Thread(target=farewell, args=(ranks,), daemon=True)
@@ -111,13 +112,13 @@ def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
 
 
 def farewell(ranks: ProcessRanks) -> None:
-    """Ends the followers. Who is in the middle of a pass does not hear it, and notices when this process is gone."""
+    """Ends the followers. One in the middle of a pass does not receive this; it notices when this process is gone."""
     with suppress(Exception):
         ranks.told(leader_follower.OVER)
 
 
 def end_with(parent: int, number: int) -> None:
-    """Ends the run where the process that started it is gone: the leader is asked to save, the others follow it."""
+    """Ends the run once the process that started it is gone: SIGTERM makes the leader save, the followers end with it."""
     while os.getppid() == parent:
         time.sleep(1.0)
     if not dist.is_initialized():
@@ -129,13 +130,13 @@ def end_with(parent: int, number: int) -> None:
 
 
 def begin(ranks: ProcessRanks | None, kind: str, config: Config, last: Path | None) -> None:
-    """Tells the followers what is learned, and from which checkpoint: they load their shards now, as the leader does."""
+    """Broadcasts what to train and from which checkpoint: the followers load their shards while the leader does."""
     if ranks is not None:
         ranks.told((kind, config, last))
 
 
 def follow(scale: ScaleConfig) -> None:
-    """All that a rank does that does not lead. Ctrl-C and SIGTERM are the leader's: it ends the others when it has saved."""
+    """The main loop of a follower. It ignores Ctrl-C and SIGTERM: the leader handles them and ends it after saving."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with noticed(), connected(scale) as ranks:

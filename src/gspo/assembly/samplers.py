@@ -1,4 +1,4 @@
-"""How is sampled, in training and in evaluation, and by whom."""
+"""The samplers of a run and their settings, for training and evaluation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVAL_SEED = 1 << 40  # far from every training seed
 
 
 def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
-    """How completions are sampled in training and in evaluation. Raises ValueError for a stop string that no text has."""
+    """Sampling settings for training and for evaluation. Raises ValueError for a stop string that can never occur."""
     rollout, evaluation = config.rollout, config.eval
     stops_by_kind(model.tokenizer, rollout.stop)  # before anything is sampled
     train = Sampling(
@@ -52,9 +52,15 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
 def samplers_of(
     config: Config, policy: HFPolicy, weights: Weights, keep: Path | None = None, hosts: Sequence[EngineHost] = ()
 ) -> Iterator[tuple[Sampler, Sampler]]:
-    """Who samples in training, and in evaluation: the policy itself, or a copy where that is in shards; a copy with rounded
-    weights, and the policy; vLLM. weights: the policy's of now. keep: the run folder, for the engine's output. hosts: where
-    vLLM starts, if not on this machine.
+    """Yields the samplers for training and for evaluation.
+
+    With vLLM, the engine is both. The embedded sampler runs the policy itself, or a whole copy of a sharded policy; with
+    sampler.quantize, training samples from a copy with rounded weights instead.
+
+    Args:
+        weights: The current weights of the policy.
+        keep: The run folder, which gets vLLM's output.
+        hosts: Machines on which vLLM starts; empty for this one.
     """
     if config.sampler.engine == "vllm":
         from gspo.backends.vllm.open import opened
@@ -79,22 +85,20 @@ def samplers_of(
 
 @contextmanager
 def evaluator_of(config: Config, policy: HFPolicy) -> Iterator[Sampler]:
-    """Who samples where nothing is trained: the policy with its own weights, however sampler.quantize has rounded those of
-    the training.
-    """
+    """Yields the sampler for evaluation without training: the policy's exact weights, whatever sampler.quantize says."""
     exact = dataclasses.replace(config, sampler=dataclasses.replace(config.sampler, quantize="none"))
     with samplers_of(exact, policy, PolicyWeights(policy, 0)) as (_, sampler):
         yield sampler
 
 
 def whole_model(config: Config) -> HFModel:
-    """A model like the policy's for the embedded sampler of a policy in shards, whose weights it is given."""
+    """A whole model for the embedded sampler of a sharded policy, which loads the policy's weights into it."""
     return read_model(config.model)
 
 
 @contextmanager
 def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sampler]:
-    """The sampler, or one of whole episodes where the task is played in an environment."""
+    """Yields the sampler, or one of whole episodes if the task is played in an environment."""
     task = config.task
     if not played(task):
         yield sampler
@@ -120,7 +124,7 @@ def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sample
 
 @contextmanager
 def speaker_of(config: Config, sampler: Sampler) -> Iterator[StreamingCompleter]:
-    """Whoever samples one completion at a time: vLLM does; for the embedded sampler those that come together are a batch."""
+    """Yields a sampler of single completions: vLLM, or the embedded sampler behind a queue that batches requests."""
     if config.sampler.engine == "vllm":
         yield cast(StreamingSampler, sampler)
         return

@@ -1,4 +1,4 @@
-"""Whoever scores the completions of a run, from its configuration."""
+"""The scorer of a run, from its configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gspo.rollout.external import AlreadyScored
 
 @contextmanager
 def scorer_of(config: Config, given: CallInputs) -> Iterator[Any]:
-    """Whoever scores: the rewards, or nobody, where an environment does."""
+    """Yields the scorer: the rewards, or a no-op if an environment scores the completions itself."""
     if played(config.task):
         _check_played(config.task, given)
         yield AlreadyScored()
@@ -35,7 +35,7 @@ def scorer_of(config: Config, given: CallInputs) -> Iterator[Any]:
 
 
 def _check_played(task: TaskConfig, given: CallInputs) -> None:
-    """What is wrong with an environment shows before a model is loaded. Raises ValueError."""
+    """Raises ValueError for an invalid environment, before a model is loaded."""
     if given.functions:
         raise ValueError("reward: has no effect, the environment gives the reward itself; leave it out")
     if task.environment is not None:

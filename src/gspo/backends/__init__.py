@@ -1,1 +1,1 @@
-"""What samples and what learns, on engines that exist. Only build imports them, and the demo, which makes its own model."""
+"""Samplers and policies on concrete engines. Imported only by build, and by the demo, which builds its own model."""

@@ -1,1 +1,1 @@
-"""The command line: a module for each command. Nothing heavy is imported until a command runs."""
+"""The command line: one module per command. Heavy imports wait until a command runs."""

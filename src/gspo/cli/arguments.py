@@ -1,4 +1,4 @@
-"""What the commands share: their type, the types of their options, and the fields of a configuration among the words."""
+"""What the commands share: the type of a command, types of options, and configuration fields on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIELDS = "Set any configuration field with --section.key VALUE. `gspo config` li
 
 
 def no_hint(arguments: argparse.Namespace, fields: Mapping[str, str]) -> str:
-    """Nothing: an interrupted command of this kind is simply run again."""
+    """No hint: an interrupted command of this kind is simply run again."""
     return ""
 
 
@@ -23,13 +23,13 @@ def no_hint(arguments: argparse.Namespace, fields: Mapping[str, str]) -> str:
 class Command:
     """A command of `gspo`.
 
-    Args:
-        name: As it is typed.
+    Attributes:
+        name: Name on the command line.
         help: One line for `gspo --help`.
         add_arguments: Adds its options to its parser.
-        run: Runs it, from the parsed arguments and the fields of a configuration, and returns the exit status.
-        takes_fields: Whether `--section.key VALUE` means something to it.
-        resume_hint: How to go on after an interruption, in words that follow "interrupted".
+        run: Runs it, given the parsed arguments and the configuration fields. Returns the exit status.
+        takes_fields: Whether it accepts `--section.key VALUE`.
+        resume_hint: How to continue after an interruption, as text that follows "interrupted".
     """
 
     name: str
@@ -41,10 +41,10 @@ class Command:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are ValueErrors, as all bad input is."""
+    """A parser that reports errors as ValueError, like all bad input."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises ValueError that names the help to read."""
+        """Raises ValueError with a pointer to `--help`."""
         raise ValueError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
 
 
@@ -57,20 +57,20 @@ def add_counts(parser: argparse.ArgumentParser, counts: Iterable[tuple[str, str,
     """Adds options that take a count.
 
     Args:
-        parser: The command's.
-        counts: For each option its name, its help and its default.
+        parser: Parser of the command.
+        counts: Name, help and default of each option.
     """
     for name, text, default in counts:
         parser.add_argument(f"--{name}", type=natural, metavar="N", help=text, default=default)
 
 
 def path(word: str) -> Path:
-    """A path. Shells leave the ~ of `--dir=~/runs` to programs."""
+    """A path, with ~ expanded: shells leave the ~ of `--dir=~/runs` to programs."""
     return Path(path_or_name(word))
 
 
 def path_or_name(word: str) -> str:
-    """A word that may be a path. Raises ArgumentTypeError, which argparse shows."""
+    """A path with ~ expanded, or a name. Raises ArgumentTypeError, which argparse shows."""
     try:
         return from_home("path", word)
     except ValueError as error:
@@ -99,7 +99,7 @@ def seed(text: str) -> int:
     """A seed. Raises ArgumentTypeError, which argparse shows."""
     try:
         number = int(text)
-    except ValueError:  # also for more digits than Python reads
+    except ValueError:  # also for more digits than Python parses
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be a whole number from 0 to {SEEDS}") from None
     if not 0 <= number <= SEEDS:
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be a whole number from 0 to {SEEDS}")
@@ -107,7 +107,7 @@ def seed(text: str) -> int:
 
 
 def take_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Separates `--section.key VALUE` and `--section.key=VALUE` from the other words of a command line."""
+    """Separates the fields `--section.key VALUE` and `--section.key=VALUE` from the other words of a command line."""
     plain_words: list[str] = []
     fields: dict[str, str] = {}
     words = iter(argv)

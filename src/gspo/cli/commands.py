@@ -1,4 +1,4 @@
-"""All commands, and the parser that they make."""
+"""All commands, and the parser for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REMOVED = {"probe": f"gspo probe was removed: {NO_PROBE}", "--from-probe": f"--f
 
 
 def parser() -> Parser:
-    """The commands and their options."""
+    """The parser with all commands and their options."""
     top = Parser(
         prog="gspo",
         description="Train language models with Group Sequence Policy Optimization (GSPO).",
@@ -31,7 +31,7 @@ def parser() -> Parser:
     for command in COMMANDS:
         subparser = subparsers.add_parser(
             command.name,
-            help=command.help.replace("%", "%%"),  # argparse formats this one only
+            help=command.help.replace("%", "%%"),  # argparse %-formats only this one
             description=command.help,
             epilog=FIELDS if command.takes_fields else None,
             allow_abbrev=False,
@@ -42,7 +42,7 @@ def parser() -> Parser:
 
 
 def parse(words: list[str], fields: dict[str, str]) -> tuple[Command, argparse.Namespace]:
-    """The command and its arguments. Raises ValueError for words that it does not know, with what was probably meant."""
+    """The command and its arguments. Raises ValueError for unknown words, with the nearest known one."""
     if words and words[0] in REMOVED:
         raise ValueError(REMOVED[words[0]])
     arguments, unknown = parser().parse_known_args(words)
@@ -55,7 +55,7 @@ def parse(words: list[str], fields: dict[str, str]) -> tuple[Command, argparse.N
 
 
 def refuse(word: str, command: str) -> NoReturn:
-    """Raises ValueError for a word that the command does not know, with the field that was probably meant."""
+    """Raises ValueError for a word that the command does not know, with the nearest field."""
     name, option = word.partition("=")[0], word.startswith("-")
     if name in REMOVED:
         raise ValueError(REMOVED[name])
@@ -70,6 +70,6 @@ def refuse(word: str, command: str) -> NoReturn:
 
 
 def owners_of(option: str) -> list[str]:
-    """The commands that have an option."""
+    """The commands that have this option."""
     commands = next(action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
     return [name for name, command in commands.items() if option in command._option_string_actions]

@@ -1,4 +1,4 @@
-"""`gspo compare`: algorithms on equal terms."""
+"""`gspo compare`: compares algorithms on equal terms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gspo.cli.arguments import Command, path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The study file, and which of its cells run."""
+    """Adds the study file, its folder, and the choice of cells."""
     parser.add_argument("study", metavar="STUDY.toml", help="study file")
     parser.add_argument("--dir", type=path, help="folder of the study (default: runs/NAME)")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="cells to run, as setting/variant/seedN with * and ?")
@@ -16,14 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Runs the cells that are not finished, and writes the page."""
+    """Runs the unfinished cells and writes the page."""
     from gspo.compare.compare import compare
 
     return compare(arguments.study, arguments.dir, arguments.only, arguments.dry_run, fields)
 
 
 def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
-    """Finished cells are kept."""
+    """How to continue: finished cells are kept."""
     return "; the same command goes on with what is left"
 
 

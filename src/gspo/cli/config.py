@@ -1,4 +1,4 @@
-"""`gspo config`: all settings of a run, with the meaning and unit of each."""
+"""`gspo config`: prints all settings of a run, with the meaning and unit of each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gspo.config.files import load, to_toml
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The configuration file, which may be left out."""
+    """Adds the configuration file, which is optional."""
     parser.add_argument("config", metavar="CONFIG.toml", nargs="?", help="configuration file")
 
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Prints the settings, once they are known to fit together."""
+    """Checks that the settings fit together, and prints them."""
     from gspo.config.algorithm import resolve
     from gspo.config.checks import check_queries
     from gspo.data.splits import check_sources

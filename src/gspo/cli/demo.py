@@ -1,4 +1,4 @@
-"""`gspo demo`: a tiny mixture of experts, trained from nothing."""
+"""`gspo demo`: trains a tiny mixture of experts from scratch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gspo.launch.processes import importing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which demo, and where."""
+    """Adds the choice of the demo, its folder and its seed."""
     parser.add_argument("--agent", action="store_true", help="run the demo of agents: conversations with a tool")
     parser.add_argument("--dir", type=path, help="run folder (default: runs/demo, runs/demo-agent)")
     parser.add_argument("--seed", type=seed, default=0, help="seed of the whole demo (default: %(default)s)")
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
 
 def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
-    """Whether there is something to resume."""
+    """How to continue: with --resume if there is something to resume."""
     folder = folder_of(arguments)
     begun = folder.with_name(f"{folder.name}-cold-start").exists()
     return f"; start it again {'with' if begun else 'without'} --resume"

@@ -1,4 +1,4 @@
-"""`gspo eval`: accuracy on held-out prompts of a task, or on a benchmark."""
+"""`gspo eval`: measures accuracy on held-out prompts of a task, or on a benchmark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OF_SOURCE = ("data", "name", "split", "release", "window")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of held-out prompts, and a group of those of a benchmark."""
+    """Adds the options for held-out prompts, and a group of options for benchmarks."""
     parser.add_argument(
         "config",
         metavar="CONFIG.toml|MODEL",
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Evaluates, and prints the scores."""
+    """Evaluates and prints the scores."""
     if on_a_benchmark(arguments):
         with importing():
             from gspo.eval.run import evaluate
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
 
 def on_a_benchmark(arguments: argparse.Namespace) -> bool:
-    """Whether `gspo eval` is about a benchmark. Raises ValueError for words that have no effect."""
+    """Whether to evaluate on a benchmark. Raises ValueError for options that have no effect."""
     if arguments.benchmark is not None and arguments.out is not None:
         raise ValueError("--out: has no effect beside --benchmark, which keeps its replies in --dir; leave it out")
     for option in (option for table in (WORDS[1:], PATHS, FLAGS) for option, *_ in table):
@@ -101,14 +101,14 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 
 def check_typed(keys: Iterable[str]) -> None:
-    """Raises ValueError for a field of the command line that only `gspo train` reads."""
+    """Raises ValueError for a field on the command line that only `gspo train` reads."""
     for key in keys:
         if key in OF_TRAINING:
             raise ValueError(f"--{key}: has no effect on `gspo eval`, which trains nothing: leave it out")
 
 
 def held_out(config: Config, out: Path | None) -> int:
-    """Prints the metrics on held-out prompts, and writes the completions to `out`."""
+    """Evaluates on held-out prompts, prints the metrics, and writes the completions to `out`. Returns the exit status."""
     with importing():
         from gspo import api
         from gspo.rollout.failures import cause, eval_errors
@@ -140,7 +140,7 @@ def held_out(config: Config, out: Path | None) -> int:
 
 
 def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
-    """An evaluation on a benchmark keeps its replies."""
+    """How to continue: an evaluation on a benchmark keeps its replies."""
     return "; the same command goes on with what is left" if arguments.benchmark is not None else ""
 
 

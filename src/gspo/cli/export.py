@@ -1,4 +1,4 @@
-"""`gspo export`: the trained model as a folder that other programs read."""
+"""`gspo export`: writes the trained model as a folder that other programs can load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gspo.cli.arguments import Command, path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run, and where its model goes."""
+    """Adds the run and the destination of its model."""
     parser.add_argument("run", type=path, metavar="RUN", help="run folder, checkpoint or model folder")
     parser.add_argument("--out", type=path, metavar="DIR", help="where to (default: RUN/export)")
     parser.add_argument("--merge", action="store_true", help="merge an adapter into its base model")
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Writes the model, and prints where it is."""
+    """Exports the model and prints its path."""
     from gspo.assembly.export import export
 
     print(f"model   {export(arguments.run, arguments.out, arguments.merge, arguments.push)}")

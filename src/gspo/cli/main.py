@@ -1,4 +1,4 @@
-"""The entry point: runs one command, and says in one line what went wrong."""
+"""The entry point: runs one command, and reports an error in one line."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ OUT_OF_MEMORY = (
     "lower train.micro_batch_tokens or sampler.batch_size, or set train.gradient_checkpointing = true; then continue from "
     "the last checkpoint with `--resume`"
 )
-OF_RANKS = {"RankLost": LOST, "OutOfMemory": SHORT}  # errors by name, since they are in modules that import torch
+OF_RANKS = {"RankLost": LOST, "OutOfMemory": SHORT}  # by name, since their modules import torch
 
 
 @contextmanager
 def short_warnings() -> Iterator[None]:
-    """Prints gspo's own warnings in one line, without the place in the source. A run's log takes over what comes later."""
+    """Prints gspo's own warnings in one line, without the source location. Once a run has a log, the log takes over."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -44,8 +44,8 @@ def short_warnings() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that it ends what it has started, and clears up. SIGHUP stays
-    ignored where it is (nohup).
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that it ends its subprocesses and cleans up. An ignored SIGHUP
+    (nohup) stays ignored.
     """
     heard: list[int] = []
 
@@ -71,7 +71,7 @@ def interruptible() -> Iterator[None]:
 def main(argv: list[str] | None = None) -> int:
     """Runs one command. Returns the exit status: 0, 1 for a failed or collapsed run, 2 for bad input, 130 when interrupted.
 
-    Where nobody reads the output any more (`| head`), it ends without a word.
+    Ends silently if stdout has no reader any more (`| head`).
     """
     try:
         return run(sys.argv[1:] if argv is None else argv)
@@ -80,8 +80,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def stdout_closed() -> bool:
-    """Whether nobody reads the output any more. Then the rest of it is dropped, also when Python exits."""
-    if sys.stdout is None:  # it was closed before Python began
+    """Whether stdout has no reader any more. If so, the rest of the output is dropped, also when Python exits."""
+    if sys.stdout is None:  # closed before Python started
         return True
     try:
         sys.stdout.flush()
@@ -90,7 +90,7 @@ def stdout_closed() -> bool:
         if not poll.poll(0):
             return False
     except UnsupportedOperation:
-        return False  # it is no file
+        return False  # not a file
     except OSError:
         pass
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -107,27 +107,27 @@ def run(argv: list[str]) -> int:
         try:
             with short_warnings(), interruptible():
                 status = command.run(arguments, fields)
-        except SystemExit as error:  # code that a run calls must not pass for its end
+        except SystemExit as error:  # user code that exits must not look like a normal end
             raise RuntimeError(f"a call of sys.exit({error.code!r}) that is none of gspo's ended the run") from error
         except KeyboardInterrupt:
             hint = command.resume_hint(arguments, fields)
             raise
-        print(end="", flush=True)  # also where there is no stdout at all
+        print(end="", flush=True)  # also works without a stdout
         return status
     except KeyboardInterrupt:
         print(visible(f"gspo: interrupted{hint}"), file=sys.stderr)
         return 130
     except (ValueError, RuntimeError, OSError) as error:
         if isinstance(error, BrokenPipeError) and stdout_closed():
-            return 0  # whoever read the output had enough of it
+            return 0  # the reader has closed the pipe
         if debug:
             raise
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch for it
+        if type(error).__name__ == "OutOfMemoryError":  # torch's; by name, to avoid its import
             error = RuntimeError(f"the GPU is out of memory: {OUT_OF_MEMORY}")
         print(f"gspo: error: {visible(without_logins(str(error)))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except Exception as error:
-        if type(error).__name__ not in OF_RANKS:  # any other error is a defect of gspo's own
+        if type(error).__name__ not in OF_RANKS:  # any other error is a bug in gspo
             raise
         print(f"gspo: {visible(without_logins(str(error)))}", file=sys.stderr)
         return OF_RANKS[type(error).__name__]

@@ -1,4 +1,4 @@
-"""`gspo plan`: what a run would need, before it starts."""
+"""`gspo plan`: predicts what a run needs, before it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNTS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The configuration, a rank's memory, and lengths."""
+    """Adds the configuration, the memory of a rank, and the lengths of prompts and completions."""
     add_config(parser)
     parser.add_argument(
         "--memory",
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Prints what the run would need. Returns 1 where it does not fit the memory."""
+    """Prints what the run would need. Returns 1 if that exceeds the memory."""
     config = load(arguments.config, fields)
     with importing():
         from gspo.plan.plan import Lengths, render

@@ -1,4 +1,4 @@
-"""`gspo report`: the page of a run, or of several."""
+"""`gspo report`: writes the page of one or more runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gspo.safe import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run folders."""
+    """Adds the run folders."""
     parser.add_argument(
         "runs", nargs="+", type=path, metavar="RUN_DIR", help="run folders; the page is written into the first"
     )
 
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Writes the page, and prints where it is."""
+    """Writes the page and prints its path."""
     from gspo.report.page import write_report
 
     print(visible(write_report(arguments.runs)))

@@ -1,4 +1,4 @@
-"""`gspo serve`: a model at an OpenAI-compatible endpoint, which trains on what agents return."""
+"""`gspo serve`: serves a model at an OpenAI-compatible endpoint, and trains it on what agents return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gspo.launch.processes import importing
 
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Serves until Ctrl-C, which saves what was trained, or until the guard ends the run."""
+    """Serves until Ctrl-C, which saves the trained model, or until the guard ends the run."""
     config = load(arguments.config, fields)
     check_command(config, "serve")
     status = take_part(config, arguments)
@@ -25,12 +25,12 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         from gspo.serving.start import serve
     served = serve(config=config, resume=arguments.resume, allow=arguments.allow)
     with served as model, stop_signals(lambda text: None) as stop:
-        # For the shell that the agent runs in; the key is of this run alone.
+        # For the agent's shell. The key is valid for this run only.
         print(f"export OPENAI_BASE_URL={model.base_url}\nexport OPENAI_API_KEY={model.api_key}", flush=True)
         print(f"model {model.name!r}; Ctrl-C ends and saves", file=sys.stderr, flush=True)
         while not (stop.asked or model.lost or model.collapsed):
             time.sleep(0.1)
-        if model.lost is not None:  # a rank was lost: the launcher starts all of them again
+        if model.lost is not None:  # a rank was lost: the launcher restarts all ranks
             raise model.lost
     print(f"stopped {model.folder}" if model.collapsed else f"model   {model.folder / 'model'}")
     return int(model.collapsed)

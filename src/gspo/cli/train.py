@@ -1,4 +1,4 @@
-"""`gspo train` and `gspo sft`: a run, from its first step or its last checkpoint."""
+"""`gspo train` and `gspo sft`: train from the first step, or resume from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gspo.safe import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of every command that trains."""
+    """Adds the arguments that all training commands share."""
     add_config(parser)
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
     parser.add_argument(
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Trains. Returns 0 where the run finished, 1 where it collapsed, 130 where it was stopped."""
+    """Trains. Returns 0 if the run finished, 1 if it collapsed, 130 if it was stopped."""
     config = load(arguments.config, fields)
     check_command(config, arguments.command, arguments.resume)
     status = take_part(config, arguments)
@@ -45,7 +45,9 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
 
 def take_part(config: Config, arguments: argparse.Namespace) -> int | None:
-    """Starts the ranks or follows as one, and returns the exit status. None: this process leads, and goes on."""
+    """Starts the ranks, or runs as a follower rank, and returns the exit status. Returns None in the leading process, which
+    continues.
+    """
     from gspo.launch import launch
 
     def follow(config: Config) -> None:
@@ -60,10 +62,10 @@ def take_part(config: Config, arguments: argparse.Namespace) -> int | None:
 
 
 def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
-    """What `--resume` would do."""
+    """How to continue: what `--resume` would do."""
     try:
         folder = Path(load(arguments.config, fields).log.dir)
-    except ValueError:  # it was changed in the meantime
+    except ValueError:  # the file changed in the meantime
         return ""
     if not (folder / "config.toml").exists():
         return " before anything was begun: start it again without --resume"

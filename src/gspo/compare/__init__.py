@@ -1,1 +1,1 @@
-"""`gspo compare`: runs of several settings, side by side, with statistics."""
+"""`gspo compare`: runs several configurations and compares them, with statistics."""

@@ -1,7 +1,7 @@
-"""From the runs of a study to numbers: one row a cell, means, paired differences, intervals, and what they allow to say.
+"""Statistics of a study: one row per cell, means, paired differences, intervals, and the conclusions that they allow.
 
-With few seeds a bootstrap over seeds gives intervals that are too narrow: of 5 values it knows nothing but the 5. So the
-interval that a verdict rests on is Student's t of the paired differences; the bootstrap's stands beside it.
+With few seeds, a bootstrap over seeds gives intervals that are too narrow: it only resamples the few observed values. So
+verdicts rest on Student's t interval of the paired differences; the bootstrap interval is shown beside it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gspo.rollout.statistics import student
 from gspo.training.reward_fall import RewardFall, other_queries
 
 RESAMPLES = 10_000
-EQUAL = 1e-9  # of the largest value: by how much rounding may tell equal ones apart
+EQUAL = 1e-9  # relative to the largest value: smaller differences are rounding
 GUARD = GuardConfig()
 MEANS = {
     "clipped": "clip_ratio/tokens",
@@ -33,7 +33,7 @@ MEANS = {
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over n values, and its 95 % interval: nan for n = 1, and for differences other than 0 that are all equal."""
+    """A mean over n values and its 95 % interval: NaN for n = 1, and for nonzero differences that are all equal."""
 
     mean: float
     low: float
@@ -42,15 +42,23 @@ class Interval:
 
     @property
     def resolved(self) -> bool:
-        """Whether it leaves 0 out."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD) -> dict[str, Any]:
-    """A cell's numbers. reward: mean of the `last` steps. best: the highest mean of as many steps. fall: how far the reward
-    ends below it. mean: of all steps, the area under the curve. metric: its value at the last step, nan where it has none
-    there. collapsed: by the test of `guard`. unscored: share of the completions sampled that got no reward; eval_unscored:
-    held-out ones of the last step.
+    """Returns the numbers of a cell.
+
+    Args:
+        metric: A metric that counts beside the reward; "" for none.
+        last: Number of final steps over which the reward is averaged.
+        guard: Settings of the collapse test.
+
+    Returns:
+        A row that contains, among others, `reward`: mean of the `last` steps; `best`: highest mean of as many steps; `fall`:
+        `best` minus `reward`; `mean`: mean of all steps, the area under the curve; `metric`: its value at the last step, NaN
+        if it has none there; `collapsed`: by the test of `guard`; `unscored`: share of the sampled completions without a
+        reward; `eval_unscored`: number of held-out completions without a reward in the last step.
     """
     _, rewards = run.series("reward")
     width = min(last, len(rewards))
@@ -78,8 +86,8 @@ def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD)
 
 
 def collapsed(run: RunMetrics, guard: GuardConfig = GUARD) -> bool:
-    """Whether the reward ends below the share guard.collapse of its best and noise does not explain it, by the guard's test:
-    the best since the queries were last changed.
+    """Whether the final reward is below the share `guard.collapse` of its best and noise does not explain it, by the guard's
+    test. The best is taken since the last change of the queries.
     """
     test, fall, stage = RewardFall(guard.window), None, 0.0
     for line in run.lines:
@@ -91,14 +99,14 @@ def collapsed(run: RunMetrics, guard: GuardConfig = GUARD) -> bool:
 
 
 def unscored(run: RunMetrics) -> float:
-    """The share of the completions sampled that got no reward, which no reward of a step counts."""
+    """The share of the sampled completions without a reward, which the mean reward of a step does not count."""
     _, (failed, tokens, length) = run.rows(("rollouts/failed", "tokens", "completions/mean_length"))
     count = float((tokens / length).sum()) if len(length) and (length > 0).all() else math.nan
     return float(failed.sum()) / count if count else math.nan
 
 
 def interval(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Interval:
-    """Mean and Student's t interval, within the bounds that the values have by their nature."""
+    """Mean and Student's t interval, clipped to the natural bounds of the values."""
     x = np.asarray([v for v in values if is_number(v)], float)
     if len(x) < 2:
         return Interval(float(x.mean()) if len(x) else math.nan, math.nan, math.nan, len(x))
@@ -108,21 +116,21 @@ def interval(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, 
 
 
 def of_differences(values: Sequence[float], bounds: tuple[float, float]) -> Interval:
-    """The same for paired differences. Where they are all equal, as those of a few held-out prompts may be, no noise is
-    seen, which is not none: the mean has no interval, unless nothing differs.
+    """`interval` for paired differences. If all are equal and not 0, as may happen with few held-out prompts, the noise is
+    unknown rather than zero, so the mean gets no interval.
     """
     found = interval(values, bounds)
     return Interval(found.mean, math.nan, math.nan, found.n) if noiseless(values) else found
 
 
 def noiseless(values: Sequence[float] | np.ndarray) -> bool:
-    """Whether values other than 0 are all equal, but for rounding."""
+    """Whether the values are all equal, up to rounding, and not 0."""
     x = np.asarray(values, float)
     return bool(x.any() and np.ptp(x) <= EQUAL * np.abs(x).max())
 
 
 def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap of the mean, 95 %: too narrow for few values."""
+    """95 % percentile bootstrap interval of the mean; too narrow for few values."""
     x = np.asarray(values, float)
     means = np.random.default_rng(seed).choice(x, (RESAMPLES, len(x))).mean(1)
     return float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
@@ -134,7 +142,7 @@ def paired(a: dict[int, float], b: dict[int, float]) -> list[float]:
 
 
 def spell(value: Interval, form: str = ".3f", short: bool = False) -> str:
-    """An interval in figures; `short`: the mean alone. Empty where there is none."""
+    """Formats an interval; with `short`, only the mean. "" if there is none."""
     if math.isnan(value.mean):
         return ""
     mean = format(value.mean, form)
@@ -142,7 +150,7 @@ def spell(value: Interval, form: str = ".3f", short: bool = False) -> str:
 
 
 def in_points(difference: Interval) -> str:
-    """A difference of two shares in figures, in percentage points."""
+    """Formats a difference of two shares, in percentage points."""
     mean, low, high = (100 * x for x in (difference.mean, difference.low, difference.high))
     return f"{spell(Interval(mean, low, high, difference.n), '+z.1f')} points"
 
@@ -158,8 +166,14 @@ def verdict(
     unit: str = "seed",
     share: bool = False,
 ) -> str:
-    """What the numbers allow to say, in words. difference: `name` - `baseline`, paired by `unit`. measure: what was
-    measured, a share that is told in percent or not; sign: 1 where more of it is better, -1 where less is, 0 where neither.
+    """Returns in words what the numbers allow to conclude.
+
+    Args:
+        difference: `name` - `baseline`, paired by `unit`.
+        collapsed: Number of units in which `name` collapsed, out of `of`.
+        measure: What was measured.
+        sign: 1 if more of it is better, -1 if less is, 0 if neither.
+        share: Whether the measure is a share, whose differences are given in percentage points.
     """
     words = f"{name} collapsed in {collapsed} of {of} {unit}s. " if collapsed else ""
     words = f"{measure}: {words}"

@@ -1,4 +1,4 @@
-"""Runs the cells of a study, several at once, each in a process of its own. What is finished stays finished."""
+"""Runs the cells of a study concurrently, each in its own process. Finished cells are not run again."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gspo.config.resume import changed, left_out, may_differ
 from gspo.report.read import read_lines
 from gspo.safe import replace_file
 
-GRACE = 120.0  # seconds that a stopped cell has for the step it is in, and its checkpoint
-OF_ITS_NUMBERS = ("eval.", "guard.")  # a resumed run may change them; a cell's numbers are of those that it ran with
+GRACE = 120.0  # seconds for a stopped cell to finish its step and save a checkpoint
+OF_ITS_NUMBERS = ("eval.", "guard.")  # a resumed run may change these, but the numbers of a cell depend on them
 
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """How a cell ended: "done", "failed" or "stopped", why, and the seconds that it ran now (0: it was done before)."""
+    """How a cell ended: "done", "failed" or "stopped", why, and its seconds in this call (0: it was done before)."""
 
     cell: Cell
     status: str
@@ -32,9 +32,7 @@ class CellOutcome:
 
 
 def finished(cell: Cell) -> bool:
-    """Whether the cell's run is done. Raises ValueError where its folder holds a run of another configuration, or of more
-    steps.
-    """
+    """Whether the cell's run is complete. Raises ValueError if its folder holds another configuration or more steps."""
     folder = Path(cell.config.log.dir)
     if not (folder / "config.toml").exists():
         return False
@@ -53,34 +51,34 @@ def finished(cell: Cell) -> bool:
 
 
 def stopped(cell: Cell) -> bool:
-    """Whether the guard has stopped the cell's run. It ends there: resumed, it would be stopped again."""
+    """Whether the guard has stopped the cell's run. That completes it: resumed, it would be stopped again."""
     return any(event.get("kind") == "collapse" for event in read_lines(Path(cell.config.log.dir) / "events.jsonl"))
 
 
 class Running:
-    """A cell's process. Its output goes into `output.txt` beside the run's folder."""
+    """The process of a cell. Its output goes to a .txt file beside the run's folder, with the same name."""
 
     def __init__(self, cell: Cell, threads: int) -> None:
         self.cell, self.begin = cell, time.monotonic()
         folder = Path(cell.config.log.dir)
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = folder.with_name(f"{folder.name}.toml")
-        replace_file(file, to_toml(cell.config, secrets=True).encode(), mode=0o600)  # the run needs its secrets
+        replace_file(file, to_toml(cell.config, secrets=True).encode(), mode=0o600)  # the run needs the secrets
         self.log = folder.with_name(f"{folder.name}.txt")
-        # -P: a random.py in the current folder is not Python's. Rewards are found there all the same.
+        # -P: a random.py in the current folder must not shadow Python's. Rewards there are still found.
         command = [sys.executable, "-P", "-m", "gspo.compare.cell", str(os.getpid()), "train", str(file)]
         command += ["--resume"] if (folder / "config.toml").exists() else []
         cores = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        self.log.unlink(missing_ok=True)  # it may be a link
+        self.log.unlink(missing_ok=True)  # it may be a symlink
         with open(self.log, "w", encoding="utf-8") as output:
-            # A session of its own: Ctrl-C reaches it once, through `stop`.
+            # Its own session, so that Ctrl-C reaches it only once, through `stop`.
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
                 env=os.environ | cores,
             )  # fmt: skip
 
     def outcome(self) -> CellOutcome | None:
-        """How it ended; None while it runs."""
+        """The outcome of the cell; None while it runs."""
         status = self.process.poll()
         if status is None:
             return None
@@ -93,12 +91,12 @@ class Running:
         return CellOutcome(self.cell, "stopped" if status == 130 else "failed", reason or f"exit status {status}", seconds)
 
     def stop(self) -> None:
-        """Asks it to finish its step and save."""
+        """Asks the process to finish its step and save."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it and all its processes."""
+        """Kills the process group."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -110,10 +108,17 @@ def run_cells(
     threads: int,
     tell: Callable[[CellOutcome, int], None] = lambda outcome, remaining: None,
 ) -> list[CellOutcome]:
-    """Runs what is not finished, `workers` at once; `tell(outcome, remaining)` hears of each end. Failed ones stop no other.
+    """Runs the unfinished cells and returns the outcomes of all. A failed cell does not stop the others.
 
-    Raises ValueError where a folder holds another run. Whatever ends it early, Ctrl-C or an error, the running cells save
-    their work first.
+    If an error or Ctrl-C ends the call early, the running cells save their work first.
+
+    Args:
+        workers: Maximum number of concurrent cells.
+        threads: CPU threads per cell.
+        tell: Called as `tell(outcome, remaining)` when a cell ends.
+
+    Raises:
+        ValueError: A folder holds another run.
     """
     waiting = [cell for cell in cells if not finished(cell)]
     outcomes = [CellOutcome(cell, "done") for cell in cells if cell not in waiting]

@@ -1,4 +1,4 @@
-"""`gspo compare`: run what is missing of a study, then draw what is there."""
+"""`gspo compare`: runs the missing cells of a study, then draws all that are done."""
 
 from __future__ import annotations
 
@@ -25,8 +25,17 @@ def compare(
     dry_run: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> int:
-    """Runs the cells of the study at `path` whose name matches `only`, below `folder` (studies/NAME), and writes its page
-    from all that are done. Returns the exit status: 1 where a cell failed.
+    """Runs the cells of a study and writes its page from all that are done.
+
+    Args:
+        path: The study file.
+        folder: Folder of the study; by default runs/NAME.
+        only: Pattern of the names of the cells to run.
+        dry_run: Whether to only list the cells.
+        overrides: `section.key` -> value, for all cells.
+
+    Returns:
+        The exit status: 1 if a cell failed or none is done.
     """
     folder = Path(folder) if folder is not None else Path("runs") / Path(path).stem
     study = spec.read(path, folder, overrides)
@@ -34,7 +43,7 @@ def compare(
     if not chosen:
         raise ValueError(f"--only {only!r}: matches none of {', '.join(dict.fromkeys(c.name for c in study.cells))}")
     done_names = {cell.name for cell in study.cells if finished(cell)}
-    say = Progress(0, console=Terminal(force_terminal=False)).note  # plain lines; where nobody reads them, it goes on
+    say = Progress(0, console=Terminal(force_terminal=False)).note  # plain lines; a closed output does not end the study
     if dry_run:
         for cell in chosen:
             say(f"{'done   ' if cell.name in done_names else 'missing'}  {cell.name}")
@@ -63,7 +72,7 @@ def compare(
 def _run(
     study: spec.Study, chosen: list[spec.Cell], done_names: set[str], say: Callable[[str], None]
 ) -> dict[str, CellOutcome]:
-    """Runs what is missing, and tells of each end."""
+    """Runs the missing cells and reports the end of each."""
     missing = [cell for cell in chosen if cell.name not in done_names]
     workers = study.workers
     if missing:
@@ -90,7 +99,7 @@ def _run(
 def _collect(
     study: spec.Study, outcomes: Mapping[str, CellOutcome]
 ) -> tuple[list[page.CellRow], dict[str, dict[str, list[RunMetrics]]]]:
-    """A row a cell, and the finished runs by setting and variant."""
+    """One row per cell, and the finished runs by setting and variant."""
     rows: list[page.CellRow] = []
     runs: dict[str, dict[str, list[RunMetrics]]] = {}
     for cell in study.cells:

@@ -1,4 +1,4 @@
-"""The figures of a study: each variant a line, its band from the lowest seed to the highest."""
+"""The figures of a study: one line per variant, with a band from the lowest seed to the highest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gspo.report.canvas import LIGHT, canvas, finish, save
 from gspo.report.plots import Drawn
 from gspo.report.read import RunMetrics
 
-GRID = 120  # points of a line
-FLOOR = 1e-5  # of logarithmic axes
+GRID = 120  # maximum points per line
+FLOOR = 1e-5  # lowest value on logarithmic axes
 PERCENT = "%"
 DASHES = ("-", "--", ":", "-.")
 # name, title, unit, x axis, metric, logarithmic, caption
@@ -55,7 +55,7 @@ NAMES = {"step": "step", "tokens_total": "sampled tokens", "seconds": "seconds"}
 
 
 def points(run: RunMetrics, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
-    """The values of `y` and where they stand on the axis `x`."""
+    """Positions on the axis `x` and values of the metric `y`."""
     if x == "seconds":
         steps, times = run.series("time/step")
         value_steps, values = run.series(y)
@@ -69,9 +69,9 @@ def points(run: RunMetrics, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def band(runs: Sequence[RunMetrics], x: str, y: str, log: bool) -> tuple[np.ndarray, ...] | None:
-    """Grid, mean, lowest and highest over the runs, where all of them have values. None where one has none.
+    """Grid, mean, minimum and maximum over the runs, where all of them have values; None if one has none.
 
-    With `log` the mean is a geometric one, and what lies below FLOOR stands on it.
+    With `log` the mean is geometric, and values below FLOOR are raised to it.
     """
     lines = [points(run, x, y) for run in runs]
     if not lines or any(len(at) == 0 for at, _ in lines):
@@ -86,7 +86,7 @@ def band(runs: Sequence[RunMetrics], x: str, y: str, log: bool) -> tuple[np.ndar
 
 
 def draw_setting(runs: Mapping[str, Sequence[RunMetrics]], out: Path) -> list[Drawn]:
-    """The figures of one setting, whose variants have these runs, as PNG files below `out`."""
+    """Draws the figures of one setting as PNG files in `out`. `runs`: by variant."""
     out.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, title, unit, x, y, log, caption in CURVES:

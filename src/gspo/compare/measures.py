@@ -1,4 +1,4 @@
-"""What is known of a metric by its name: whether more is better, and its bounds."""
+"""What the name of a metric implies: whether more is better, and its bounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from gspo.report.read import RunMetrics
 
 UNBOUNDED, NO_SIGN = (-math.inf, math.inf), (0.0, math.inf)
-# The first pattern that a name matches decides. 1: more is better, -1: less is. All other metrics have no better.
+# The first matching pattern decides. 1: more is better, -1: less is better, 0: neither, as for all other metrics.
 BETTER = (
     ("eval/failed", -1), ("eval/accuracy", 1), ("eval/win_rate", 1), ("eval/reward*", 1), ("reward_*", 0), ("reward*", 1),
     ("rollouts/failed", -1), ("groups/dropped", -1), ("scoring/*/failed", -1), ("updates/skipped", -1),
@@ -22,7 +22,7 @@ SHARES = (
     "mismatch/beyond_2x", "mismatch/prob_*", "moe/volatility", "moe/tokens_changed", "moe/sampler_agreement",
     "moe/overruled", "refill/signal", "groups/teaching", "correction/zero", "rollouts/in_parts",
 )  # fmt: skip
-# Counts, times, sizes, spreads and averages of what has no sign.
+# Counts, times, sizes, spreads, and averages of nonnegative values.
 NEVER_NEGATIVE = (
     "step", "*seconds*", "time/*", "*tokens*", "reward_se", "reward_std*", "rollouts/failed", "turns/*", "trajectories/*",
     "groups/dropped", "stage*", "queries/*", "refill/*", "*/mean_length", "guard/level", "correction/weight_*", "ratio/*",
@@ -33,13 +33,13 @@ NEVER_NEGATIVE = (
 
 
 def better(metric: str) -> int:
-    """1 where more is better, -1 where less is, 0 where neither."""
+    """1 if more of the metric is better, -1 if less is, 0 if neither."""
     return next((sign for pattern, sign in BETTER if fnmatch(metric, pattern)), 0)
 
 
 def bounds(metric: str, runs: Iterable[RunMetrics]) -> tuple[float, float]:
-    """What a value cannot go beyond: 0 and 1 of a share, 0 of what has no sign, and 0 and 1 of rewards, or of one reward
-    function, where those of the runs reach from 0 to 1 and no further.
+    """The bounds of a metric: 0 and 1 for a share, 0 and infinity for a nonnegative one. Rewards, also of a single function,
+    are bounded by 0 and 1 if those of the runs range exactly from 0 to 1.
     """
     if any(fnmatch(metric, pattern) for pattern in SHARES):
         return 0.0, 1.0

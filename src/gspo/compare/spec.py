@@ -1,4 +1,4 @@
-"""A study file: which runs are compared, and on which terms."""
+"""The study file: which runs are compared, and with which settings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gspo.safe import visible
 
 Tables = dict[str, dict[str, Any]]
 KEYS = ("title", "plan", "base", "seeds", "baseline", "metric", "last", "workers", "threads", "variants", "settings")
-# Names that no folder may have on Windows, whatever follows their first dot.
+# Names reserved on Windows, whatever follows their first dot.
 RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{i}" for port in ("COM", "LPT") for i in range(1, 10))}
-LONGEST = 200  # bytes of a folder's name: file systems take 255
+LONGEST = 200  # bytes of a folder's name: file systems allow 255
 SET_BY_THE_STUDY = ("task.seed", "train.seed", "log.dir")
 
 
@@ -36,17 +36,21 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Its folder below the study's."""
+        """Its name, which is also its folder below the study's `cells`."""
         return f"{slug(self.setting)}/{slug(self.variant)}/seed{self.seed}"
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a study file says.
+    """The content of a study file.
 
-    plan: what was fixed before anything ran, in words. baseline: the variant that the others are compared with. metric: a
-    name in metrics.jsonl whose value at the last step counts beside the reward ("" for none). last: steps whose mean reward
-    is a cell's reward. workers: cells that run at once. threads: of one cell.
+    Attributes:
+        plan: What was fixed before anything ran, in words.
+        baseline: The variant that the others are compared with.
+        metric: A name in metrics.jsonl whose value at the last step counts beside the reward; "" for none.
+        last: Number of final steps whose mean reward is a cell's reward.
+        workers: Maximum number of concurrent cells.
+        threads: CPU threads per cell.
     """
 
     title: str
@@ -60,21 +64,21 @@ class Study:
 
     @property
     def seeds(self) -> list[int]:
-        """Of all cells: a setting or a variant may have its own."""
+        """The seeds of all cells; a setting or a variant may have its own."""
         return sorted({cell.seed for cell in self.cells})
 
     @property
     def settings(self) -> list[str]:
-        """Their names, in order."""
+        """The names of the settings, in order."""
         return list(dict.fromkeys(cell.setting for cell in self.cells))
 
     def variants(self, setting: str) -> list[str]:
-        """Those that run in a setting, in order."""
+        """The variants that run in a setting, in order."""
         return list(dict.fromkeys(cell.variant for cell in self.cells if cell.setting == setting))
 
 
 def check_name(key: str, name: str) -> None:
-    """Raises ValueError for the name of a setting or a variant that cannot be a folder's, or shows other than it reads."""
+    """Raises ValueError for a name of a setting or variant that cannot name a folder or contains control characters."""
     folder = slug(name)
     outside = name.lstrip()[:1] in ("/", "\\") or ".." in re.split(r"[/\\]", name)
     if outside or not folder or folder.startswith(".") or folder.partition(".")[0].upper() in RESERVED:
@@ -86,15 +90,21 @@ def check_name(key: str, name: str) -> None:
 
 
 def slug(name: str) -> str:
-    """A name as a folder's."""
+    """Converts a name to that of a folder."""
     letters = "".join(c if c.isalnum() or c in "-_." else "-" for c in name.strip())
     return "-".join(part for part in letters.split("-") if part)
 
 
 def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
-    """The study in the TOML file `path`, whose cells run below `folder`. overrides: `section.key` -> value, for all cells.
+    """Reads and checks a whole study, before anything runs.
 
-    Raises ValueError with the key, the value and what is allowed, for the whole study, before anything runs.
+    Args:
+        path: The TOML file of the study.
+        folder: Where its cells run.
+        overrides: `section.key` -> value, for all cells.
+
+    Raises:
+        ValueError: With the key, the value and what is allowed.
     """
     path = Path(path)
     raw = read_toml(path, "study file")
@@ -124,7 +134,7 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
             terms = [(setting, changes), (variant, own), ("", special.get(variant, {})), ("", everywhere)]
             cells += [_cell(path, Path(folder), base, terms, seed) for seed in here if seed in mine]
     _check_all_run(path, "variants", variants, {cell.variant for cell in cells})
-    _check_all_run(path, "settings", settings, {cell.setting for cell in cells} | {""})  # the one without a name
+    _check_all_run(path, "settings", settings, {cell.setting for cell in cells} | {""})  # the unnamed setting
     names = [cell.name for cell in cells]
     for name in names:
         if names.count(name) > 1:
@@ -143,14 +153,14 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
 
 
 def _check_all_run(path: Path, key: str, names: Iterable[str], run: Set[str]) -> None:
-    """Whether each of a study's variants, or settings, has a cell."""
+    """Checks that each variant, or setting, of a study has a cell. Raises ValueError."""
     for name in names:
         if name not in run:
             raise ValueError(f"{path}: {key}.{name}: has no cell: its `seeds`, or `only`, leave none of them")
 
 
 def _check_sources(path: Path, cells: Iterable[Cell]) -> None:
-    """Of each variant in each setting once: a seed changes no source. What several name is read once."""
+    """Checks sources once per setting and variant, because seeds do not change them. A shared source is read once."""
     there = set[tuple[str, str]]()
     for cell in {(cell.setting, cell.variant): cell for cell in cells}.values():
         try:
@@ -201,13 +211,13 @@ def _tables(path: Path, raw: dict[str, Any], key: str, default: Any = None) -> d
     if not isinstance(tables, dict) or not tables or not all(isinstance(table, dict) for table in tables.values()):
         raise ValueError(f'{path}: {key}: give at least one, each a table of its changes, such as [{key}."a name"]')
     for name in tables:
-        if name or default is None:  # without settings there is one, whose name is empty
+        if name or default is None:  # without settings there is a single one with an empty name
             check_name(f"{path}: {key}", name)
     return tables
 
 
 def _cell(path: Path, folder: Path, base: Tables, terms: list[tuple[str, Tables]], seed: int) -> Cell:
-    """The cell of a setting and a variant: `terms` are their names and changes, then those of the pair and of all cells."""
+    """The cell of a setting and a variant. `terms`: names and changes of the setting, the variant, both, and all cells."""
     setting, variant = terms[0][0], terms[1][0]
     cell = Cell(setting or "runs", variant, seed, Config())
     config: Any = base

@@ -1,4 +1,4 @@
-"""On which terms the cells of a study are compared: what their configurations share, and what differs."""
+"""The terms of a comparison: what the configurations of a study's cells share, and where they differ."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gspo.config.answer_format import default_system
 from gspo.config.files import to_dict
 from gspo.config.schema import STAGE, Config
 
-# Which prompts a step has, and their order.
+# What decides which prompts a step has, and their order.
 PROMPTS = ("task.", "eval.num_prompts", "rollout.num_prompts", STAGE)
-LENGTH = "rollout.max_completion_length"  # what a prompt must leave room for
+LENGTH = "rollout.max_completion_length"  # in tokens: a prompt must leave room for it
 MODEL = ("model.", "lora.")
 Value = Any
 
 
 def settings(cell: Cell) -> dict[str, Value]:
-    """`section.key` -> value, but for what the study sets for each cell."""
+    """`section.key` -> value, without the keys that the study sets for each cell."""
     tables = to_dict(cell.config)
     stages = tables.pop(STAGE, [])
     flat = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()} | {STAGE: stages}
@@ -26,7 +26,7 @@ def settings(cell: Cell) -> dict[str, Value]:
 
 
 def differing(cells: Sequence[Cell]) -> list[str]:
-    """The keys in which cells of one setting differ, in order."""
+    """The keys that differ among cells of the same setting, in order."""
     found: dict[str, None] = {}
     for here in _by(cells, lambda cell: cell.setting):
         each = [settings(cell) for cell in here]
@@ -36,8 +36,8 @@ def differing(cells: Sequence[Cell]) -> list[str]:
 
 
 def describe(cells: Sequence[Cell], steps: Mapping[str, int]) -> str:
-    """What cells with the same seed have in common, and in what the variants of a setting differ, in words. steps: that a
-    cell has run, by its name: the guard may have ended it early.
+    """Describes what cells with the same seed have in common, and where the variants of a setting differ. `steps`: number of
+    steps that each cell ran, by its name; the guard may have ended it early.
     """
     keys = differing(cells)
     shared = [
@@ -55,7 +55,7 @@ def describe(cells: Sequence[Cell], steps: Mapping[str, int]) -> str:
 
 
 def _same_prompts(cells: Sequence[Cell], keys: Sequence[str]) -> bool:
-    """Whether each step of them has the same prompts: of the same rows, written alike, and not chosen by what is learned."""
+    """Whether each step has the same prompts in all cells: the same rows, worded alike, and not selected by the run."""
     if any(key.startswith(PROMPTS) for key in keys) or any(_chooses(cell.config) for cell in cells):
         return False
     if LENGTH in keys and any(cell.config.task.too_long == "leave_out" for cell in cells):
@@ -65,17 +65,17 @@ def _same_prompts(cells: Sequence[Cell], keys: Sequence[str]) -> bool:
 
 
 def _asked(config: Config) -> str:
-    """The system message that prompts get."""
+    """The system message of the prompts."""
     return default_system(config) if config.task.system == "auto" else config.task.system
 
 
 def _chooses(config: Config) -> bool:
-    """Whether the run decides which prompts a step has: by rewards, or by what is finished first."""
+    """Whether the run itself selects the prompts of a step: by rewards, or by what finishes first."""
     return bool(config.rollout.refill or config.rollout.max_staleness or config.refresh.every)
 
 
 def _same_steps(cells: Sequence[Cell], steps: Mapping[str, int]) -> bool:
-    """Whether those with the same seed that are done ran as many."""
+    """Whether finished cells with the same seed ran the same number of steps."""
     counts = [
         {steps[cell.name] for cell in here if cell.name in steps} for here in _by(cells, lambda c: (c.setting, c.seed))
     ]
@@ -83,7 +83,7 @@ def _same_steps(cells: Sequence[Cell], steps: Mapping[str, int]) -> bool:
 
 
 def _by(cells: Sequence[Cell], key: Callable[[Cell], Any]) -> list[list[Cell]]:
-    """Those that have the same key together."""
+    """Groups cells by a key."""
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)

@@ -1,1 +1,1 @@
-"""The settings of a run: their fields, the files they stand in, and what they may be together. No torch is loaded here."""
+"""The configuration of a run: its fields, reading and writing, and checks across fields. Importing it loads no torch."""

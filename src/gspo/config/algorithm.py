@@ -1,4 +1,4 @@
-"""[algorithm] of the configuration -> a row of the table with its settings; what cannot be, and what is odd."""
+"""Resolves [algorithm] to a row of the table of algorithms. Refuses impossible settings and warns about odd ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 
 
 def resolve(config: AlgorithmConfig, refill: int = 0, samples: bool = True) -> tuple[Algorithm, AlgorithmConfig, list[str]]:
-    """The row, the settings with its defaults filled in, and warnings about odd values. refill: rollout.refill. samples: as
-    in `resolved`.
+    """Returns the algorithm's row, the settings with its defaults filled in, and warnings about odd values.
 
-    Raises ValueError where a setting would make it another algorithm than its name says, or would have no effect.
+    Args:
+        refill: `rollout.refill`.
+        samples: As in `resolved`.
+
+    Raises:
+        ValueError: A setting would have no effect, or would turn the algorithm into another than its name says.
     """
     row = ALGORITHMS[config.name]
     _check_clip(row, config)
@@ -56,7 +60,7 @@ def resolve(config: AlgorithmConfig, refill: int = 0, samples: bool = True) -> t
 
 
 def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
-    """Whether the clip range that is set makes sense for this row. Raises ValueError."""
+    """Checks that the configured clip range makes sense for this row. Raises ValueError."""
     given = {key: value for key in ("epsilon", "epsilon_high") if (value := getattr(config, key)) is not None}
     if not given:
         return
@@ -73,7 +77,7 @@ def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
                 f"{config.name}'s own ({row.epsilon:g} to {row.epsilon_high:g}); leave it out"
             )
     elif len(given) == 1:
-        # One end given alone would leave the other at a default that may be orders of magnitude away.
+        # Setting only one end would leave the other at a default that may be orders of magnitude away.
         other = "epsilon_high" if key == "epsilon" else "epsilon"
         raise ValueError(
             f"algorithm.{key} = {value}: set algorithm.{other} too "
@@ -82,7 +86,7 @@ def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
 
 
 def _check_correction(row: Algorithm, config: AlgorithmConfig) -> None:
-    """Whether weights pi_old/mu have something to correct. Raises ValueError."""
+    """Checks that the weights pi_old/mu have a mismatch to correct. Raises ValueError."""
     if config.correction == "none":
         return
     if "logp_mu" in row.likelihoods:
@@ -98,7 +102,7 @@ def _check_correction(row: Algorithm, config: AlgorithmConfig) -> None:
 
 
 def _check_credit(row: Algorithm, config: AlgorithmConfig) -> None:
-    """Whether advantages by turn have a place in the loss. Raises ValueError."""
+    """Checks that the loss supports advantages by turn. Raises ValueError."""
     if config.credit == "turn" and not row.by_turn:
         known = ", ".join(name for name, each in ALGORITHMS.items() if each.by_turn)
         raise ValueError(
@@ -109,7 +113,7 @@ def _check_credit(row: Algorithm, config: AlgorithmConfig) -> None:
 
 
 def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
-    """The row's constants with the configured changes. Raises ValueError for unknown ones, and for values out of range."""
+    """The row's constants with the configured overrides. Raises ValueError for unknown names and for values out of range."""
     own = {**row.constants, **row.critic}
     for name, value in config.constants.items():
         if name not in own:
@@ -123,7 +127,7 @@ def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
 
 
 def _check_dual(row: Algorithm, config: AlgorithmConfig) -> None:
-    """Whether the dual clip lies beyond the clip range. Raises ValueError."""
+    """Checks that the dual clip lies beyond the clip range. Raises ValueError."""
     if "clip_c" not in row.constants:
         return
     assert row.epsilon is not None and row.epsilon_high is not None
@@ -138,7 +142,13 @@ def _check_dual(row: Algorithm, config: AlgorithmConfig) -> None:
 
 
 def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int, samples: bool) -> list[str]:
-    """Warnings about settings that are possible and probably not meant. refill, samples: as in `resolve`."""
+    """Returns warnings about settings that are valid but probably not intended.
+
+    Args:
+        config: [algorithm] with the row's defaults filled in.
+        refill: `rollout.refill`.
+        samples: As in `resolved`.
+    """
     warnings = []
     reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
     if row.level != "token" and reach is not None and reach > 0.05:
@@ -183,9 +193,9 @@ def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int, samples: bo
 
 
 def resolved(config: Config, samples: bool = True) -> tuple[Config, list[str]]:
-    """The configuration with the algorithm's defaults filled in, and warnings. Raises ValueError.
+    """Returns the configuration with the algorithm's defaults filled in, and warnings. Raises ValueError.
 
-    samples: the run samples rollout.num_prompts a step itself; a served one takes as many groups as agents hand over.
+    `samples`: whether the run samples `rollout.num_prompts` per step itself. Served runs take what agents submit.
     """
     _, algorithm, warnings = resolve(config.algorithm, config.rollout.refill, samples)
     config = dataclasses.replace(config, algorithm=algorithm)

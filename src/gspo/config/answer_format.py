@@ -1,4 +1,4 @@
-"""How a completion is asked to give its answer, where a reward looks for it in a certain place."""
+"""The default system message, which says where to put the answer if a reward looks for it in tags."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ IN_TAGS = "Put your final answer between <answer> and </answer>."
 
 
 def default_system(config: Config) -> str:
-    """What `task.system = "auto"` stands for under a chat template; "" where no reward reads tags.
+    """The system message that `task.system = "auto"` stands for under a chat template; "" if no reward reads answer tags.
 
-    `task` reads nothing but tags, and `exact` compares the whole completion where there are none.
+    The reward `task` reads only the tags; `exact` compares the whole completion if there are none.
     """
     if played(config.task):
         return ""

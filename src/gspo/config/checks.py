@@ -1,4 +1,4 @@
-"""Checks that look at several fields of a configuration at once. All raise ValueError with the remedy."""
+"""Checks across several fields of a configuration. All raise ValueError with a remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIBRARIES = ("reasoning_gym", "verifiers")
 
 
 def check(config: Config) -> None:
-    """Checks that look at several fields at once. Raises ValueError with the remedy."""
+    """Checks across several fields that apply to every command. Raises ValueError with a remedy."""
     reward, rollout = config.reward, config.rollout
     if not reward.functions:
         raise ValueError('reward.functions = []: name at least one, such as "task" or "exact"')
@@ -63,7 +63,7 @@ def check(config: Config) -> None:
 
 
 def check_evaluation(config: Config) -> None:
-    """How held-out prompts are sampled, and whether there are any. Raises ValueError."""
+    """Checks the temperature of the evaluation, and that there are held-out prompts. Raises ValueError."""
     temperature, every = config.eval.temperature, config.eval.every
     if 0 < temperature < COOLEST:
         raise ValueError(f"eval.temperature = {temperature!r}: must be 0, or at least {COOLEST}")
@@ -75,7 +75,7 @@ def check_evaluation(config: Config) -> None:
 
 
 def check_code(code: CodeConfig) -> None:
-    """What belongs together in [code] where a run begins: one of an earlier gspo may go on without. Raises ValueError."""
+    """Checks [code] at the start of a run. Resumed runs are exempt: an earlier gspo allowed this. Raises ValueError."""
     if code.seconds > code.total_seconds:
         raise ValueError(
             f"code.seconds = {code.seconds:g} and code.total_seconds = {code.total_seconds:g}: one test would have more "
@@ -86,7 +86,7 @@ def check_code(code: CodeConfig) -> None:
 
 
 def check_url(key: str, url: str) -> None:
-    """Whether a URL can be asked at all. Raises ValueError."""
+    """Checks that a URL is a valid HTTP address. Raises ValueError."""
     try:
         parts = urlsplit(url)
         sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -97,7 +97,7 @@ def check_url(key: str, url: str) -> None:
 
 
 def check_names(functions: Iterable[str]) -> None:
-    """The names in reward.functions. Raises ValueError."""
+    """Checks the names in `reward.functions`. Raises ValueError."""
     for name in functions:
         if name not in NAMED and ":" not in name:
             near = nearest(name, NAMED)
@@ -105,7 +105,7 @@ def check_names(functions: Iterable[str]) -> None:
 
 
 def check_judging(config: Config) -> None:
-    """What the rewards `model` and `judge` need, where they are named. Raises ValueError."""
+    """Checks what the rewards `model` and `judge` need, if they are used. Raises ValueError."""
     reward = config.reward
     if "model" in reward.functions:
         check_reward_model(config.reward_model)
@@ -120,7 +120,7 @@ def check_judging(config: Config) -> None:
 
 
 def check_judge(judge: JudgeConfig) -> None:
-    """What a judge needs. Raises ValueError."""
+    """Checks the settings of a judge. Raises ValueError."""
     if not judge.model:
         raise ValueError("judge.model is required: the name of a model at the endpoint judge.url")
     if not judge.rubric.strip():
@@ -131,7 +131,7 @@ def check_judge(judge: JudgeConfig) -> None:
 
 
 def check_reward_model(model: RewardModelConfig) -> None:
-    """What a reward model needs. Raises ValueError."""
+    """Checks the settings of a reward model. Raises ValueError."""
     if not model.path:
         raise ValueError("reward_model.path is required: a folder or Hugging Face id, or with url the server's name for it")
     defaults = RewardModelConfig()
@@ -153,7 +153,7 @@ def check_reward_model(model: RewardModelConfig) -> None:
 
 
 def check_required(config: Config, *keys: str) -> None:
-    """Whether these are named, or a model and a task, and no secret is missing. Raises ValueError."""
+    """Checks that `keys` (default: model and task) are set, and that no secret is missing. Raises ValueError."""
     for key in hidden_keys(dataclasses.asdict(config)):
         raise ValueError(f"{key}: run folders keep no secrets, and {HIDDEN} stands in this one's place: put the secret back")
     for key in keys or ("model.path", "task.source"):
@@ -164,7 +164,7 @@ def check_required(config: Config, *keys: str) -> None:
 
 
 def check_training(config: Config, resume: bool = False) -> None:
-    """What `gspo train` needs on top of `check`. resume: a run goes on. Raises ValueError with the remedy."""
+    """Checks what `gspo train` needs on top of `check`. `resume`: a run is resumed. Raises ValueError with a remedy."""
     check_required(config)
     if not resume:
         check_code(config.code)
@@ -177,7 +177,7 @@ def check_training(config: Config, resume: bool = False) -> None:
 
 
 def check_queries(config: Config) -> None:
-    """Where the queries of stages and of a refresh come from. Raises ValueError."""
+    """Checks the sources of queries of stages and of a refresh. Raises ValueError."""
     task, refresh = config.task, config.refresh
     sources = {f"stage[{number}].source": stage.source for number, stage in enumerate(config.stage)}
     for key, source in {**sources, "refresh.source": refresh.source}.items():
@@ -200,7 +200,7 @@ def check_queries(config: Config) -> None:
 
 
 def check_refill(config: Config) -> None:
-    """What a refilled batch does not go with. Raises ValueError."""
+    """Refuses `rollout.refill` together with sampling ahead. Raises ValueError."""
     rollout = config.rollout
     for name, value in (("max_staleness", rollout.max_staleness), ("delay", rollout.delay)):
         if rollout.refill and value:
@@ -211,15 +211,15 @@ def check_refill(config: Config) -> None:
 
 
 def installed(library: str) -> bool:
-    """Whether a library that is optional is there, without importing it."""
+    """Whether an optional library is installed, without importing it."""
     try:
         return importlib.util.find_spec(library) is not None
-    except ValueError:  # something is in its place
+    except ValueError:  # sys.modules holds a stand-in without a spec
         return False
 
 
 def check_packed(config: Config) -> None:
-    """What goes together with weights of few bits. Raises ValueError."""
+    """Checks settings that `model.quantize` excludes or needs. Raises ValueError."""
     kind = config.model.quantize
     if kind == "none":
         return
@@ -233,7 +233,7 @@ def check_packed(config: Config) -> None:
 
 
 def check_optimizer(config: Config) -> None:
-    """What goes together with moments of 8 bits. Raises ValueError."""
+    """Checks settings that an 8-bit optimizer excludes or needs. Raises ValueError."""
     if config.optimizer.name != "adamw" and not installed("bitsandbytes"):
         raise ValueError(f'optimizer.name = {config.optimizer.name!r} needs bitsandbytes: pip install "gspo[quantized]"')
     if config.train.offload_optimizer and config.optimizer.name != "adamw":
@@ -244,14 +244,14 @@ def check_optimizer(config: Config) -> None:
 
 
 def check_reference(config: Config) -> None:
-    """Whether there is a reference model where one is to be offloaded. Raises ValueError."""
+    """Checks that there is a reference model to offload. Raises ValueError."""
     if config.train.offload_reference and (config.lora.rank or not config.algorithm.beta):
         key = f"lora.rank = {config.lora.rank}" if config.lora.rank else "algorithm.beta = 0"
         raise ValueError(f"train.offload_reference: with {key} there is no reference model to offload: leave it off")
 
 
 def check_environment(config: Config) -> None:
-    """What goes together with an environment. Raises ValueError."""
+    """Refuses settings that conflict with an environment. Raises ValueError."""
     task = config.task
     if (task.eval_source or "").startswith(VERIFIERS) > task.source.startswith(VERIFIERS):
         raise ValueError(f"task.eval_source = {task.eval_source!r}: task.source must be {VERIFIERS}NAME too")
@@ -272,7 +272,7 @@ def check_environment(config: Config) -> None:
 
 
 def check_serving(config: Config) -> None:
-    """What `gspo serve` needs on top of `check`. Raises ValueError with the remedy."""
+    """Checks what `gspo serve` needs on top of `check`. Raises ValueError with a remedy."""
     check_required(config, "model.path")
     if not config.serve.host.strip():
         raise ValueError(
@@ -301,7 +301,7 @@ def check_serving(config: Config) -> None:
 
 
 def check_whole(config: Config) -> None:
-    """Training needs the whole distribution. Raises ValueError where it is truncated."""
+    """Refuses truncated sampling in training, which needs the whole distribution. Raises ValueError."""
     rollout = config.rollout
     if rollout.top_p < 1 or rollout.top_k > 0:
         key, value = ("rollout.top_p", rollout.top_p) if rollout.top_p < 1 else ("rollout.top_k", rollout.top_k)

@@ -1,4 +1,4 @@
-"""What each command needs of a configuration, checked before anything heavy is imported."""
+"""Checks a configuration for each command, before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gspo.config.unused import check_unused
 
 
 def check_command(config: Config, command: str, resume: bool = False) -> None:
-    """Raises ValueError, with the remedy, for settings with which a command cannot work, or which it would ignore.
+    """Raises ValueError, with a remedy, for settings that a command cannot work with or would ignore.
 
     Args:
-        config: Not resolved.
+        config: The unresolved configuration.
         command: "train", "sft", "serve" or "eval".
-        resume: Whether a run goes on.
+        resume: Whether a run is resumed.
     """
     match command:
         case "train":

@@ -1,4 +1,4 @@
-"""What samples, as the settings say: whether they go together, and the vLLM servers that a run starts. Without torch."""
+"""Checks of the sampler's settings, and the number of vLLM servers that a run starts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gspo.config.schema import Config
 
 
 def servers_of(sampler: SamplerConfig) -> int:
-    """How many servers a run starts."""
+    """Number of vLLM servers that a run starts."""
     return 0 if sampler.engine != "vllm" or sampler.urls else sampler.engines
 
 
 def devices_each(arguments: Mapping[str, Any]) -> int:
-    """How many GPUs a server uses that gets these arguments of vLLM's."""
+    """Number of GPUs of a server with these vLLM arguments."""
     return math.prod(arguments.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
 
 
 def check_sampler(config: Config) -> None:
-    """Refuses settings of what samples that do not go together, or not with what is trained. Raises ValueError."""
+    """Refuses sampler settings that conflict with each other or with what is trained. Raises ValueError."""
     check_engine(config.sampler)
     sampler, rank = config.sampler, config.lora.rank
     ahead = config.rollout.max_staleness
@@ -45,7 +45,7 @@ def check_sampler(config: Config) -> None:
 
 
 def check_engine(sampler: SamplerConfig) -> None:
-    """Refuses options of one engine that another has no use for. Raises ValueError."""
+    """Refuses options that do not apply to the chosen engine. Raises ValueError."""
     if sampler.engine == "embedded":
         return
     if sampler.quantize != "none":
@@ -65,13 +65,13 @@ def check_engine(sampler: SamplerConfig) -> None:
 
 
 def check_handed_over(sampler: SamplerConfig, what: str) -> None:
-    """Refuses a way of the weights that is not for this, which takes the folder. Raises ValueError."""
+    """Refuses a `sampler.weight_transfer` that does not support `what`, which needs the folder. Raises ValueError."""
     if sampler.weight_transfer in ("broadcast", "ipc"):
         way = f'sampler.weight_transfer = "{sampler.weight_transfer}"'
         raise ValueError(f"{way} is not for {what}, which takes the folder: leave it out")
 
 
 def check_awake(sampler: SamplerConfig, key: str, value: int | None, why: str) -> None:
-    """Refuses an engine that sleeps, beside a setting that leaves it no time to. Raises ValueError."""
+    """Refuses `sampler.sleep_level` beside `key` = `value`, for the reason `why`. Raises ValueError."""
     if sampler.sleep_level:
         raise ValueError(f"sampler.sleep_level = {sampler.sleep_level} and {key} = {value}: {why}; leave one of them out")

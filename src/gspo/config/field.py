@@ -1,4 +1,4 @@
-"""A field of the configuration, with its allowed range."""
+"""Configuration fields with their allowed ranges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any
 
 SEEDS = 2**32 - 1
-"""The largest seed: numpy's."""
+"""The largest seed that numpy accepts."""
 COOLEST = 0.01
 """The lowest sampling temperature above 0: logits divided by less overflow."""
 
@@ -20,7 +20,15 @@ def opt(
     choices: Collection[str] = (),
     path: bool = False,
 ) -> Any:
-    """A field with its allowed range, both ends included. path: it may name a file or a folder, found from `~` too."""
+    """A dataclass field with its allowed range.
+
+    Args:
+        default: Default value. Each instance gets its own copy of a list or dict.
+        low: Smallest allowed value.
+        high: Largest allowed value.
+        choices: Allowed strings; empty for any.
+        path: Whether the value may name a file or folder, so that `~` is expanded.
+    """
     limits = {"low": low, "high": high, "choices": choices, "path": path}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=limits)

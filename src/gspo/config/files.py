@@ -1,6 +1,6 @@
 """Reads and writes the configuration: TOML and command-line flags. Imports nothing heavy.
 
-Whatever is not understood is refused, with the key, the value, what is allowed, and the nearest known key.
+Anything not understood is refused with the key, the value, what is allowed, and the nearest known key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gspo.config.values import alternatives, in_range, shown, typed
 from gspo.safe import without_secrets
 
 LONGEST_NAME, LONGEST_PATH = 255, 4000
-"""Of a file, in bytes. Systems take 4,096; the rest is for what a run writes below its folder."""
+"""Longest file name and path, in bytes. Systems allow paths of 4,096; the rest is for what a run writes below its folder."""
 
 
 @cache
@@ -43,17 +43,17 @@ def docs(section: type) -> dict[str, str]:
 
 
 def load(path: str | Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
-    """The configuration in the TOML file `path` (None: the defaults), changed by `overrides`.
+    """Returns the configuration in the TOML file `path` (None: the defaults), changed by `overrides`.
 
-    `overrides` maps `section.key` to a value, or to a string as typed on a command line. Raises ValueError with the
-    key, the value and what is allowed.
+    `overrides` maps `section.key` to a value, or to a string as typed on a command line. Raises ValueError with the key, the
+    value and what is allowed.
     """
     raw: dict[str, Any] = {}
     if path is not None:
         raw = read_toml(path, "configuration file")
     for section, table in nested(overrides or {}).items():
         if section == STAGE:
-            _stages(table)  # raises: on a command line nobody could say which
+            _stages(table)  # raises: a command line cannot say which of the tables it means
         if not isinstance(raw.setdefault(section, {}), dict):
             raise ValueError(f"{section}: expected a table [{section}]")
         raw[section] |= table
@@ -61,7 +61,7 @@ def load(path: str | Path | None = None, overrides: dict[str, Any] | None = None
 
 
 def load_of_run(path: Path, remedy: str) -> Config:
-    """The configuration that a run has written. Raises ValueError that names the file, and says what to do about it."""
+    """Loads the configuration that a run has written. Raises ValueError with the file's name and `remedy`."""
     try:
         return load(path)
     except ValueError as error:
@@ -70,24 +70,24 @@ def load_of_run(path: Path, remedy: str) -> Config:
 
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
-    """The tables of a TOML file, which errors call `what`. Raises ValueError that says where in the file the fault is."""
+    """Returns the tables of a TOML file, which errors call `what`. Raises ValueError with the place of the error."""
     place = Path(from_home(what, str(path)))
     try:
         text = place.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ValueError(f"{path}: no such {what}") from None
-    except (OSError, ValueError) as error:  # a path may hold NUL
+    except (OSError, ValueError) as error:  # ValueError: NUL in the path, or not UTF-8
         raise ValueError(f"{path}: cannot be read: {error}") from None
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: not valid TOML: {error}") from None
-    except (ValueError, RecursionError):  # Python reads no longer integers, and no deeper nesting
+    except (ValueError, RecursionError):  # integers too long, or nesting too deep, for Python
         raise ValueError(f"{path}: {_odd_line(text)}") from None
 
 
 def _odd_line(text: str) -> str:
-    """Which line of a TOML file has a number too long, or is nested too deeply, to be read."""
+    """Names the line of a TOML file with a number that is too long, or with nesting that is too deep, to be read."""
     lines = text.splitlines() or [""]
     for number, line in enumerate(lines, 1):
         if re.search(r"\d{1001}", line.replace("_", "")):
@@ -97,7 +97,7 @@ def _odd_line(text: str) -> str:
 
 
 def nested(overrides: typing.Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """`section.key` -> value as nested tables. Strings are taken as typed on a command line. Raises ValueError."""
+    """Converts `section.key` -> value to nested tables. Strings are taken as typed on a command line. Raises ValueError."""
     tables: dict[str, dict[str, Any]] = {}
     for key, value in overrides.items():
         section, _, name = key.partition(".")
@@ -108,7 +108,7 @@ def nested(overrides: typing.Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 class _Typed(str):
-    """A value typed on a command line: a string until the field's type is known."""
+    """A command-line value: a string until the field's type is known."""
 
 
 def from_dict(raw: dict[str, Any]) -> Config:
@@ -129,7 +129,7 @@ def from_dict(raw: dict[str, Any]) -> Config:
 
 
 def _stages(tables: Any) -> tuple[StageConfig, ...]:
-    """The [[stage]] tables."""
+    """Parses the [[stage]] tables. Raises ValueError."""
     if not isinstance(tables, (list, tuple)) or not all(isinstance(table, dict) for table in tables):
         raise ValueError(
             f"{STAGE} = {shown(tables)}: expected [[{STAGE}]] tables, as in `[[{STAGE}]]`, `at = 100`, `temperature = 0.8`: "
@@ -139,7 +139,7 @@ def _stages(tables: Any) -> tuple[StageConfig, ...]:
 
 
 def _no_section(name: Any, table: Any) -> str:
-    """What is wrong with a name that is no section, and what it probably meant."""
+    """The error for a name that is no section, with what it probably meant."""
     name = str(name)
     if name in all_keys():
         section, _, key = name.partition(".")
@@ -156,7 +156,7 @@ def _no_section(name: Any, table: Any) -> str:
 
 
 def _leaves(table: dict[str, Any]) -> list[str]:
-    """The keys of a table and of those in it, up to five deep."""
+    """The leaf keys of a table and its subtables, up to five levels deep."""
     keys, level = [], [table]
     for _ in range(5):
         keys += [str(key) for one in level for key, value in one.items() if not isinstance(value, dict)]
@@ -167,13 +167,13 @@ def _leaves(table: dict[str, Any]) -> list[str]:
 def as_config(
     config: Config | str | Path | dict[str, dict[str, Any]] | None, overrides: dict[str, dict[str, Any]]
 ) -> Config:
-    """A configuration from a file, another one or nested tables, and nested tables of changes. Errors as in `load`."""
+    """Returns a configuration, given as a file, object or nested tables, with `overrides` applied. Errors as in `load`."""
     if isinstance(config, (str, Path)):
         config = load(config)
     base = dict(config or {}) if not isinstance(config, Config) else to_dict(config)
     for section, table in overrides.items():
         both = isinstance(table, dict) and isinstance(base.get(section, {}), dict)
-        base[section] = base.get(section, {}) | table if both else table  # from_dict refuses what is no table
+        base[section] = base.get(section, {}) | table if both else table  # from_dict refuses anything but a table
     return from_dict(base)
 
 
@@ -193,7 +193,7 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
                 near = f"; give the whole table: {name}.{outer} = {{{inner} = ...}}"
             raise ValueError(f"{full_key[:160]} = {shown(value, full_key)}: unknown key{near}")
         if isinstance(value, _Typed):
-            is_choice = value in (fields[key].metadata["choices"] or ())  # "none" may be one
+            is_choice = value in (fields[key].metadata["choices"] or ())  # "none" may be a choice
             value = str(value) if is_choice else _from_text(full_key, str(value), hints[key])
         value = typed(full_key, value, hints[key])
         in_range(full_key, value, fields[key].metadata)
@@ -202,7 +202,7 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
 
 
 def from_home(key: str, path: str) -> str:
-    """A path with ~ and ~user as folders. Raises ValueError where there is no such user, or no system takes such a path."""
+    """Expands ~ and ~user in a path. Raises ValueError for an unknown user, or for a path too long for any system."""
     if (
         len(path.encode(errors="replace")) > LONGEST_PATH
         or max(len(part.encode(errors="replace")) for part in path.split("/")) > LONGEST_NAME
@@ -231,13 +231,13 @@ def _from_text(key: str, text: str, hint: Any) -> Any:
     except (ValueError, RecursionError):
         raise ValueError(f"{key} = {shown(text)}: too many digits, or nested too deeply, to be read: shorten it") from None
     try:
-        return float(text)  # 1e5, which TOML reads, and 1E5 or .5, which it does not
+        return float(text)  # such as .5, which is not valid TOML
     except ValueError:
         return text
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Nested tables, without the fields that are None; under "stage", where there are stages, a list of tables."""
+    """Returns nested tables without the fields that are None. Stages, if any, are a list of tables under "stage"."""
     tables = dataclasses.asdict(config)
     stages = [_set(table) for table in tables.pop(STAGE)]
     return {name: _set(table) for name, table in tables.items()} | ({STAGE: stages} if stages else {})
@@ -249,8 +249,12 @@ def _set(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(config: Config, comments: bool = False, secrets: bool = False) -> str:
-    """The resolved configuration as TOML; with `comments`, each field's meaning and unit above it. Secrets are
-    hidden (safe.py) unless `secrets` asks for them.
+    """Returns the configuration as TOML.
+
+    Args:
+        config: The resolved configuration.
+        comments: Whether to write each field's meaning and unit above it.
+        secrets: Whether to write secrets as well. Otherwise they are hidden (safe.py).
     """
     lines: list[str] = []
     for name in SECTIONS:

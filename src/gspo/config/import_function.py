@@ -1,4 +1,4 @@
-"""What a setting names: a `module:function`, a device. Imports nothing heavy: the reward workers use it."""
+"""Resolves names in settings: a `module:function`, a device. Imports nothing heavy, because reward workers use it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 
 def load_function(spec: str, key: str) -> Callable[..., Any]:
-    """The function that `spec` (`module:function`) names; the current folder is searched first, as in `find_here`.
+    """Imports the function that `spec` (`module:function`) names. The current folder is searched first, as in `find_here`.
 
-    `key` is the configuration key to name in errors. Raises ValueError when there is no such module or
-    function.
+    `key` is the configuration key for errors. Raises ValueError if there is no such module or function.
     """
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
@@ -38,7 +37,7 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
                 f"{key} = {spec!r}: there is no module {module_name!r} in {folder} or among the installed packages"
             ) from None
         raise ValueError(f"{key} = {spec!r}: importing {module_name!r} failed: {describe(error)}") from error
-    except (Exception, SystemExit) as error:  # a script that calls sys.exit must not end the run as if it were done
+    except (Exception, SystemExit) as error:  # a script that calls sys.exit must not end the run as if it had finished
         raise ValueError(f"{key} = {spec!r}: importing {module_name!r} failed: {describe(error)}") from error
     function = getattr(module, name, None)
     if function is None:
@@ -53,9 +52,9 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
 
 
 def find_here(name: str) -> None:
-    """Imports the package or module that `name` begins with from the current folder, if it is there, and lets it import
-    others from there. Only what is named wins over installed packages; nothing does over the standard library: files beside
-    the data that happen to be called pickle.py or yaml.py are not run. Raises what the module raises.
+    """Imports the top-level package or module of `name` from the current folder, if it is there, and appends the folder to
+    sys.path, so that it can import others from there. Only the named module takes precedence over installed packages, and
+    none over the standard library: a stray pickle.py or yaml.py beside the data is not run. Raises what the module raises.
     """
     folder, top = os.getcwd(), name.partition(".")[0]
     if folder not in map(os.path.abspath, sys.path):
@@ -74,7 +73,7 @@ def find_here(name: str) -> None:
 
 
 def unknown_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> str:
-    """Why `function(**arguments)` cannot be called, or an empty string."""
+    """Why `function(**arguments)` cannot be called; "" if it can."""
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
@@ -85,14 +84,14 @@ def unknown_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line of at most 300 characters, without secrets: it may get into any file."""
+    """Formats an exception as one line of at most 300 characters, without secrets, because it may be written to any file."""
     text = without_logins(" ".join(str(error).split()))
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= 300 else f"{text[:200]} … {text[-97:]}"
 
 
 def pick_device(name: str, key: str = "model.device") -> torch.device:
-    """The option `key` as torch has it. Raises ValueError where this machine has no such device."""
+    """Returns the torch device that the option `key` names. Raises ValueError if this machine has no such device."""
     import torch
 
     if name == "auto":

@@ -1,4 +1,4 @@
-"""The names of settings: all of ours, and what other programs call the same."""
+"""Names of settings: those of gspo, and what other programs call the same settings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MEMORY = "train.micro_batch_tokens, in tokens"
 STEPS = "train.steps, in rollout batches"
 ENGINE = "a name in sampler.engine_args"
 RESUME = "--resume (from Python: resume=True)"
-"""How a run is resumed, for a message that either way of starting one may meet."""
-# Another program's name -> ours, and in words where it does not count the same. Names that are ours too are not listed.
+"""How to resume a run, for messages that appear both on the command line and from Python."""
 REMOVED: dict[str, str] = {
     "sampler.url": 'give sampler.urls = ["http://..."]',
     "sampler.in_process": "leave it out: vLLM runs as a server, and sampler.sleep_level gives a shared GPU's memory back",
 }
-"""Keys that there were, and what to do instead."""
+"""Removed keys, and what to do instead."""
+# Another program's name -> gspo's, with a note if it counts something else. Names that gspo uses too are not listed.
 ELSEWHERE: dict[str, str] = {
     # optimizer
     **dict.fromkeys(("learning_rate", "actor_learning_rate"), "optimizer.lr"),
@@ -117,9 +117,11 @@ def all_keys() -> list[str]:
 
 
 def nearest_key(word: str, sign: str = "") -> str:
-    """What an unknown key probably means, to stand at the end of an error: ours for another program's name, or the nearest
-    of the word's own section, else of all; "" where nothing is near. `word`: with or without a section, also as others
-    write options: `--learning-rate=1`. sign: what stands before our key where the word was written.
+    """Suggests what an unknown key probably means, as the end of an error: gspo's name for that of another program, or the
+    nearest key of the word's own section, else of all sections; "" if none is near.
+
+    `word` may come without a section, or in the style of another command line (`--learning-rate=1`). `sign` is the prefix of
+    keys where the word was written, such as `--`.
     """
     section, _, name = word.partition("=")[0].lstrip("-").replace("-", "_").rpartition(".")
     if name in ELSEWHERE:

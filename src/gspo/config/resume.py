@@ -1,4 +1,4 @@
-"""Which settings may differ between a run and its resumption."""
+"""Settings that may differ between a run and its resumption."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gspo.config.unused import COMMANDS, unused
 from gspo.config.values import shown
 from gspo.safe import without_secrets
 
-# May differ between a run and its resumption: where it is, what it shows, when it stops.
+# May always differ: where a run executes, what it reports, when it stops.
 FREE = {
     *("log", "guard", "serve", "scale", "model.device", "reward.timeout", "reward.workers", "reward.memory"),
     *("code.sandbox",),
@@ -27,15 +27,15 @@ FREE = {
     *("train.steps", "train.save_every", "train.keep_checkpoints", "train.micro_batch_tokens"),
     *("train.gradient_checkpointing", "train.max_bad_updates", "train.offload_optimizer", "train.offload_reference"),
 }
-# May differ where `allow` names them: each update reads them anew, and nothing in a checkpoint depends on them.
+# May differ if `allow` names them: every update reads them anew, and nothing in a checkpoint depends on them.
 ON_PURPOSE = ("optimizer.lr", "optimizer.schedule", "optimizer.min_lr", "optimizer.warmup")
 
-# A served run does not read it, and an earlier gspo let it be set.
+# A served run does not read it, but an earlier gspo let it be set.
 NOT_SERVED = "rollout.num_prompts"
 
 
 def check_allowed(keys: Collection[str]) -> None:
-    """Whether these may be changed on purpose. Raises ValueError with the reason where one may not."""
+    """Checks that `keys` may be changed on purpose. Raises ValueError with the reason if one may not."""
     if isinstance(keys, (str, bytes)) or not all(isinstance(key, str) for key in keys):
         raise ValueError(f'allow = {shown(keys)}: expected a list of keys, as in allow=["optimizer.lr"]')
     for key in keys:
@@ -52,10 +52,17 @@ def check_allowed(keys: Collection[str]) -> None:
 
 
 def same_run(old: Config, new: Config, allowed: Collection[str] = (), command: str = "train", begun: int = 0) -> list[str]:
-    """What `new` changes, in words. Raises ValueError where it would continue another run than `old`, naming the first such
-    option in the order of the sections: others may follow from it, as a clip range does from the algorithm's name. A secret
-    may change: none is kept to compare with, and keys are replaced now and then. command: train, sft or
-    serve. begun: the last step that was sampled for: stages up to it are past, later ones may change.
+    """Returns the changes from `old` to `new` in words. Raises ValueError if `new` would continue a different run.
+
+    The error names the first such option in section order, because others may follow from it, as a clip range follows from
+    the algorithm's name. Secrets may change: none is kept for a comparison, and keys are replaced now and then.
+
+    Args:
+        old: Configuration of the run so far.
+        new: Configuration to resume with.
+        allowed: Keys that may change on purpose.
+        command: "train", "sft" or "serve".
+        begun: The last step that was sampled for. Stages up to it are past; later ones may change.
     """
     changes = []
     past = [[stage for stage in config.stage if stage.at <= begun] for config in (old, new)]
@@ -81,7 +88,7 @@ def same_run(old: Config, new: Config, allowed: Collection[str] = (), command: s
 
 
 def changed(old: Config, new: Config) -> Iterator[tuple[str, Any, Any]]:
-    """Each setting that differs, what it was and what it is now, in the order of the sections; secrets are left out."""
+    """Yields each setting that differs, with its old and new value, in section order. Secrets are left out."""
     before, after = without_secrets(to_dict(old)), without_secrets(to_dict(new))
     for key in all_keys():
         section, _, name = key.partition(".")
@@ -98,7 +105,7 @@ def may_differ(key: str, allowed: Collection[str] = ()) -> bool:
 
 
 def left_out(key: str, old: Config, new: Config, command: str = "train") -> bool:
-    """Whether a setting was only taken out that `command` never reads, nor would now: an earlier gspo let it be set."""
+    """Whether the only change is that a setting without effect was reset to its default: an earlier gspo let it be set."""
     section, _, name = key.partition(".")
     if key == STAGE or getattr(getattr(new, section), name) != getattr(SECTIONS[section](), name):
         return False

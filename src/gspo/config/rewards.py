@@ -1,4 +1,4 @@
-"""The configuration of rewards that models give: a reward model, and a judge."""
+"""Settings of the rewards: reward model, judge, sandboxed programs, and the reward functions themselves."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from gspo.config.field import SEEDS, opt
 
 @dataclass(frozen=True)
 class RewardModelConfig:
-    """The reward `model`: a sequence classifier of transformers, in this process or served by vLLM."""
+    """The reward `model`: a sequence classifier from transformers, in this process or served by vLLM."""
 
     path: str = opt("", path=True)
-    """Folder or Hugging Face id of the classifier; with url, the server's name for it. Required."""
+    """Folder or Hugging Face id of the classifier; with `url`, the server's name for it. Required."""
     revision: str | None = opt(None)
-    """Branch, tag or commit of a Hugging Face id."""
+    """Branch, tag or commit on the Hugging Face Hub."""
     label: str | None = opt(None)
-    """Name or number of the label whose score is the reward; a classifier with several labels needs one."""
+    """Name or number of the label whose score is the reward. Required if the classifier has several labels."""
     output: str = opt("logit", choices=("logit", "probability"))
-    """The score: the label's `logit`, or its `probability` (a sigmoid for one label, else a softmax)."""
+    """The score: the label's `logit`, or its `probability` (a sigmoid for one label, otherwise a softmax)."""
     max_length: int | None = opt(None, low=1, high=10**7)
-    """Most tokens of prompt and completion together. Unset: as many as the classifier can read."""
+    """Maximum number of tokens of prompt and completion together. Unset: as many as the classifier can read."""
     too_long: str = opt("none", choices=("none", "left", "right"))
-    """What a longer text gets: no opinion (`none`), or the score of the text cut at its start (`left`) or its end
+    """Handling of longer texts: no opinion (`none`), or the score of the text truncated at its start (`left`) or its end
     (`right`)."""
     device: str = opt("auto")
     """`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
@@ -35,17 +35,17 @@ class RewardModelConfig:
     trust_remote_code: bool = opt(False)
     """Run Python code that comes with the classifier. Only for models whose code you have read."""
     allow_pickle: bool = opt(False)
-    """Accept weights that are not safetensors. Loading such a file can run code."""
+    """Accept weights in other formats than safetensors. Loading such a file can run code."""
     url: str | None = opt(None)
     """Address of a vLLM server with the classifier, such as `http://127.0.0.1:8000`. Requests go to its `/classify`."""
     key_variable: str = opt("")
-    """Environment variable with the API key of this server. Empty: it needs none."""
+    """Environment variable with the API key of this server. Empty: no key."""
     timeout: float = opt(120.0, low=1e-3, high=86_400)
-    """Seconds that the server may take for one completion, including retries."""
+    """Seconds that the server may take for one completion, retries included."""
     retries: int = opt(3, low=0, high=1000)
-    """How often a failed request (429, 5xx, lost connection) is repeated, with growing waits."""
+    """Retries of a failed request (429, 5xx, lost connection), with growing waits."""
     max_concurrent: int = opt(16, low=1, high=4096)
-    """Most requests to the server at the same time."""
+    """Maximum number of concurrent requests to the server."""
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,27 @@ class JudgeConfig:
     url: str = opt("https://api.openai.com/v1")
     """The endpoint, such as `http://127.0.0.1:8000/v1`."""
     key_variable: str = opt("OPENAI_API_KEY")
-    """Environment variable with the API key. Empty: the endpoint needs none."""
+    """Environment variable with the API key. Empty: no key."""
     rubric: str = opt("")
     """What makes a completion good, in words. Required."""
     mode: str = opt("score", choices=("score", "group", "rank", "pairs"))
-    """`score`: each completion alone gets a score. `group`: all completions of a prompt are compared and get scores. `rank`:
-    all are ranked, and rewards are evenly spaced. `pairs`: every two are compared, in both orders, which gives Bradley-Terry
-    strengths."""
+    """`score`: each completion is scored alone. `group`: all completions of a prompt are compared and scored together.
+    `rank`: all are ranked, with evenly spaced rewards. `pairs`: every pair is compared, in both orders, which gives
+    Bradley-Terry strengths."""
     scale: int = opt(10, low=1, high=10**6)
     """Highest score; the lowest is 0. The reward is score / scale."""
     reference_column: str | None = opt(None)
-    """Column with a reference answer to show to the judge."""
+    """Column with a reference answer that the judge is shown."""
     request: dict[str, Any] = opt({"temperature": 0})
-    """Additional fields of each request, such as `{reasoning_effort = "low"}`."""
+    """Extra fields of each request, such as `{reasoning_effort = "low"}`."""
     timeout: float = opt(120.0, low=1e-3, high=86_400)
-    """Seconds that one response may take, including retries."""
+    """Seconds that one response may take, retries included."""
     retries: int = opt(3, low=0, high=1000)
-    """How often a request is repeated after a failure (429, 5xx, lost connection; with growing waits) or an unreadable
-    response."""
+    """Retries of a request after a failure (429, 5xx, lost connection; with growing waits) or an unreadable response."""
     max_concurrent: int = opt(16, low=1, high=4096)
-    """Most requests at the same time."""
+    """Maximum number of concurrent requests."""
     cache: str | None = opt(None, path=True)
-    """SQLite file that keeps responses; several runs may use it, also at the same time. Unset: they are kept in memory."""
+    """SQLite file that caches responses; several runs may share it, even concurrently. Unset: they are cached in memory."""
     seed: int = opt(0, low=0, high=SEEDS)
     """Seed of the order in which completions are shown together."""
 
@@ -88,44 +87,44 @@ class CodeConfig:
     """The reward `code`: the program in the last fenced block of a completion, run on tests in a sandbox."""
 
     sandbox: str = opt("auto", choices=("auto", "bwrap", "landlock", "none"))
-    """What keeps programs from doing harm, also those of benchmarks: bubblewrap (`bwrap`), or Landlock with seccomp where
-    user namespaces are forbidden (`landlock`). `auto` takes the first that works. `none` protects nothing."""
+    """Sandbox of the programs, also those of benchmarks: bubblewrap (`bwrap`), or Landlock with seccomp where user
+    namespaces are forbidden (`landlock`). `auto`: the first that works. `none`: no protection at all."""
     tests_column: str = opt("tests")
     """Column with the tests: a list, or JSON of one, with `{"input": ..., "output": ...}` for standard input and output, or
     `{"arguments": [...], "value": ...}` for a function."""
     public_column: str = opt("")
-    """Column with the tests that the prompt shows. They come first, and a program that fails one of them is run on no
-    others. Empty: there are none."""
+    """Column with the tests that the prompt shows. They run first, and a program that fails one of them is not run on the
+    others. Empty: none."""
     function_column: str = opt("function")
-    """Column with the name of the function that tests with arguments call. Rows without it are whole programs."""
+    """Column with the name of the function that tests with arguments call. Rows without one are whole programs."""
     language: str = opt("auto", choices=("auto", "python", "cpp"))
-    """Language of the programs. `auto`: C++ where the fence says so (```cpp), else Python."""
+    """Language of the programs. `auto`: C++ if the fence says so (```cpp), otherwise Python."""
     score: str = opt("all", choices=("all", "share"))
-    """1 for a program that passes all tests and 0 for others (`all`), or the share of tests that it passes (`share`)."""
+    """`all`: 1 for a program that passes all tests, otherwise 0. `share`: the share of tests that it passes."""
     seconds: float = opt(10.0, low=0.1, high=3600)
-    """CPU seconds for one test."""
+    """CPU time limit of one test, in seconds."""
     total_seconds: float = opt(60.0, low=0.1, high=86_400)
-    """CPU seconds for all tests of a completion. Those that are left then count as failed."""
+    """CPU time limit of all tests of a completion, in seconds. The remaining tests then count as failed."""
     memory: float = opt(1.0, low=0.0625, high=1024)
-    """GiB for one test, beyond what Python itself takes."""
+    """Memory limit of one test in GiB, on top of what Python itself takes."""
     output: float = opt(16.0, low=0.001, high=1024)
-    """MiB that a test may write to its standard output."""
+    """Maximum standard output of a test, in MiB."""
 
 
 NAMED = ("task", "exact", "math", "code", "model", "judge")
-"""The rewards that `reward.functions` names, beside module:function."""
+"""Built-in rewards that `reward.functions` can name, besides module:function."""
 PROGRAMS = "gspo.rewards.programs:"
-"""The module of the benchmarks' own rewards, which run programs too."""
+"""Prefix of the benchmarks' own rewards, which run programs too."""
 
 
 def runs_programs(functions: Iterable[str]) -> bool:
-    """Whether one of these rewards runs programs in a sandbox of ours."""
+    """Whether one of these rewards runs programs in gspo's sandbox."""
     return any(name == "code" or name.startswith(PROGRAMS) for name in functions)
 
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """What a completion is worth."""
+    """The reward of a completion."""
 
     functions: list[str] = opt(["task"])
     """Any of `task` (the source's own scorer), `exact`, `math`, `code` (see [code]), `model` (see [reward_model]), `judge`
@@ -133,15 +132,15 @@ class RewardConfig:
     weights: list[float] = opt([], low=-1e6, high=1e6)
     """One weight per function. Empty: all 1."""
     answer_column: str = opt("answer")
-    """Column with the right answer, for `exact` and `math`."""
+    """Column with the correct answer, for `exact` and `math`."""
     timeout: float = opt(10.0, low=1e-3, high=86_400)
     """Seconds that one call of a reward may take. A completion whose reward hangs is left out of its group."""
     workers: int = opt(1, low=1, high=256)
-    """Processes that score completions, on the machine of rank 0."""
+    """Worker processes that score completions, on the machine of rank 0."""
     memory: float = opt(8.0, low=0.25, high=1e6)
-    """GiB of memory that each of these processes, and each program that it starts, may take."""
+    """Memory limit in GiB of each worker process, and of each program that it starts."""
     env: list[str] = opt([])
-    """Names of environment variables that a `module:function` needs, such as that of an API key. Others that may hold
-    secrets are kept from its process."""
+    """Names of environment variables that a `module:function` needs, such as that of an API key. Other variables that may
+    hold secrets are hidden from its process."""
     correct_at: float = opt(1.0, low=-1e12, high=1e12)
-    """A completion counts as correct in `eval/accuracy` if the first of `functions` gives it at least this."""
+    """A completion counts as correct in `eval/accuracy` if the first of `functions` gives it at least this reward."""

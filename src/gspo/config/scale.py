@@ -1,4 +1,4 @@
-"""How many processes learn, and how the model lies among them."""
+"""The number of training processes, and how the model is sharded across them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ LAUNCHERS = ("auto", "ray")
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """Learning on several GPUs, one process (rank) each. Everything else means the same with one rank and with many."""
+    """Training on several GPUs, one process (rank) per GPU. All other settings mean the same with any number of ranks."""
 
     ranks: int | None = opt(None, low=1, high=100_000)
-    """Processes that learn together. Unset: those that `torchrun` started, else 1."""
+    """Number of training processes. Unset: as many as `torchrun` started, otherwise 1."""
     experts: int = opt(1, low=1, high=100_000)
-    """Ranks that divide the experts of a mixture among them (expert parallelism). 1: experts are sharded as all weights
-    are."""
+    """Expert parallelism: number of ranks that the experts of a mixture are divided among. 1: experts are sharded like all
+    other weights."""
     replicas: int = opt(1, low=1, high=100_000)
-    """Copies of the model, each sharded over ranks / replicas. More copies need more memory and less of the network between
-    machines."""
+    """Number of copies of the model, each sharded over ranks / replicas ranks. More copies need more memory and less network
+    traffic between machines."""
     launcher: str = opt("auto", choices=LAUNCHERS)
-    """What starts the ranks. `auto`: `torchrun` if it started this process, else gspo on this machine. `ray`: a Ray
-    cluster, with one GPU for each, or one CPU where it has no GPU; it also places the vLLM servers of `sampler.engines` and
-    spreads `reward.workers`."""
+    """What starts the ranks. `auto`: `torchrun` if it started this process, otherwise gspo, on this machine. `ray`: a Ray
+    cluster, with one GPU per rank, or one CPU if the cluster has no GPU; it also places the vLLM servers of
+    `sampler.engines` and spreads the workers of `reward.workers`."""
     restarts: int = opt(3, low=0, high=10_000)
-    """How often a run goes on by itself from its last checkpoint after a rank was killed, or was out of memory."""
+    """Maximum number of automatic restarts from the last checkpoint after a rank was killed or ran out of memory."""
     timeout: float = opt(600.0, low=1.0, high=86_400)
-    """Seconds that ranks wait for one another in a pass, or for a sign of life of the first, before the run counts as hung;
-    also for places on a Ray cluster."""
+    """Seconds that ranks wait for each other in a pass, or for a heartbeat of rank 0, before the run counts as hung; also
+    the wait for resources on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""The configuration of a whole run: frozen dataclasses, one docstring a field with its unit. Imports nothing heavy.
+"""The configuration of a whole run: frozen dataclasses, with one docstring per field that gives its unit. Loads no torch.
 
 config/files.py reads and writes it. An algorithm's own constants stay in its row (objective/algorithms.py).
 """
@@ -18,7 +18,7 @@ from gspo.config.training import EvalConfig, GuardConfig, LogConfig, ServeConfig
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """The configuration of a whole run."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -42,5 +42,5 @@ class Config:
 
 
 STAGE = "stage"
-"""The one section of which there may be several tables, in order."""
+"""The only section that may have several tables, in order."""
 SECTIONS: dict[str, type] = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name != STAGE}  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What kind of source a name in `task.source` or `task.eval_source` stands for."""
+"""The kind of source that `task.source` or `task.eval_source` names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ BENCHMARK = "benchmark:"
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 SAVED = ("dataset_dict.json", "state.json")
-"""The files by which a folder shows that `save_to_disk` of datasets wrote it: several splits, or one."""
+"""Files that identify a folder written by `save_to_disk` of datasets, with several splits or with one."""
 
 
 def kind(source: str) -> str:
-    """`given` (rows from Python), `verifiers`, `generated` (reasoning-gym), `benchmark`, `function`, `file`, `saved` (a
-    folder that `save_to_disk` wrote), or `hub` (what `datasets.load_dataset` reads: an id, or another folder).
+    """The kind of a source: `given` (rows from Python), `verifiers`, `generated` (reasoning-gym), `benchmark`, `function`,
+    `file`, `saved` (a folder written by `save_to_disk`), or `hub` (read by `datasets.load_dataset`: an id, or another
+    folder).
     """
     if source == GIVEN:
         return "given"
@@ -40,5 +41,5 @@ def has_splits(source: str) -> bool:
 
 
 def played(task: TaskConfig) -> bool:
-    """Whether prompts are played in an environment, which gives the reward itself."""
+    """Whether prompts are played in an environment, which computes the reward itself."""
     return task.environment is not None or task.source.startswith(VERIFIERS)

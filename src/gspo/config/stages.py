@@ -1,4 +1,4 @@
-"""Settings that change in the course of a run: stages of sampling, and the refresh of the queries."""
+"""Settings that change during a run: sampling stages, and the refresh of the queries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from gspo.config.rollout import RolloutConfig
 
 @dataclass(frozen=True)
 class StageConfig:
-    """One of the `[[stage]]` tables. What a stage sets holds until a later one sets it again."""
+    """One `[[stage]]` table. What a stage sets holds until a later stage sets it again."""
 
     at: int = opt(0, low=2, high=10**9)
-    """First step that is trained on what this stage asks for. Required. What a run begins with stands in [rollout] and
-    [task]. What is sampled ahead for earlier steps (`rollout.delay`, `rollout.max_staleness`) ends as it was begun."""
+    """First step that is trained with the settings of this stage. Required. Until the first stage, [rollout] and [task]
+    apply. Rollouts sampled ahead for earlier steps (`rollout.delay`, `rollout.max_staleness`) finish with the settings that
+    they began with."""
     max_completion_length: int | None = opt(None, low=1, high=10**7)
     """Longest completion, in tokens, in place of `rollout.max_completion_length`."""
     temperature: float | None = opt(None, low=COOLEST, high=100)
@@ -24,29 +25,29 @@ class StageConfig:
     num_generations: int | None = opt(None, low=2, high=10_000)
     """Completions per prompt (G), in place of `rollout.num_generations`."""
     source: str | None = opt(None, path=True)
-    """Source of the prompts, in place of `task.source`. It is read as [task] says, but for `task.config`."""
+    """Source of the prompts, in place of `task.source`. It is read with the settings of [task], except `task.config`."""
 
 
 @dataclass(frozen=True)
 class RefreshConfig:
-    """Which queries are trained on, by how the policy has answered them, or a new set of them now and then."""
+    """Periodic refresh of the training queries: drop those that are too easy or too hard by now, or load a new set."""
 
     every: int = opt(0, low=0, high=10**9)
     """Steps between refreshes. 0: none."""
     drop_above: float = opt(1.0, low=1e-6, high=1)
-    """Drop a query if more than this share of its completions is correct (`reward.correct_at`). 1: none."""
+    """Drop a query if more than this share of its completions is correct (`reward.correct_at`). 1: drop none."""
     drop_below: float = opt(0.0, low=0, high=1)
-    """Drop a query if less than this share of its completions is correct. 0: none."""
+    """Drop a query if less than this share of its completions is correct. 0: drop none."""
     min_seen: int = opt(1, low=1, high=10**6)
-    """Groups of a query that must have been scored since it was judged last, before it is judged."""
+    """Minimum number of groups of a query, scored since it was last judged, before it is judged."""
     return_after: int = opt(0, low=0, high=10**9)
-    """Steps after which a dropped query returns, at the next refresh. 0: never."""
+    """Number of steps after which a dropped query returns, at the next refresh. 0: never."""
     keep: int | None = opt(None, low=1, high=10**8)
-    """Fewest queries that stay. Where more would be dropped, those nearest to the limits stay. Unset: as many as a step
-    has prompts (`rollout.num_prompts`)."""
+    """Minimum number of queries that stay. If more would be dropped, those nearest to the limits stay. Unset: the number of
+    prompts per step (`rollout.num_prompts`)."""
     source: str | None = opt(None)
-    """`module:function` that gives a new set of queries at each refresh, instead of dropping any: it is called with
-    `step`, the steps done, and returns rows as a `task.source` does."""
+    """`module:function` that returns a new set of queries at each refresh, instead of dropping any. It is called with
+    `step`, the number of steps done, and returns rows as a `task.source` does."""
 
     @property
     def drops(self) -> bool:
@@ -56,11 +57,11 @@ class RefreshConfig:
 
 Stages = Sequence[StageConfig]
 SETS = ("max_completion_length", "temperature", "num_generations")
-"""What a stage sets of [rollout]."""
+"""Fields of [rollout] that a stage can set."""
 
 
 def rollout_at(rollout: RolloutConfig, stages: Stages, step: int) -> RolloutConfig:
-    """[rollout] as it holds for the batch of a step."""
+    """Returns [rollout] with the settings that apply to the batch of a step."""
     for stage in stages[: number_at(stages, step)]:
         given = {name: value for name in SETS if (value := getattr(stage, name)) is not None}
         rollout = dataclasses.replace(rollout, **given)
@@ -68,17 +69,17 @@ def rollout_at(rollout: RolloutConfig, stages: Stages, step: int) -> RolloutConf
 
 
 def number_at(stages: Stages, step: int) -> int:
-    """How many stages have begun with the batch of a step: 0 before the first."""
+    """Number of stages that have begun by the batch of a step; 0 before the first."""
     return sum(stage.at <= step for stage in stages)
 
 
 def source_at(stages: Stages, step: int) -> int:
-    """First step of the stage that gives the source of a step's prompts; 0 where task.source does."""
+    """First step of the stage whose source provides the prompts of a step; 0 for `task.source`."""
     return max((stage.at for stage in stages if stage.at <= step and stage.source is not None), default=0)
 
 
 def longest(rollout: RolloutConfig, stages: Stages) -> tuple[str, int]:
-    """The longest completion of a run, in tokens, and the key that allows it."""
+    """The key that allows the longest completion of a run, and that limit in tokens."""
     found = "rollout.max_completion_length", rollout.max_completion_length
     for number, stage in enumerate(stages):
         if (stage.max_completion_length or 0) > found[1]:
@@ -87,7 +88,7 @@ def longest(rollout: RolloutConfig, stages: Stages) -> tuple[str, int]:
 
 
 def check_stages(stages: Stages, steps: int) -> None:
-    """Whether stages come in order, within the run's steps, and set something. Raises ValueError."""
+    """Checks that stages are in order, lie within the run's steps, and set something. Raises ValueError."""
     before = 0
     for number, stage in enumerate(stages):
         key = f"stage[{number}]"
@@ -108,7 +109,7 @@ def check_stages(stages: Stages, steps: int) -> None:
 
 
 def check_refresh(refresh: RefreshConfig, stages: Stages) -> None:
-    """What belongs together in a refresh. Raises ValueError."""
+    """Checks that the settings of a refresh fit together. Raises ValueError."""
     above, below = refresh.drop_above, refresh.drop_below
     if below >= above:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a misspelt word was probably meant to be."""
+"""Suggestions for misspelt words in error messages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """`, did you mean X?`, or nothing when no known word is near."""
+    """`, did you mean X?` with the nearest known word; "" if none is near."""
     close = difflib.get_close_matches(word[:100], list(words), 1, 0.6)
     return f", did you mean {close[0]}?" if close else ""

@@ -1,4 +1,4 @@
-"""The configuration of the loop and of what is around it: steps, evaluation, endpoint, log, guard."""
+"""Settings of the training loop, evaluation, the endpoint of `gspo serve`, logging, and the collapse guard."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ class TrainConfig:
     """The training loop."""
 
     steps: int = opt(100, low=1, high=10**9)
-    """Rollout batches (`gspo sft`: updates). `gspo serve`: only the length of `optimizer.schedule`; agents decide how many
-    steps there are."""
+    """Number of rollout batches (`gspo sft`: of updates). `gspo serve`: only the length of `optimizer.schedule`; agents
+    decide how many steps there are."""
     seed: int = opt(0, low=0, high=SEEDS)
     """Seed for sampling completions."""
     batch_size: int = opt(64, low=1, high=10**6)
     """`gspo sft`: rows per update."""
     micro_batch_tokens: int = opt(16384, low=1, high=10**9)
-    """Most tokens in one forward and backward pass, including padding. It changes the memory, not the gradient. When memory
-    runs out, it is halved and the pass is repeated; in one process a resumed run starts with the full number again. With the
-    layout `auto` a batch that is read in padded rows may have 15 % more."""
+    """Maximum number of tokens, padding included, in one forward and backward pass (micro-batch). It changes memory use, not
+    the gradient. If memory runs out, it is halved and the pass is retried; in one process, a resumed run starts with the
+    full number again. With the layout `auto`, a batch in padded rows may have 15 % more."""
     layout: str = opt("auto", choices=LAYOUTS)
-    """`padded`: one row per completion. `shared`: a prompt is computed once for all its completions, without padding.
-    `packed`: the same with one dense mask. `auto`: the faster of `padded` and `shared` for each batch, if the model supports
-    both; on a GPU `padded`."""
+    """`padded`: one row per completion. `shared`: each prompt is computed once for all its completions, without padding.
+    `packed`: the same, with one dense mask. `auto`: the faster of `padded` and `shared` for each batch, if the model
+    supports both; on a GPU `padded`."""
     gradient_checkpointing: bool = opt(False)
     """Recompute activations in the backward pass: less memory, about a third more time."""
     offload_optimizer: bool = opt(False)
-    """On a GPU: keep AdamW's moments (8 bytes per weight) in the host's memory between updates. They take up to twice as
-    much there."""
+    """On a GPU: offload AdamW's moments (8 bytes per weight) to host memory between updates, up to twice that size there."""
     offload_reference: bool = opt(False)
-    """On a GPU: keep the reference model of `algorithm.beta` in the host's memory while it is not in use. With adapters
-    (`lora.rank`) there is no second model to move."""
+    """On a GPU: offload the reference model of `algorithm.beta` to host memory while it is not in use. With adapters
+    (`lora.rank`) there is no second model to offload."""
     save_every: int = opt(50, low=1, high=10**9)
     """Steps between checkpoints. The last step is always saved."""
     keep_checkpoints: int = opt(2, low=1, high=10**9)
@@ -49,19 +48,19 @@ class EvalConfig:
     """Evaluation on held-out prompts, during training and by `gspo eval`."""
 
     every: int = opt(0, low=0, high=10**9)
-    """Steps between evaluations during training. 0: none. Otherwise also before the first step and after the last."""
+    """Steps between evaluations during training, with one before the first step and one after the last. 0: no evaluation."""
     num_prompts: int = opt(256, low=0, high=10**6)
     """Number of held-out prompts. 0: none are held out, so nothing can be evaluated."""
     num_generations: int = opt(1, low=1, high=10_000)
     """Completions per prompt."""
     temperature: float = opt(1.0, low=0, high=100)
-    """Sampling temperature, at least 0.01; or 0, which takes the most likely token."""
+    """Sampling temperature: at least 0.01, or 0 for greedy decoding."""
     top_p: float = opt(1.0, low=1e-6, high=1)
     """Nucleus sampling."""
     top_k: int = opt(0, low=0, high=10**7)
     """Sample from the k most likely tokens; 0: from all."""
     max_completion_length: int | None = opt(None, low=1, high=10**7)
-    """Longest completion, in tokens. Unset: as in [rollout], or in the stage that allows most."""
+    """Longest completion, in tokens. Unset: as in [rollout], or in the stage with the highest limit."""
 
 
 @dataclass(frozen=True)
@@ -71,23 +70,24 @@ class ServeConfig:
     name: str = opt("policy")
     """Name of the model in requests."""
     host: str = opt("127.0.0.1")
-    """Address to listen on. `0.0.0.0`: all of this machine's, so that other machines can connect."""
+    """Address to listen on. `0.0.0.0`: all addresses of this machine, so that other machines can connect."""
     port: int = opt(0, low=0, high=65535)
     """Port to listen on. 0: any free one."""
     max_body: int = opt(16777216, low=1024, high=2**34)
-    """Largest request, in bytes."""
+    """Maximum size of a request, in bytes."""
     max_concurrent: int = opt(1024, low=1, high=10**6)
-    """Most requests at the same time. More are refused. There may be 256 connections more than that, but at most half as
-    many as the process may open files (`ulimit -n`)."""
+    """Maximum number of concurrent requests; more are refused. The limit on connections is 256 higher, but at most half of
+    the process's limit on open files (`ulimit -n`)."""
     timeout: float = opt(600.0, low=1e-3, high=1e6)
-    """Seconds that a request may take to arrive, seconds until its response, and seconds until the client has read it."""
+    """Timeout of each phase of a request, in seconds: until it has arrived, until its response, and until the client has
+    read that."""
     max_age: int = opt(4, low=0, high=10**9)
-    """Oldest turn to train on, in weight versions. Older turns are left out and counted."""
+    """Maximum age of a turn to train on, in weight versions. Older turns are left out and counted."""
 
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What a run leaves behind."""
+    """Output of a run: its folder, the trackers, the logged rollouts."""
 
     dir: str = opt("runs/run", path=True)
     """Run folder. If it holds a run, that run is resumed (`--resume`) or the folder is refused. It is never overwritten."""
@@ -103,19 +103,19 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """The collapse guard: early warnings, and what to do if they last."""
+    """The collapse guard: early warnings, and the action taken if they last."""
 
     action: str = opt("warn", choices=("off", "warn", "stop", "rewind"))
-    """On an alarm `warn`, `stop` with a checkpoint, or `rewind` to the last good one with a lower learning rate. `off`: no
-    guard."""
+    """Action on an alarm: `warn`, `stop` with a checkpoint, or `rewind` to the last good checkpoint with a lower learning
+    rate. `off`: no guard."""
     patience: int = opt(3, low=1, high=10**6)
-    """Number of steps in a row that an alarm must last."""
+    """Number of consecutive steps that an alarm must last."""
     window: int = opt(5, low=1, high=10**6)
-    """Steps of the shortest mean of the reward. Longer ones are looked at as well."""
+    """Length of the shortest reward average, in steps. Longer averages are tested as well."""
     collapse: float = opt(0.5, low=1e-6, high=1)
-    """A reward below this share of its best counts as collapsed, if noise does not explain it. See docs/stability.md for
-    rewards that may be negative."""
+    """A reward below this share of its best counts as collapsed, unless noise explains it. See docs/stability.md for rewards
+    that may be negative."""
     lr_factor: float = opt(0.5, low=1e-6, high=1)
-    """Factor for the learning rate at each rewind."""
+    """Factor applied to the learning rate at each rewind."""
     max_rewinds: int = opt(2, low=0, high=10**6)
-    """Most rewinds. After them the run stops."""
+    """Maximum number of rewinds. After those, a collapse stops the run."""

@@ -1,7 +1,7 @@
-"""Options without effect are refused: a value that differs from the default, where no code would read it.
+"""Refuses options without effect: values that differ from the default although no code would read them.
 
-Which options these are follows from the other options, and from the command. What only the model can show, such as a dense
-one that has no experts, is refused where the model is loaded.
+Which options those are depends on the other options and on the command. Options that only the model can rule out, such as
+those for experts with a dense model, are refused when the model is loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gspo.config.values import shown
 
 @dataclass(frozen=True)
 class Unused:
-    """Keys that have no effect `when` this holds, and what to do about it."""
+    """Keys that have no effect if `when` holds, and the remedy."""
 
     keys: tuple[str, ...]
     when: Callable[[Config], bool]
@@ -27,7 +27,7 @@ class Unused:
 
 
 def every(section: str, *but: str) -> tuple[str, ...]:
-    """The keys of a section, without some."""
+    """All keys of a section, except `but`."""
     return tuple(f"{section}.{f.name}" for f in dataclasses.fields(SECTIONS[section]) if f.name not in but)
 
 
@@ -37,12 +37,12 @@ def played(config: Config) -> bool:
 
 
 def kinds(config: Config) -> set[str]:
-    """Of what kinds the sources of prompts are."""
+    """The kinds of the prompt sources."""
     return {source_kind.kind(source) for source in (config.task.source, config.task.eval_source) if source}
 
 
 def may_have_kernels(model: ModelConfig) -> bool:
-    """Whether the model may be computed in float32 on a CPU."""
+    """Whether the model may run in float32 on a CPU."""
     return model.device in ("auto", "cpu") and model.dtype == "float32" and model.autocast != "bfloat16"
 
 
@@ -229,18 +229,22 @@ SERVE = (
     ),
 )  # fmt: skip
 COMMANDS = {"train": ALWAYS + TRAIN, "sft": SFT + ALWAYS, "serve": SERVE + ALWAYS, "eval": ALWAYS}
-"""`gspo eval` reads its part of a run's own file, so of that it refuses only what nobody would read."""
+"""`gspo eval` reads its part of a training run's file, so it refuses only settings of that part that no code would read."""
 OF_TRAINING = (
     *every("optimizer"), *every("algorithm"), *every("guard"), *every("serve"), *every("refresh"), *every("log"),
     *every("train", "seed"), *every("lora"), *every("scale"), "model.quantize", "sampler.quantize", "eval.every",
     "rollout.num_prompts", "rollout.num_generations", "rollout.refill", "rollout.delay", "rollout.max_staleness",
     "rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.mask_truncated_completions",
 )  # fmt: skip
-"""What `gspo eval` does not read, and nobody can mean for it who types it."""
+"""Settings that `gspo eval` does not read. It refuses them on its command line."""
 
 
 def unused(config: Config, rules: Iterable[Unused], filled: Config | None = None) -> Iterable[tuple[str, str]]:
-    """Each key that is set and has no effect, with the remedy. filled: what counts as not set, beside the defaults."""
+    """Yields each key that is set without effect, with an error message that contains the remedy.
+
+    Args:
+        filled: A configuration whose values count as not set, like the defaults.
+    """
     for rule in rules:
         for key in rule.keys:
             section, name = key.split(".")
@@ -251,8 +255,11 @@ def unused(config: Config, rules: Iterable[Unused], filled: Config | None = None
 
 
 def check_unused(config: Config, command: str, filled: Config | None = None) -> None:
-    """Refuses what `command` (train, sft, serve or eval) would not read. filled: the defaults as `gspo config` writes them
-    into any file, with the algorithm's own. Raises ValueError with key, value and remedy.
+    """Refuses settings that `command` would not read. Raises ValueError with key, value and remedy.
+
+    Args:
+        command: "train", "sft", "serve" or "eval".
+        filled: The defaults with the algorithm's own, as `gspo config` writes them into any file. They count as not set.
     """
     if config.stage and command in ("sft", "serve"):
         raise ValueError(f"stage[0].at = {config.stage[0].at} has no effect: `gspo {command}` has no stages: leave it out")

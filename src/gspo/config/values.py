@@ -1,4 +1,4 @@
-"""What a setting's value may be: its type, its range, and how an error shows it."""
+"""Types and ranges of settings, and how errors show their values."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from typing import Any
 from gspo.config.suggestions import nearest
 from gspo.safe import without_secrets
 
-DEEPEST = 20  # levels of tables and lists within a setting
+DEEPEST = 20  # nesting levels of tables and lists within a setting
 LONGEST = 80  # characters of a value in an error
-LARGEST = 2**63 - 1  # TOML's largest whole number
+LARGEST = 2**63 - 1  # TOML's largest integer
 
 
 def shown(value: Any, key: str = "") -> str:
-    """A value in an error, in one short line whatever it is, without secrets. key: what names it."""
+    """Formats any value for an error: one short line, without secrets. `key` is the name of the value."""
     if isinstance(value, int) and abs(value) > LARGEST:
         return f"a whole number of {int(value.bit_length() * math.log10(2)) + 1:,} digits"
     try:
         text = repr(without_secrets(value, key))
-    except Exception:  # an int within it that is too long to print, an object whose repr raises
+    except Exception:  # a nested int too long to print, or an object whose repr raises
         return f"{type_of(value)} that cannot be printed"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def type_of(value: Any) -> str:
-    """The type of a value in an error, with its article: `an int`, `a dict`."""
+    """The type of a value for an error, with its article: `an int`, `a dict`."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type."""
+    """The types of a union, or the single type."""
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
 def typed(key: str, value: Any, hint: Any) -> Any:
-    """`value` as the field's type. Raises ValueError that names what is allowed."""
+    """Converts `value` to the field's type. Raises ValueError with the types that are allowed."""
     for kind in alternatives(hint):
         origin = typing.get_origin(kind) or kind
         if origin is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
@@ -87,7 +87,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def _check_table(key: str, value: Any, depth: int) -> None:
-    """Raises ValueError for what config.toml cannot hold, in a table or a list of any depth."""
+    """Raises ValueError for anything in a table or list, at any depth, that config.toml cannot hold."""
     if depth > DEEPEST:
         raise ValueError(f"{key[:160]}: nested more than {DEEPEST} levels deep: flatten it")
     if isinstance(value, dict):
@@ -124,7 +124,7 @@ def type_name(hint: Any) -> str:
 
 
 def in_range(key: str, value: Any, limits: Mapping[str, Any]) -> None:
-    """Raises ValueError for a value, or an item of a list, beyond the limits of its field."""
+    """Raises ValueError for a value, or an item of a list, outside the limits of its field."""
     if isinstance(value, list):
         for i, item in enumerate(value):
             in_range(f"{key}[{i}]", item, limits)

@@ -1,1 +1,1 @@
-"""Prompts from any source, held out or to train on, and the chat templates that turn them into tokens."""
+"""Prompts from any source, for training or held out, and the chat templates that turn them into tokens."""

@@ -1,4 +1,4 @@
-"""A row's prompt -> the token ids that the model reads."""
+"""Encodes a row's prompt as the token ids that the model reads."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _ALONE = (
 )
 
 _GIVEN = ("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "tokenize")
-_GLOBALS = ("raise_exception", "strftime_now")  # functions that transformers adds to those of Jinja
+_GLOBALS = ("raise_exception", "strftime_now")  # functions that transformers adds to Jinja's
 
 
 def arguments_of(template: str) -> set[str]:
-    """The names that a chat template takes from whoever applies it. Raises ValueError where it is no Jinja."""
+    """The variables that a chat template expects from its caller. Raises ValueError if it is not valid Jinja."""
     from jinja2 import Environment, TemplateError, meta
     from jinja2.ext import Extension
 
     class Generation(Extension):
-        """The block by which transformers marks what an assistant says."""
+        """The block with which transformers marks the assistant's output."""
 
         tags = {"generation"}
 
@@ -43,12 +43,14 @@ def arguments_of(template: str) -> set[str]:
 
 
 class Encoder:
-    """Turns prompts and completions into token ids with a transformers tokenizer.
+    """Encodes prompts and completions as token ids with a transformers tokenizer.
 
-    With a chat template (and `task.template = "auto"`), a string becomes one user message and the template is
-    applied. Without one, the text is encoded as it stands. `task.system` comes first either way. default_system: what
-    "auto" stands for: put before prompts that a template is applied to, but those that have a system message of their own or
-    name the tag <answer> themselves.
+    With a chat template (and `task.template = "auto"`), a string becomes one user message and the template is applied.
+    Without one, the text is encoded as is. `task.system` comes first either way.
+
+    Args:
+        default_system: System message for `task.system = "auto"`. It is put before templated prompts, except those that have
+            a system message of their own or mention the tag <answer>.
     """
 
     def __init__(self, tokenizer: Any, task: TaskConfig, default_system: str = "") -> None:
@@ -57,7 +59,7 @@ class Encoder:
         self.system = "" if task.system == "auto" else task.system
         self.default_system = default_system if task.system == "auto" else ""
         self.defaulted = 0
-        """Prompts that the default system message was put before."""
+        """Prompts that got the default system message."""
         self.args = task.template_args
         template = tokenizer.get_chat_template() if getattr(tokenizer, "chat_template", None) else None
         self.template: str | None = template if task.template == "auto" else None
@@ -74,7 +76,7 @@ class Encoder:
     def prompt(self, prompt: str | list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
         """Token ids of a prompt, and whether it ends inside an open <think>.
 
-        Raises ValueError with the remedy for what cannot be encoded.
+        Raises ValueError with the remedy if it cannot be encoded.
         """
         if not isinstance(prompt, str):
             check_messages(prompt)
@@ -97,16 +99,16 @@ class Encoder:
             system, self.defaulted = self.default_system, self.defaulted + 1
         if system:
             messages = [{"role": "system", "content": system}, *messages]
-        begun = messages[-1]["role"] == "assistant"  # a completion that the model is to carry on
+        begun = messages[-1]["role"] == "assistant"  # a partial completion for the model to continue
         text = self.render(messages, add_generation_prompt=not begun, continue_final_message=begun)
         thinking = _opens_thinking(text)
-        if thinking:  # it may be but an instruction that names the tag: look at the completion's beginning alone
+        if thinking:  # the tag may only be mentioned in an instruction: check the start of the completion
             start = text_of(messages[-1]["content"]) if begun else text.removeprefix(self.render(messages))
             thinking = _opens_thinking(start)
-        return tuple(self.bare(text)), thinking  # the template has written BOS itself
+        return tuple(self.bare(text)), thinking  # the template has already added BOS
 
     def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-        """The text of messages under the chat template. Raises ValueError with what the template says against them."""
+        """The messages rendered with the chat template. Raises ValueError with the template's own complaint."""
         try:
             return self._apply([self._readable(message) for message in messages], **options)
         except Exception as error:  # templates raise anything
@@ -116,8 +118,8 @@ class Encoder:
         return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options, **self.args))
 
     def _readable(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message with its content in the form that the template reads: a template for text writes a list of parts as
-        Python does, and one for images may leave a plain text out.
+        """A message with its content in the form that the template reads: a text-only template prints a list of parts as a
+        Python list, and one for images may drop plain text.
         """
         content = message.get("content")
         if isinstance(content, list) and not self._reads[1]:
@@ -128,7 +130,7 @@ class Encoder:
 
     @cached_property
     def _reads(self) -> tuple[bool, bool]:
-        """Whether the template reads a content that is a text, and one that is a list of parts: at least one of them."""
+        """Whether the template reads content that is a string, and content that is a list of parts; at least one is true."""
         reads = []
         for content in ("probe", [{"type": "text", "text": "probe"}]):
             try:
@@ -139,25 +141,25 @@ class Encoder:
         return reads[0] or not reads[1], reads[1]
 
     def bare(self, text: str) -> list[int]:
-        """Token ids without special ones. Raises ValueError for text that the tokenizer has no tokens for."""
+        """Token ids without special tokens. Raises ValueError for text that the tokenizer has no tokens for."""
         try:
             return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        except Exception as error:  # a plain Exception, where there is no unknown token
+        except Exception as error:  # a plain Exception if the tokenizer has no unknown token
             raise ValueError(f"cannot be encoded by the tokenizer ({error}): {text!r:.80}") from error
 
     def plain(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text that a completion is to follow."""
+        """Token ids of a text that a completion will follow."""
         bare = self.bare(text)
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if bos is not None and bare[:1] == [bos]:
             return tuple(bare)
         ids = self.tokenizer(text)["input_ids"]
         if eos is not None and ids[-1:] == [eos] and bare[-1:] != [eos]:
-            ids = ids[:-1]  # a completion is to follow
+            ids = ids[:-1]  # drop EOS: a completion follows
         return tuple(ids)
 
     def completion(self, text: str) -> tuple[int, ...]:
-        """Token ids of a completion to imitate, ending with EOS. Raises ValueError for a tokenizer without EOS."""
+        """Token ids of a completion to imitate, ending with EOS. Raises ValueError if the tokenizer has no EOS."""
         eos = self.tokenizer.eos_token_id
         if eos is None:
             raise ValueError("the tokenizer has no EOS token, so a completion cannot end: set tokenizer.eos_token")
@@ -173,7 +175,7 @@ def _opens_thinking(text: str) -> bool:
 
 
 def check_messages(prompt: Any) -> None:
-    """Raises ValueError unless `prompt` is a non-empty list of messages with a role and a content, which is text."""
+    """Raises ValueError unless `prompt` is a non-empty list of messages with a role and text content."""
     if not isinstance(prompt, list):
         raise ValueError(f"is {type_of(prompt)}; expected a string or a list of chat messages")
     if not prompt:
@@ -189,14 +191,14 @@ def check_messages(prompt: Any) -> None:
 
 
 def check_text_alone(message: Mapping[str, Any]) -> None:
-    """Raises ValueError for a message that brings an image or sound beside its content, as some templates read it."""
+    """Raises ValueError for a message with an image or sound next to its content, where some templates read it."""
     for name, value in message.items():
         if name not in ("content", "tool_calls") and is_media(str(name), value):
             raise ValueError(f"has {name!r}, which is no text: {_ALONE}")
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content: a string, the text parts of a list, or none. Raises ValueError for a part that is no
+    """The text of a message's content: a string, the text parts of a list, or none. Raises ValueError for a part that is not
     text, such as an image.
     """
     if content is None:

@@ -1,6 +1,6 @@
-"""Training prompts that a benchmark knows: those that share 8 words in a row with one of its prompts.
+"""Finds training prompts that overlap with a benchmark: those that share 8 consecutive words with one of its prompts.
 
-The rule is that of open-r1's decontamination (github.com/huggingface/open-r1, Apache 2.0). Prompts of fewer words are
+The rule is that of open-r1's decontamination (github.com/huggingface/open-r1, Apache 2.0). Prompts with fewer words are
 compared as a whole.
 """
 
@@ -23,16 +23,20 @@ from gspo.data.splits import cell
 
 WORDS = 8
 COLUMNS = ("prompt", "question", "problem", "question_content", "description")
-"""Columns in which benchmarks have their prompts; task.prompt_column comes before them."""
+"""Columns that may hold a benchmark's prompts; task.prompt_column takes precedence."""
 _WORD = re.compile(r"\w+")
 
 
 class Overlap:
-    """What the prompts of benchmarks hold. grams: runs of words, and the benchmark that each came from last."""
+    """Word 8-grams of benchmark prompts.
+
+    Attributes:
+        grams: The 8-grams, each with the last benchmark that has it.
+    """
 
     def __init__(self, task: TaskConfig, tables: Sequence[Table] = ()) -> None:
-        """Of task.benchmarks, and of the benchmark that is held out, whole. tables: the rows to train on and those held
-        out. Raises ValueError for a benchmark that cannot be read, or has no prompts.
+        """Reads task.benchmarks, and all of a benchmark used for evaluation. tables: The training and held-out rows. Raises
+        ValueError for a benchmark that cannot be read or has no prompts.
         """
         self.grams: dict[tuple[str, ...], str] = {}
         for number, name in enumerate(task.benchmarks):
@@ -41,8 +45,9 @@ class Overlap:
             if not texts:
                 raise ValueError(f"{key} = {name!r}: holds no prompts: leave it out, or give the file of the benchmark")
             self._add(texts, name)
-        trained = {rows.benchmark for rows in tables[:1]}  # what is held out of it too: whoever asks for that gets it
-        for rows in tables[1:]:  # also where it is named: its release or data may be others
+        # Training on a benchmark is the user's choice, so its held-out part is no reason to drop rows.
+        trained = {rows.benchmark for rows in tables[:1]}
+        for rows in tables[1:]:  # even if task.benchmarks names it: its release or data may differ
             if rows.benchmark and rows.benchmark not in trained:
                 self._add(_problems(rows), rows.benchmark)
 
@@ -51,13 +56,13 @@ class Overlap:
             self.grams |= dict.fromkeys(grams(text), name)
 
     def found(self, prompt: str | Sequence[Mapping[str, Any]]) -> str:
-        """The benchmark that knows a prompt (text or messages); "" where none does."""
+        """The benchmark that contains a prompt (text or messages); "" if none does."""
         texts = [prompt] if isinstance(prompt, str) else [text_of(message["content"]) for message in prompt]
         return next((self.grams[gram] for text in texts for gram in grams(text) if gram in self.grams), "")
 
 
 def grams(text: str) -> Iterator[tuple[str, ...]]:
-    """Each run of 8 words of a text, without case and punctuation; all of its words where there are fewer."""
+    """The word 8-grams of a text, ignoring case and punctuation; all its words if there are fewer."""
     words = _WORD.findall(text.lower())
     for begin in range(max(1, len(words) - WORDS + 1) if words else 0):
         yield tuple(words[begin : begin + WORDS])
@@ -71,13 +76,13 @@ def _prompts(name: str, key: str, task: TaskConfig) -> Iterator[str]:
 
 
 def _problems(rows: Table) -> Iterator[str]:
-    """The problems of a benchmark in parts, without what is added to each: other prompts may ask in the same words."""
+    """The problems of a benchmark in parts, without the instructions added to each: other prompts may use the same words."""
     added = "|".join(map(re.escape, named(rows.benchmark.removeprefix(BENCHMARK)).added))
     return (part for row in rows.rows for part in re.split(added, row["prompt"]))
 
 
 def prompts_of_file(path: Path, where: str, column: str) -> Iterator[str]:
-    """The prompts of a file: lines of text, or rows with a column of them. Raises ValueError."""
+    """The prompts of a file: lines of text, or rows with a prompt column. Raises ValueError."""
     if path.suffix == ".txt":
         try:
             yield from path.read_text(encoding="utf-8-sig").splitlines()

@@ -1,4 +1,4 @@
-"""Rows of a local file: JSON lines, JSON, CSV, Parquet."""
+"""Reads the rows of a local file: JSON Lines, JSON, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gspo.config.import_function import describe
 from gspo.config.suggestions import nearest
 from gspo.config.values import type_of
 
-LARGEST_CELL = 2**31 - 1  # characters of a CSV file's cell; Python's own limit is shorter than many a prompt
+LARGEST_CELL = 2**31 - 1  # characters per CSV cell; Python's default limit is shorter than many prompts
 
 
 def rows_of(path: Path, where: str) -> list[dict[str, Any]]:
-    """The rows of a file. `where` names it in errors. Raises ValueError with the file, the line and what is wrong."""
+    """The rows of a file. `where` names it in errors. Raises ValueError with the file, the line and the problem."""
     try:
         if not path.stat().st_size:
             raise ValueError(f"{path}: the file is empty")
@@ -35,7 +35,7 @@ def _parsed(text: str, where: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not valid JSON: {error.msg} (column {error.colno})") from None
-    except ValueError:  # Python reads no longer integers
+    except ValueError:  # Python parses no longer integers
         raise ValueError(f"{where}: a number has more than 4,300 digits: give it as a string") from None
     except RecursionError:
         raise ValueError(f"{where}: nested too deeply to be read: flatten it") from None
@@ -55,13 +55,13 @@ def _jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def _json(path: Path) -> list[dict[str, Any]]:
-    """A list of rows; or JSON lines, which often have this suffix too."""
+    """A list of rows, or JSON Lines, which often use this suffix too."""
     text = path.read_text(encoding="utf-8-sig")
     if text.lstrip()[:1] == "{" and "\n" in text.strip():
         try:
             return _jsonl(path)
         except ValueError:
-            pass  # one object over several lines
+            pass  # a single object that spans several lines
     rows = _parsed(text, str(path))
     if not isinstance(rows, list):
         names = f" with {', '.join(rows)}" if isinstance(rows, dict) else ""
@@ -98,5 +98,5 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
         return parquet.read_table(path).to_pylist()
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path}: not a Parquet file: {describe(error)}") from None
-    except ValueError as error:  # a timestamp in nanoseconds needs pandas
+    except ValueError as error:  # such as nanosecond timestamps, which need pandas
         raise ValueError(f"{path}: a column cannot be read: {describe(error)}") from None

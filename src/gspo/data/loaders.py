@@ -1,4 +1,4 @@
-"""Rows of a data source: a file, a Hugging Face data set, a function, or a list in memory."""
+"""Loads the rows of a data source: a file, a Hugging Face dataset, a function, or a list in memory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ from gspo.workers.json_codec import Junk, unpacked
 from gspo.workers.processes import kill, spawn
 
 SILENCE, LONGEST = 3600.0, 1 << 26
-"""Seconds that making items may take without a word, and bytes of one item."""
+"""Seconds that item generation may take without a message, and maximum bytes of one item."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Some rows of a source. `numbers`: which, from 0. `label`: what errors call the source. `benchmark`: the source, where
-    it is one.
+    """Some rows of a source.
+
+    Attributes:
+        label: Name of the source in errors.
+        numbers: Numbers of the selected rows, from 0.
+        benchmark: The source, if it is a benchmark.
     """
 
     label: str
@@ -38,7 +42,7 @@ class Table:
     benchmark: str = ""
 
     def part(self, start: int, stop: int) -> Table:
-        """Rows start to stop of these, under their old numbers. Copies nothing."""
+        """Rows start to stop of the selection, under their old numbers. Copies nothing."""
         return dataclasses.replace(self, numbers=self.numbers[start:stop])
 
     def __iter__(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -49,7 +53,7 @@ class Table:
 
 
 def table(rows: Any, label: str, benchmark: str = "") -> Table:
-    """A table of a list of dicts or what is like one (`datasets.Dataset`). Raises ValueError otherwise."""
+    """A table from a list of dicts or a similar object (`datasets.Dataset`). Raises ValueError for anything else."""
     if hasattr(rows, "keys"):
         names = ", ".join(map(str, rows.keys()))
         raise ValueError(
@@ -67,7 +71,7 @@ def table(rows: Any, label: str, benchmark: str = "") -> Table:
 
 
 def read(source: str, task: TaskConfig, split: str, key: str = "task.source") -> Table:
-    """The rows of a source that is not generated. `key` named it. Raises ValueError with the remedy."""
+    """The rows of a source that is not generated. `key` is the setting that names it. Raises ValueError with the remedy."""
     where = f"{key} = {source!r}"
     match source_kind.kind(source):
         case "verifiers":
@@ -88,8 +92,8 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
 
 
 def check_there(source: str, task: TaskConfig, split: str, key: str) -> None:
-    """Whether a source that is not generated is there, as far as this machine shows: a file is read, of a function only its
-    module, and no hub is asked. Raises ValueError as `read` does.
+    """Checks, as far as this machine can, that a source which is not generated exists: a file is read, a function only
+    imported, and no hub is contacted. Raises ValueError as `read` does.
     """
     kind = source_kind.kind(source)
     if kind == "benchmark":
@@ -103,7 +107,7 @@ def check_there(source: str, task: TaskConfig, split: str, key: str) -> None:
 
 
 def _check_id(source: str, where: str) -> None:
-    """Raises ValueError for what is no id of a data set, but a file of another kind."""
+    """Raises ValueError for a file of an unsupported type in place of a dataset id."""
     path = Path(source)
     if path.is_file() or nearest(path.suffix, source_kind.SUFFIXES) or path.suffix in (".txt", ".tsv"):
         raise ValueError(f"{where}: files can be {', '.join(source_kind.SUFFIXES)}, not {path.suffix or 'this'}")
@@ -177,9 +181,13 @@ def _saved(folder: Path, split: str, where: str) -> Table:
 
 
 def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[Table, Table]:
-    """Training and held-out items of a reasoning-gym task, made in a process of its own.
+    """Training and held-out items of a reasoning-gym task, generated in a subprocess.
 
-    Raises ValueError for an unknown task, bad options, or too few distinct items; warns of what looks wrong.
+    Raises ValueError for an unknown task, bad options, or too few distinct items; warns of suspicious ones.
+
+    Args:
+        train: Number of training items.
+        held_out: Number of held-out items.
     """
     request = reasoning_gym.ItemsRequest(source, task.config, task.seed, train, held_out)
     process, connection = spawn("gspo.data.reasoning_gym_worker", request)

@@ -1,4 +1,4 @@
-"""What is no text: images, sound and video, told by what a value is, and by its name where it is but a text or numbers."""
+"""Detects images, sound and video: by the value itself, and by the key's name if the value is only text or numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 NAMES = ("image", "images", "video", "videos", "audio", "audios", "pixel_values")
-"""Keys that hold nothing else, in any case of letters."""
+"""Keys that hold only media, in any case."""
 _WORDS = {"image", "images", "img", "imgs", "picture", "pictures", "photo", "photos", "video", "videos", "audio", "audios"}
 _FILE = re.compile(r"\S+\.(?:png|jpe?g|gif|webp|bmp|tiff?|svg|mp4|webm|mov|avi|mkv|wav|mp3|flac|ogg|m4a)(?:[?#]\S*)?", re.I)
 _URI = re.compile(r"data:(?:image|video|audio)/", re.I)
@@ -16,8 +16,8 @@ _MODULES = ("PIL", "torchcodec", "torchvision", "soundfile", "decord", "av")
 
 
 def is_media(name: str, value: Any) -> bool:
-    """Whether what stands under a key is no text. A text is one only as a data: URI, or as the file that a key such as
-    image_path is to name: other texts there may be a reward's.
+    """Whether the value under a key is media. Text counts only as a data: URI, or as a file name under a key such as
+    image_path: other text there may be meant for a reward.
     """
     if is_empty(value):
         return False
@@ -25,15 +25,15 @@ def is_media(name: str, value: Any) -> bool:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a cell holds nothing: None, something of length 0, or NaN, as pandas has it."""
+    """Whether a cell is empty: None, of length 0, or NaN, as in pandas."""
     try:
         return len(value) == 0
-    except TypeError:  # it has no length, as an array of no dimension
+    except TypeError:  # no length, such as a zero-dimensional array
         return value is None or bool(value != value)
 
 
 def _holds(value: Any, named: bool, depth: int = 8) -> bool:
-    """named: its key says that it is an image, so a file's name is one. depth: of lists and objects in each other."""
+    """Whether a value is or contains media. named: The key denotes media, so a file name counts. depth: Maximum nesting."""
     if not depth:
         return False
     if isinstance(value, str):
@@ -43,7 +43,7 @@ def _holds(value: Any, named: bool, depth: int = 8) -> bool:
         return named or begins.startswith(_BEGINS) or begins[4:8] == b"ftyp"
     if isinstance(value, Mapping):
         if isinstance(value.get("bytes"), (bytes, bytearray)) or {"array", "sampling_rate"} <= set(value):
-            return True  # as datasets has them, encoded and decoded
+            return True  # media of the library datasets, encoded and decoded
         return any(_holds(item, named, depth - 1) for item in value.values())
     if isinstance(value, (list, tuple)):
         return any(_holds(item, named, depth - 1) for item in value)

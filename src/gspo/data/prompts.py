@@ -1,4 +1,4 @@
-"""A configured task -> prompts to train on and prompts held out, and the order in which they are taken."""
+"""Training and held-out prompts of a configured task, and the order in which they are used."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Demonstration:
 
 
 class Notice(UserWarning):
-    """What a run says of its prompts although nothing is wrong with them."""
+    """Information that a run shows as a warning although nothing is wrong."""
 
 
 class Overlong(ValueError):
-    """A prompt, or a prompt with its completion, for which the model has no room."""
+    """A prompt, or a prompt with its completion, that exceeds the token limit."""
 
 
 def load_prompts(
@@ -52,13 +52,20 @@ def load_prompts(
     tables: tuple[Table, Table] | None = None,
     overlap: Overlap | None = None,
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts to train on, and held-out prompts that are never among them.
+    """Training prompts, and held-out prompts that are never among them.
 
-    Held-out prompts come from task.eval_source or task.eval_split; else a generated task makes its own, and
-    other sources give up their last rows (a tenth, eval.num_prompts at most). `rows` and `eval_rows` (lists
-    of dicts or datasets.Dataset) take the place of the sources; `tables` of both, where they were read before. overlap: what
-    benchmarks know, where they were read before.
-    max_prompt_tokens: longer prompts are refused, or left out (task.too_long). Raises ValueError that names the row.
+    Held-out prompts come from task.eval_source or task.eval_split. Otherwise a generated task makes its own, and other
+    sources give up their last rows (a tenth, at most eval.num_prompts).
+
+    Args:
+        max_prompt_tokens: Longer prompts are refused, or left out (task.too_long).
+        rows: List of dicts or datasets.Dataset in place of the training source.
+        eval_rows: The same in place of the held-out source.
+        tables: Training and held-out rows in place of both, if they were read before.
+        overlap: Word n-grams of benchmarks, if they were read before.
+
+    Raises:
+        ValueError: With the row at fault.
     """
 
     def build(which: str, number: int, row: Mapping[str, Any]) -> Prompt:
@@ -79,9 +86,12 @@ def load_demonstrations(
     rows: Any = None,
     eval_rows: Any = None,
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """What `gspo sft` imitates, to train on and held out, from the same sources as `load_prompts`.
+    """Training and held-out demonstrations for `gspo sft`, from the same sources as `load_prompts`.
 
-    max_tokens: prompts longer than this with their completion are refused, or left out.
+    Args:
+        max_tokens: A prompt that is longer with its completion is refused, or left out.
+        rows: As in load_prompts.
+        eval_rows: As in load_prompts.
     """
 
     def build(which: str, number: int, row: Mapping[str, Any]) -> Demonstration:
@@ -103,8 +113,15 @@ def other_prompts(
     held_out: Sequence[Prompt],
     overlap: Overlap,
 ) -> list[Prompt]:
-    """Prompts of another source than task.source to train on, without those that are held out. name: what their ids begin
-    with. task: with this source. limit: longest prompt in tokens. Raises ValueError as `load_prompts` does.
+    """Training prompts from a source other than task.source, without those that are held out.
+
+    Args:
+        name: Prefix of their ids.
+        task: The task with this source.
+        limit: Maximum prompt length in tokens.
+
+    Raises:
+        ValueError: As in load_prompts.
     """
 
     def build(which: str, number: int, row: Mapping[str, Any]) -> Prompt:
@@ -130,7 +147,7 @@ def _load(
 
 
 def _built(task: TaskConfig, source: Table, which: str, build: Callable[[str, int, Mapping[str, Any]], T]) -> Iterator[T]:
-    """The rows of a source as they are read; those too long are left out where the task says so."""
+    """Yields the built rows of a source as they are read; rows that are too long are left out if the task says so."""
     too_long = 0
     for number, row in source:
         try:
@@ -152,7 +169,7 @@ def _training(
     taken: set[Any],
     overlap: Overlap,
 ) -> list[T]:
-    """The rows of a source to train on: none that is `taken`, none that a benchmark knows."""
+    """The training rows of a source, except those that are `taken` or that a benchmark contains."""
     first: list[T] = []
     left_out, alike = 0, True
     known: list[str] = []
@@ -199,8 +216,8 @@ def _why_none(left_out: int, known: int) -> str:
 
 
 def identity(prompt: Prompt, with_columns: bool) -> tuple[tuple[int, ...], str]:
-    """What two prompts must share to be the same: what the model reads of them; with_columns: also what else their rows
-    hold, for environments and rewards.
+    """The key that equal prompts share: the tokens that the model reads; with_columns: also the row's other columns, which
+    environments and rewards read.
     """
     return prompt.tokens, json.dumps(prompt.columns, sort_keys=True, default=str) if with_columns else ""
 
@@ -228,7 +245,7 @@ def _prompt(
 
 
 def _check_text_alone(columns: Mapping[str, Any]) -> None:
-    """Raises ValueError where a row comes with what the policy does not read."""
+    """Raises ValueError if a row contains media, which the policy does not read."""
     for name, value in columns.items():
         if is_media(str(name), value):
             raise ValueError(
@@ -259,20 +276,21 @@ def _fits(tokens: int, limit: int | None, including: str) -> None:
 
 
 def prompt_order(n: int, seed: int, epoch: int) -> list[int]:
-    """The order of n prompts in pass `epoch`: the same on every machine."""
+    """The order of n prompts in epoch `epoch`, the same on every machine."""
     order = list(range(n))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
 
 
 class PromptStream(Generic[T]):
-    """Hands out items pass after pass, each pass in an order of its own.
+    """Hands out items epoch after epoch, each in its own order.
 
-    `position`: how many were handed out; set it to resume.
+    Attributes:
+        position: Number of items handed out; set it to resume.
     """
 
     def __init__(self, items: Sequence[T], seed: int) -> None:
-        """Raises ValueError when there are no items."""
+        """Raises ValueError if there are no items."""
         if not items:
             raise ValueError("there are no prompts to take from")
         self.items = items
@@ -281,7 +299,7 @@ class PromptStream(Generic[T]):
         self._pass: tuple[int, list[int]] = (-1, [])
 
     def take(self, k: int) -> list[T]:
-        """The next k items; a pass that ends is followed by the next."""
+        """The next k items; the end of an epoch is followed by the next."""
         taken = []
         for position in range(self.position, self.position + k):
             epoch, i = divmod(position, len(self.items))

@@ -1,5 +1,7 @@
-"""reasoning-gym: items and scores. Runs in processes of ours, for some of its tasks depend on global random
-state and on the hash seed, and without both fixed a resumed run would see other prompts.
+"""Items and scores of reasoning-gym.
+
+Runs in subprocesses: some of its tasks depend on global random state and on the hash seed, and unless both are fixed, a
+resumed run would see other prompts.
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ from gspo.safe import without_secrets
 
 PREFIX = "reasoning_gym:"
 SPAN = 2**21
-"""Items that one range of seeds can make. Training ranges lie below 2^31, held-out ranges above."""
+"""Maximum items of one range of seeds. Training ranges lie below 2^31, held-out ranges above."""
 CHUNK = 10_000
-"""Most items of one data set of the library: some tasks make all of theirs at once."""
+"""Maximum items of one dataset of the library: some tasks generate all of theirs at once."""
 JUNK = ("I do not know", "?", "0", "1")
-"""Completions that should not pay, where they are not the answer."""
+"""Completions that should not score, unless they are the answer."""
 Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ItemsRequest:
-    """How many items of a task to make. `config`: the task's own options."""
+    """The numbers of items to generate for a task. `config`: The task's own options."""
 
     source: str
     config: dict[str, Any]
@@ -37,7 +39,7 @@ class ItemsRequest:
 
 
 def open_task(source: str, config: dict[str, Any], seed: int, size: int) -> Any:
-    """The library's data set `reasoning_gym:NAME`. Raises ValueError for an unknown name or bad options."""
+    """The library's dataset `reasoning_gym:NAME`. Raises ValueError for an unknown name or bad options."""
     try:
         from reasoning_gym.composite import DatasetSpec
         from reasoning_gym.factory import DATASETS, create_dataset
@@ -63,9 +65,9 @@ def open_task(source: str, config: dict[str, Any], seed: int, size: int) -> Any:
 
 
 def generate(request: ItemsRequest, note: Callable[[str], None]) -> tuple[list[Entry], list[Entry]]:
-    """The entries of training and held-out items, no question twice. `note` is told of what looks wrong.
+    """The entries of training and held-out items, without duplicate questions. `note` is called with warnings.
 
-    Raises ValueError when the task has fewer distinct held-out items than asked for, or no training item.
+    Raises ValueError if the task has fewer distinct held-out items than requested, or no training item.
     """
     questions: set[str] = set()
     held_out = _distinct(request, 2**31, request.held_out, questions, note)
@@ -108,7 +110,7 @@ def _distinct(request: ItemsRequest, base: int, count: int, questions: set[str],
 
 
 def _new_item(dataset: Any, source: str, base: int, start: int, i: int, questions: set[str]) -> list[Entry]:
-    """Item `start + i` of a range in a list, or an empty list when its question was seen before."""
+    """Item `start + i` of a range in a list, or an empty list if its question was seen before."""
     _seed_globals(base + start + i)
     try:
         entry = dict(dataset[i])
@@ -129,9 +131,9 @@ def _seed_globals(seed: int) -> None:
 
 
 def score(dataset: Any, answer: str | None, entry: Entry) -> float:
-    """The library's score of an answer, in [0, 1]. An answer that its scorer cannot read is wrong: 0.
+    """The library's score of an answer, in [0, 1]; 0 if its scorer cannot read the answer.
 
-    Raises ValueError when the score is not a finite number.
+    Raises ValueError if the score is not a finite number.
     """
     if not answer:
         return 0.0
@@ -145,9 +147,15 @@ def score(dataset: Any, answer: str | None, entry: Entry) -> float:
 
 
 def check(source: str, dataset: Any, entries: list[Entry], note: Callable[[str], None]) -> None:
-    """Whether right answers pay and junk does not, on a few items.
+    """Checks on a few items that right answers score and junk does not.
 
-    Raises ValueError when no right answer scores 1. Tasks without reference answers are not checked for that.
+    Tasks without reference answers are checked for junk only.
+
+    Args:
+        note: Called with warnings.
+
+    Raises:
+        ValueError: If no right answer scores 1.
     """
     golds = [(entry, entry["answer"].strip()) for entry in entries if isinstance(entry.get("answer"), str)]
     scores = [score(dataset, gold, entry) for entry, gold in golds]

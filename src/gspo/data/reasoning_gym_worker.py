@@ -1,6 +1,6 @@
-"""A process that makes the items of a reasoning-gym task: `python -m gspo.data.reasoning_gym_worker FD`.
+"""A subprocess that generates the items of a reasoning-gym task: `python -m gspo.data.reasoning_gym_worker FD`.
 
-Making them may hang or crash.
+Generation may hang or crash.
 """
 
 from __future__ import annotations

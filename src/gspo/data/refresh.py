@@ -1,16 +1,16 @@
-"""The queries of one source: the order in which they are taken, what was seen of them, which rest.
+"""The queries of one source: their order, the results seen for each, and which of them rest.
 
 The design, with rollout/stages.py:
- 1. One clock: the steps done. What is asked for a batch follows from the step that trains on it, also where it is sampled
-    ahead. So a batch has one length, one temperature and one G, and what is under way ends under its own stage.
- 2. `rollout_at` (config/stages.py) is a pure function of the settings and that step. Nothing of a stage is in a checkpoint.
- 3. Each source is a pool. A pass goes through all of it in an order by seed and number, and passes over what rests: so the
-    next prompt follows from a cursor and the resting ones, and without a refresh the order is that of ever.
- 4. A refresh is a pure function of the steps done and of counts by query: groups seen, completions scored, those correct.
-    It is done once, at the first batch that is begun after its step.
- 5. A query is judged by what was seen since it was judged last, so old weights have no say. Equal rows are one query.
- 6. Cursors, counts and resting queries are in the checkpoint, and the rows that a function made: it is not asked again.
- 7. Each prompt has a name of its own over all sources, by which what waits or is under way finds it after a resume.
+ 1. One clock, the completed steps. The settings of a batch follow from the step that trains on it, even if it is sampled
+    ahead. So a batch has one length, one temperature and one G, and rollouts in flight end under their own stage.
+ 2. `rollout_at` (config/stages.py) is a pure function of the settings and that step. No stage state is in a checkpoint.
+ 3. Each source is a pool. An epoch visits all of it, in an order given by seed and epoch, and skips resting queries. So the
+    next prompt follows from a cursor and the resting queries, and without a refresh the order is unchanged.
+ 4. A refresh is a pure function of the completed steps and the counts per query: groups seen, completions scored,
+    completions correct. It runs once, at the first batch that starts after its step.
+ 5. A query is judged by what was seen since it was last judged, so old weights have no influence. Equal rows are one query.
+ 6. Checkpoints hold cursors, counts, resting queries, and the rows that a function returned: it is not called again.
+ 7. Each prompt has an id that is unique over all sources, by which waiting or in-flight rollouts find it after a resume.
  8. Held-out prompts and those of benchmarks are left out where prompts are built, whatever source they come from.
 """
 
@@ -29,7 +29,7 @@ from gspo.types import Prompt
 
 @dataclass
 class Seen:
-    """What was seen of a query since it was judged last: its groups, the completions that were scored, those correct."""
+    """Results of a query since it was last judged: groups, completions scored, completions correct."""
 
     groups: int = 0
     scored: int = 0
@@ -43,7 +43,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Change:
-    """What a refresh did to a pool, in queries. spared: those that only `keep` has kept."""
+    """Effect of a refresh on a pool, in queries.
+
+    Attributes:
+        spared: Queries that only `keep` saved from being dropped.
+    """
 
     dropped: int = 0
     returned: int = 0
@@ -52,9 +56,13 @@ class Change:
 
 @dataclass
 class Pool:
-    """The prompts of one source. seed: of their order. rows: what they were made of, where refresh.source gave them.
-    resting: each dropped query, and the step when it was. known: queries that were ever sampled. A query goes by the number
-    of its first prompt.
+    """The prompts of one source. A query is identified by the number of its first prompt.
+
+    Attributes:
+        seed: Seed of their order.
+        rows: Rows that they were built from, if refresh.source returned them.
+        resting: Each dropped query, with the step at which it was dropped.
+        known: Queries that were ever sampled.
     """
 
     name: str
@@ -71,17 +79,17 @@ class Pool:
 
     @property
     def cursor(self) -> int:
-        """Places in the passes that were looked at."""
+        """Positions visited so far, over all epochs."""
         return self.stream.position
 
     @cursor.setter
     def cursor(self, value: int) -> None:
-        """Go on from there."""
+        """Continues from there."""
         self.stream.position = value
 
     @cached_property
     def query(self) -> list[int]:
-        """The query of each prompt: equal rows are one."""
+        """The query of each prompt; equal rows share one."""
         first: dict[Any, int] = {}
         return [first.setdefault(identity(prompt, True), number) for number, prompt in enumerate(self.prompts)]
 
@@ -92,11 +100,11 @@ class Pool:
 
     @property
     def active(self) -> list[int]:
-        """The queries that do not rest."""
+        """The queries that are not resting."""
         return [query for query in self.queries if query not in self.resting]
 
     def take(self, k: int) -> list[Prompt]:
-        """The next k prompts; a pass that ends is followed by the next."""
+        """The next k prompts; the end of an epoch is followed by the next."""
         taken: list[Prompt] = []
         while len(taken) < k:
             (number,) = self.stream.take(1)
@@ -105,7 +113,9 @@ class Pool:
         return taken
 
     def see(self, prompt: Prompt, scored: int, correct: int) -> None:
-        """Counts a group of a prompt of this pool: its completions that were scored, and those of them that are correct."""
+        """Counts a group of a prompt of this pool: how many of its completions were scored, and how many of those are
+        correct.
+        """
         query = self.query[self.number[prompt.id]]
         self.known.add(query)
         if scored:
@@ -113,8 +123,12 @@ class Pool:
             seen.groups, seen.scored, seen.correct = seen.groups + 1, seen.scored + scored, seen.correct + correct
 
     def refresh(self, done: int, rules: RefreshConfig, keep: int) -> Change:
-        """Lets queries return that have rested long enough, and drops those whose accuracy lies beyond the limits, the
-        farthest beyond first, as long as `keep` stay. done: steps done.
+        """Returns queries that have rested long enough, and drops those whose accuracy is outside the limits, farthest
+        first.
+
+        Args:
+            done: Completed steps.
+            keep: Minimum number of active queries that remain.
         """
         back = [query for query, since in self.resting.items() if rules.return_after and done - since >= rules.return_after]
         for query in back:
@@ -129,13 +143,13 @@ class Pool:
         return Change(len(dropped), len(back), len(wrong) - len(dropped))
 
     def counts(self) -> dict[str, float]:
-        """How many queries are active, how many rest, and how many of the active ones were never sampled."""
+        """The numbers of active queries, of resting ones, and of active ones that were never sampled."""
         active = self.active
         unseen = sum(query not in self.known for query in active)
         return {"queries/active": len(active), "queries/resting": len(self.resting), "queries/unseen": unseen}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next prompt and the next refresh depend on, in plain types."""
+        """All state that determines the next prompt and the next refresh, in plain types."""
         return {
             "name": self.name,
             "data": digest(self.prompts),
@@ -147,7 +161,7 @@ class Pool:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`. Raises ValueError where the prompts are others."""
+        """Restores `state_dict()`. Raises ValueError if the prompts differ."""
         if state["data"] != digest(self.prompts):
             raise ValueError(
                 f"the prompts of {self.name} are not those that this run has been trained on (another file, order or number "

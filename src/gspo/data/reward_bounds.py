@@ -1,17 +1,17 @@
-"""What a number must be to serve as a reward."""
+"""Bounds on the value of a reward."""
 
 from __future__ import annotations
 
 import math
 
 LARGEST = 1e9
-"""Largest size of a reward: advantages and the squares of gradients must stay well inside float32."""
+"""Maximum magnitude of a reward: advantages and squared gradients must stay well within float32."""
 NO_OPINION = "no reward function had an opinion"
-"""The error of a completion to which every reward function returned None."""
+"""Error of a completion for which every reward function returned None."""
 
 
 def unfit(reward: float) -> str:
-    """Why a number cannot be a reward, or an empty string."""
+    """Why a number cannot be a reward, or an empty string if it can."""
     if not math.isfinite(reward):
         return f"{reward}, which is not a finite number"
     if abs(reward) > LARGEST:

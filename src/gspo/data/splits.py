@@ -1,4 +1,4 @@
-"""The rows of a task: those to train on and those held out, before any of them is encoded."""
+"""The training and held-out rows of a task, before any of them is encoded."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gspo.data.loaders import Table, check_there, generate, read, table
 from gspo.data.reasoning_gym import PREFIX
 
 GENERATED = 2000
-"""Training items of a generated task when task.size is unset."""
+"""Training items of a generated task if task.size is unset."""
 
 
 def read_tables(task: TaskConfig, eval: EvalConfig, rows: Any = None, eval_rows: Any = None) -> tuple[Table, Table]:
-    """The rows to train on and those held out, before any is encoded. Raises ValueError where there are none to be had."""
+    """The training and held-out rows, before any is encoded. Raises ValueError if there are none."""
     own_eval = eval_rows is None and task.eval_source in (None, task.source) and task.eval_split is None
     if rows is None and not task.source:
         raise ValueError("task.source is required: set it to where the prompts come from")
@@ -45,9 +45,13 @@ def read_tables(task: TaskConfig, eval: EvalConfig, rows: Any = None, eval_rows:
 
 
 def check_columns(tables: tuple[Table, Table], task: TaskConfig, needs: Mapping[str, str]) -> None:
-    """Whether the first row of each table has the columns for the prompt and for the rewards: seen before any model is.
+    """Checks that the first row of each table has the columns for the prompt and the rewards, before any model is loaded.
 
-    needs: columns that rewards ask for, each with the configuration key that names it. Raises ValueError.
+    Args:
+        needs: Columns required by rewards, each with the configuration key that names it.
+
+    Raises:
+        ValueError: If one is missing.
     """
     for source, which in zip(tables, ("train", "eval")):
         _check_first_row(source, prompt_column(which, task), needs)
@@ -65,8 +69,13 @@ def _check_first_row(source: Table, prompt: str, needs: Mapping[str, str]) -> No
 
 
 def read_stages(task: TaskConfig, stages: Stages, needs: Mapping[str, str]) -> dict[int, Table]:
-    """The rows of each stage with a source of its own, by the stage's number, before any is encoded. needs: as in
-    `check_columns`. Raises ValueError where there are none to be had, or columns are missing.
+    """The rows of each stage with its own source, by stage number, before any is encoded.
+
+    Args:
+        needs: As in check_columns.
+
+    Raises:
+        ValueError: If there are no rows, or columns are missing.
     """
     tables = {}
     for number, stage in enumerate(stages):
@@ -82,17 +91,17 @@ def _read_stage(source: str, task: TaskConfig, key: str, size: int | None = None
         return read(source, own, task.split, key)
     try:
         return generate(source, own, size or task.size or GENERATED, 0)[0]
-    except ValueError as error:  # which names task.source
+    except ValueError as error:  # its message names task.source
         raise ValueError(f"{key} = {source!r}: {str(error).removeprefix(f'task.source = {source!r}: ')}") from None
 
 
 def of_stage(task: TaskConfig, source: str) -> TaskConfig:
-    """The task of a stage with a source of its own."""
+    """The task of a stage with its own source."""
     return dataclasses.replace(task, source=source, eval_source=None, eval_split=None, config={})
 
 
 def refresh_function(source: str, step: int) -> Callable[..., Any]:
-    """The function refresh.source, to be called with `step`. Raises ValueError where there is none, or it cannot be."""
+    """The function refresh.source, to be called with `step`. Raises ValueError if it is missing or does not take it."""
     function = load_function(source, "refresh.source")
     if problem := unknown_arguments(function, {"step": step}):
         raise ValueError(f"refresh.source = {source!r}: cannot be called with step = {step}: {problem}")
@@ -102,8 +111,13 @@ def refresh_function(source: str, step: int) -> Callable[..., Any]:
 def check_sources(
     task: TaskConfig, stages: Stages, refresh: RefreshConfig, there: set[tuple[str, str]] | None = None
 ) -> None:
-    """Whether the sources of stages and of a refresh are there, as far as this machine shows. there: sources with their
-    splits that were found there, which are not read again; it grows. Raises ValueError.
+    """Checks, as far as this machine can, that the sources of stages and of a refresh exist.
+
+    Args:
+        there: Sources, with their splits, that are known to exist and are not read again; new ones are added.
+
+    Raises:
+        ValueError: If one is missing or unusable.
     """
     there = set() if there is None else there
     for number, stage in enumerate(stages):
@@ -132,7 +146,7 @@ def _held_out(task: TaskConfig, eval: EvalConfig, eval_rows: Any) -> Table:
 
 
 def prompt_column(which: str, task: TaskConfig) -> str:
-    """The column with the prompt, in the rows to train on ("train") or in those held out ("eval")."""
+    """The column with the prompt, in training rows ("train") or held-out rows ("eval")."""
     source = (task.eval_source or task.source) if which == "eval" else task.source
     return {PREFIX: "question", VERIFIERS: "prompt", BENCHMARK: "prompt"}.get(
         source.partition(":")[0] + ":", task.prompt_column
@@ -140,7 +154,12 @@ def prompt_column(which: str, task: TaskConfig) -> str:
 
 
 def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
-    """What stands in a column of a row. `key` names the column, `what` is in it. Raises ValueError where there is none."""
+    """The value in a column of a row. Raises ValueError if there is none.
+
+    Args:
+        key: Configuration key that names the column.
+        what: Description of its content for the error.
+    """
     if not isinstance(row, Mapping):
         raise ValueError(f"is {type_of(row)}, expected a dict of columns")
     if column not in row:
@@ -151,13 +170,20 @@ def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
 
 
 def judged_by(row: Mapping[str, Any], column: str, key: str) -> Any:
-    """What a reward compares completions with, from the column that `key` names. Raises ValueError where there is none."""
+    """What a reward compares completions with.
+
+    Args:
+        key: Configuration key that names the column.
+
+    Raises:
+        ValueError: If the column is missing.
+    """
     return cell(row, column, key, f" with the {'tests' if key == 'code.tests_column' else 'right answer'}")
 
 
 def plain(value: Any) -> Any:
-    """A cell as data that JSON can hold: dates and times as ISO text, durations in seconds, exact decimals as text, and
-    arrays as lists. Anything else stays as it is.
+    """A cell as JSON-compatible data: dates and times as ISO text, durations in seconds, decimals as text, and arrays as
+    lists. Anything else is returned as is.
     """
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()

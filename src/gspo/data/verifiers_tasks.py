@@ -1,4 +1,4 @@
-"""Tasksets of the library `verifiers`: their tasks as rows of a source."""
+"""Tasksets of the library `verifiers`, with their tasks as rows of a source."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from gspo.config.source_kind import VERIFIERS
 
 @dataclass(frozen=True)
 class Tasks:
-    """The tasks of a taskset. by_content: each under a fingerprint of its data. rows: their prompts, and fingerprints."""
+    """The tasks of a taskset.
+
+    Attributes:
+        by_content: Each task under a fingerprint of its data.
+        rows: Their prompts and fingerprints.
+    """
 
     by_content: dict[str, Any]
     rows: list[dict[str, Any]]
 
 
 def library(source: str) -> Any:
-    """The module verifiers.v1. Raises ValueError where it is not installed."""
+    """The module verifiers.v1. Raises ValueError if it is not installed."""
     try:
         import verifiers.v1 as vf
     except ImportError as error:
@@ -31,7 +36,11 @@ def library(source: str) -> Any:
 
 
 def taskset_options(source: str, task: TaskConfig, split: str | None) -> dict[str, Any]:
-    """The options of the taskset, with its id. split: its option of that name; None: as configured. Raises ValueError."""
+    """The options of the taskset, with its id. Raises ValueError.
+
+    Args:
+        split: Value of the taskset's option of that name; None: as configured.
+    """
     options = task.config.get("taskset", {})
     if not isinstance(options, dict):
         raise ValueError(f"task.config.taskset = {options!r}: expected a table with the options of the taskset")
@@ -41,12 +50,12 @@ def taskset_options(source: str, task: TaskConfig, split: str | None) -> dict[st
 
 
 def tasks_of(source: str, task: TaskConfig, split: str | None = None) -> Tasks:
-    """The tasks of the source `verifiers:ID`; task.size bounds an endless taskset. Raises ValueError with the remedy."""
+    """The tasks of the source `verifiers:ID`; task.size limits an endless taskset. Raises ValueError with the remedy."""
     options = taskset_options(source, task, split)
     return _loaded(source, json.dumps(options, sort_keys=True, default=str), task.size)
 
 
-@lru_cache(maxsize=4)  # rows first, then the tasks to play
+@lru_cache(maxsize=4)  # read for the rows, then again for the tasks to play
 def _loaded(source: str, options: str, size: int | None) -> Tasks:
     vf = library(source)
     parsed = json.loads(options)
@@ -66,7 +75,7 @@ def _loaded(source: str, options: str, size: int | None) -> Tasks:
 
 
 def check_installed(source: str) -> None:
-    """Raises ValueError unless there is a taskset of this name; the current folder is searched first."""
+    """Raises ValueError unless a taskset of this name is installed; the current folder is searched first."""
     vf, name = library(source), source.removeprefix(VERIFIERS)
     module = None
     try:
@@ -83,13 +92,13 @@ def check_installed(source: str) -> None:
 
 
 def fingerprint(data: Any) -> str:
-    """What two tasks of the same content share."""
+    """A hash of a task's content, equal for tasks with the same content."""
     content = data.model_dump(mode="json", exclude={"idx"})
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def messages_of(data: Any) -> list[dict[str, Any]]:
-    """The messages that a task begins with; where a user of the environment opens, what the task is called."""
+    """The initial messages of a task; its description or name if the environment's user speaks first."""
     begin = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
     prompt = data.prompt
     if prompt is None:

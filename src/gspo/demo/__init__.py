@@ -1,1 +1,1 @@
-"""The demos: a tiny mixture of experts learns by GSPO that working a question out pays, or looking with a tool."""
+"""The demos: with GSPO, a tiny mixture of experts learns to work out answers instead of guessing, or to look with a tool."""

@@ -1,6 +1,6 @@
-"""Cold-start data for reasoning-gym's count_bits: solutions worked out step by step, and honest guesses.
+"""Cold-start data for reasoning-gym's count_bits: step-by-step solutions, and guesses marked as such.
 
-The model that imitates this mixture can do both. Nothing tells it which pays; that is left to reinforcement learning.
+A model that imitates this mixture can do both. Nothing tells it which one pays; that is left to reinforcement learning.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PIECES = [
     "; ",
     *("I ", "do ", "not ", "work ", "this ", "out, ", "take ", "a ", "guess."),
 ]
-"""The entries of the demo's tokenizer."""
+"""Vocabulary of the demo's tokenizer."""
 
 
 def work_out(n: int, rng: random.Random, slip: float) -> str:
-    """Halves n until nothing is left, counting the odd numbers. Each step miscounts with probability `slip`."""
+    """A worked solution: halves n down to 0 and counts the odd numbers. Each step miscounts with probability `slip`."""
     count, lines = 0, []
     while n > 0:
         count += n % 2
@@ -44,17 +44,23 @@ def work_out(n: int, rng: random.Random, slip: float) -> str:
 
 
 def guess(low: int, high: int, rng: random.Random) -> str:
-    """The answer to another number of the same range."""
+    """A guess: the answer to a random number of the range."""
     return f"{GUESS}<answer>{rng.randint(low, high).bit_count()}</answer>"
 
 
 def cold_start(
     size: int, min_n: int, max_n: int, worked: float, slip: float, seed: int, held_out: int
 ) -> list[dict[str, Any]]:
-    """`size` rows with `prompt` and `completion`, a share `worked` of them worked out.
+    """Rows with `prompt` and `completion`. A number may repeat: there are only max_n - min_n + 1.
 
-    No prompt is one of the `held_out` questions that training with this task and seed evaluates on. A number may come
-    again: there are only max_n - min_n + 1.
+    Args:
+        size: Number of rows.
+        min_n: Smallest number in a question.
+        max_n: Largest number in a question.
+        worked: Share of rows with a worked solution; the rest are guesses.
+        slip: Probability of a miscount in each step of a solution.
+        seed: Seed of the rows and of the evaluation questions.
+        held_out: Number of evaluation questions. No row has one of those that training with this task and seed evaluates on.
     """
     task = TaskConfig(source=TASK, config={"min_n": min_n, "max_n": max_n}, seed=seed)
     left_out = {row["question"] for _, row in generate(TASK, task, 0, held_out)[1]}
@@ -70,5 +76,5 @@ def cold_start(
 
 
 def worked(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-    """1 for a completion that works its answer out, 0 for a guess. A reward with weight 0: a figure to watch."""
+    """1 for a completion that works out its answer, 0 for a guess. A reward of weight 0, as a metric to watch."""
     return [float("odd" in completion) for completion in completions]

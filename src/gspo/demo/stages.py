@@ -1,4 +1,4 @@
-"""`gspo demo`: build, cold-start, train, evaluate, and tell what happened."""
+"""`gspo demo`: builds a model, runs the cold start, trains, evaluates, and prints the results."""
 
 from __future__ import annotations
 
@@ -24,8 +24,15 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo. name: of its two configuration files. pieces, template: of its tokenizer. imitated, learned: what its two
-    parts do, in words. watched: metrics of the evaluations to tell, with their names in words.
+    """A demo.
+
+    Attributes:
+        name: Prefix of its two configuration files.
+        pieces: Vocabulary of its tokenizer.
+        template: Chat template of its tokenizer.
+        imitated: Description of the cold start.
+        learned: Description of the training.
+        watched: Evaluation metrics to print, each with its label and number format.
     """
 
     name: str
@@ -36,7 +43,7 @@ class Demo:
     watched: Mapping[str, tuple[str, str]]
 
     def file(self, part: str) -> Path:
-        """The configuration of a part."""
+        """Path of a stage's configuration."""
         return HERE / f"{self.name}{part}.toml"
 
 
@@ -55,7 +62,7 @@ DEMOS = {
 
 
 def run_demo(folder: Path, seed: int = 0, resume: bool = False, kind: str = "completion") -> int:
-    """The whole demo into `folder`, its cold start into `folder`-cold-start. Returns the exit status."""
+    """Runs the whole demo in `folder`, and its cold start in `folder`-cold-start. Returns the exit status."""
     demo = DEMOS[kind]
     console = Terminal(highlight=False)
     begin = time.perf_counter()
@@ -102,7 +109,7 @@ def _cold_start(demo: Demo, folder: Path, seed: int, resume: bool) -> bool:
 
 
 def _tell(console: Terminal, demo: Demo, folder: Path, seconds: float) -> None:
-    """The story in numbers, and a completion before and after."""
+    """Prints the results, and a completion before and after training."""
     lines = list(read_lines(folder / "metrics.jsonl"))
     evaluated = [line for line in lines if "eval/accuracy" in line]
     before, after = evaluated[0], evaluated[-1]

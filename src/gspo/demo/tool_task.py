@@ -1,7 +1,7 @@
-"""Which box holds the ball? One may look into a box at a time, with a tool: it holds the ball, or a note that names another
-box, nearer to it. Or one may guess.
+"""Which box holds the ball? With a tool, the policy may look into one box at a time. Each holds the ball, or a note that
+names another box, nearer to the ball. Or the policy may guess.
 
-The model that imitates the cold start does both. Rewards tell it that looking pays, though each look costs a little.
+A model that imitates the cold start does both. Rewards teach it that looking pays, though each look costs a little.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gspo.agents.calls import Message
 from gspo.agents.environment import Step, ToolEnvironment
 
 BOXES, ROOMS = "abcdef", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-QUESTION = "Room {}: which box holds the ball?"  # the room makes it a question of its own, to be held out or not
+QUESTION = "Room {}: which box holds the ball?"  # the room makes each question unique, so it can be held out
 BALL, NOTE = "the ball is in {}", "see {}"
 CALL = '<tool_call>{{"name": "look", "arguments": {{"box": "{}"}}}}</tool_call>'
 VERDICT = "Box {}."
@@ -37,7 +37,7 @@ PIECES = [
     ".",
     HELP,
 ]
-"""The entries of the demo's tokenizer."""
+"""Vocabulary of the demo's tokenizer."""
 TOOL_TEXTS = {form.format(box) for form in (BALL, NOTE) for box in BOXES}
 TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}"
@@ -50,12 +50,14 @@ TEMPLATE = (
 
 
 class Boxes(ToolEnvironment):
-    """An episode: look as often as you like, then name a box. The reward is 1 for the right one, less what looks cost."""
+    """An episode: look as often as you like, then name a box. The reward is 1 for the right box, minus the cost of the
+    looks.
+    """
 
     looks = 0
 
     def functions_of(self) -> Sequence[Callable[..., Any]]:
-        """The one tool."""
+        """The only tool."""
         return [self.look]
 
     def look(self, box: str) -> str:
@@ -70,41 +72,46 @@ class Boxes(ToolEnvironment):
         return content_of_box(self.row["way"], box)
 
     async def step(self, turn: Message) -> Step:
-        """As in every environment with tools; a look costs a little, and so does a call that cannot be read."""
+        """As in every environment with tools, but a turn with a call costs LOOK_COSTS, also if the call cannot be parsed."""
         step = await super().step(turn)
         if step.done:
             return replace(step, metrics={"found": step.reward, "looks": self.looks})
-        # A model of these few words reads no others.
+        # The model's vocabulary holds no other tool messages.
         messages = [
             message if message["content"] in TOOL_TEXTS else message | {"content": HELP} for message in step.messages
         ]
         return replace(step, messages=messages, reward=-LOOK_COSTS)
 
     async def end(self, text: str) -> float:
-        """1 for the right box."""
+        """1 for the right box, else 0."""
         return float(text == VERDICT.format(self.row["way"][-1]))
 
 
 def content_of_box(way: str, box: str) -> str:
-    """What is in a box."""
+    """What a look into a box shows."""
     return BALL.format(box) if box == way[-1] else NOTE.format(way[way.index(box) + 1])
 
 
 def hidden(rng: random.Random) -> dict[str, str]:
-    """A room, and the way through its boxes: each names the next, and the last one holds the ball."""
+    """A random room, and the path through its boxes: each names the next, and the last one holds the ball."""
     room = "".join(rng.choices(ROOMS, k=4))
     return {"prompt": QUESTION.format(room), "way": "".join(rng.sample(BOXES, len(BOXES)))}
 
 
 def questions(size: int, seed: int) -> list[dict[str, str]]:
-    """`size` rows to play."""
+    """`size` random questions."""
     rng = random.Random(f"questions {seed}")
     return [hidden(rng) for _ in range(size)]
 
 
 def cold_start(size: int, looking: float, slip: float, seed: int) -> list[dict[str, Any]]:
-    """`size` rows with a question as `prompt` and all that follows as `completion`, what the tool says included. A share
-    `looking` of them look until they know, but give up and guess after each look with probability `slip`. The rest guess.
+    """Rows with a question as `prompt` and the rest of the conversation as `completion`, tool output included.
+
+    Args:
+        size: Number of rows.
+        looking: Share of rows that look until they find the ball; the rest guess.
+        slip: Probability of giving up and guessing after each look.
+        seed: Seed of the rows.
     """
     rng = random.Random(f"cold start {seed}")
     rows = []

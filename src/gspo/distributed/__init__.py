@@ -1,1 +1,1 @@
-"""Ranks: which process this is, what ranks send each other, and how work is divided among them."""
+"""Ranks: the number of this process, communication between ranks, and load balancing."""

@@ -1,4 +1,4 @@
-"""This process among the ranks of a run, and what these cannot do yet. Without torch."""
+"""This process's rank, read from environment variables, and checks for settings that ranks do not support. No torch."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from gspo.config.scale import ScaleConfig
 from gspo.config.schema import Config
 from gspo.config.values import shown
 
-LOST = 75  # exit status of a rank that lost the others
-SHORT = 76  # exit status of a rank that was out of memory, where smaller micro-batches may help
+LOST = 75  # exit status of a rank that lost contact with another rank
+SHORT = 76  # exit status of a rank that ran out of memory, if smaller micro-batches may help
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-AGENTS = "GROUP_WORLD_SIZE"  # processes of torchrun that start ranks, one on each machine
+AGENTS = "GROUP_WORLD_SIZE"  # number of torchrun agents, one per machine
 PARENT = "GSPO_PARENT"  # the process that started the ranks
-BEGAN = "GSPO_BEGAN"  # when the run was started, in seconds
-KEY = "GSPO_SERVE_KEY"  # of the endpoint of `gspo serve`, in all lives of a run
-ENGINES = "GSPO_ENGINES"  # where Ray lets the leader start vLLM servers
+BEGAN = "GSPO_BEGAN"  # start time of the run, in seconds since 1970
+KEY = "GSPO_SERVE_KEY"  # API key of the `gspo serve` endpoint, the same after each restart of a run
+ENGINES = "GSPO_ENGINES"  # where Ray lets rank 0 start vLLM servers
 OWN = "PARENT|BEGAN|SERVE_KEY|ENGINES"
 OF_RANKS = re.compile(rf"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_.*|GSPO_({OWN}))$")
 ONE = "is not done on several ranks yet"
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """This process's number among the ranks that torchrun, or whoever sets the same variables, has started, and how many
-    there are: (0, 1) where nobody has.
-    """
+    """Rank and world size as set by torchrun or a compatible launcher; (0, 1) if the variables are not set."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
         return 0, 1
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def several_machines() -> bool:
-    """Whether there are ranks on other machines too."""
+    """Whether ranks run on other machines too."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < rank_and_world_size()[1]
 
 
 def local_world_size() -> int:
-    """Ranks on this machine, with this one; all where nobody says."""
+    """Number of ranks on this machine, including this one; the world size if the launcher does not set it."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", rank_and_world_size()[1]))
 
 
 def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment for programs that are no rank: in that of one they would look for the other ranks."""
+    """Environment for subprocesses that are not ranks: with the variables of a rank, they would try to join its process
+    group.
+    """
     return {name: value for name, value in environment.items() if not OF_RANKS.match(name)}
 
 
 def check_ranks(config: Config, ranks: int) -> None:
-    """Raises ValueError with key, value and remedy for what so many ranks cannot do together."""
+    """Raises ValueError, with key, value and remedy, for settings that do not work with this number of ranks."""
     scale = config.scale
     if scale.ranks not in (None, ranks):
         raise ValueError(f"scale.ranks = {scale.ranks}, but {ranks} were started: leave it out, or start as many")
@@ -69,7 +69,7 @@ def check_ranks(config: Config, ranks: int) -> None:
 
 
 def check_several(config: Config) -> None:
-    """Raises ValueError for settings that need the whole model in one process."""
+    """Raises ValueError for settings that require the whole model in one process."""
     for key, wrong, remedy in (
         ("algorithm.name", config.algorithm.name == "ppo", "choose an algorithm without a critic"),
         ("lora.rank", config.lora.rank > 0, "train all weights, or use one rank"),

@@ -1,4 +1,4 @@
-"""Which rank reads which completions: equal work for all, and prompts together where that costs nothing."""
+"""Assigns completions to ranks: equal load, and completions of one prompt together if that costs nothing."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Sequence
 
 from gspo.types import Completion
 
-EVEN = 1.01  # the fullest rank's load over the mean that is good enough
-TRIED = 32  # ranks, the emptiest first, that the fullest tries to give to
+EVEN = 1.01  # maximum over mean load at which balancing stops
+TRIED = 32  # ranks, the emptiest first, that are considered as receivers for the fullest
 
 
 def split_evenly(completions: Sequence[Completion], ranks: int, share: bool = False) -> list[list[int]]:
-    """The indices of each rank's completions, ascending; [] for one that gets none. Work is counted in tokens read. All
-    ranks find the same.
+    """The indices of each rank's completions, ascending; [] for a rank that gets none. Load is counted in tokens read. The
+    result is deterministic, so all ranks compute the same assignment.
 
-    share: a rank reads a prompt once for all its completions. Prompts are then dealt out whole, the largest first, each to
-    the rank that has least. After that completions move from the fullest rank to the emptiest, or change places, as long as
-    the fuller of the two gains by it.
+    With `share`, prompts are first assigned as a whole, the largest first, each to the rank with the least load. Then
+    completions move from the fullest rank to emptier ones, or are swapped, as long as that lowers the higher load of the
+    two.
+
+    Args:
+        share: Whether a rank reads a prompt only once for all its completions.
     """
     if ranks == 1:
         return [list(range(len(completions)))]
@@ -28,17 +31,17 @@ def split_evenly(completions: Sequence[Completion], ranks: int, share: bool = Fa
 
 
 class _Work:
-    """What each rank has: `held`, its completions, and `load`, the tokens that it reads."""
+    """Assignment of completions to ranks: `held` has each rank's completions, `load` the number of tokens that it reads."""
 
     def __init__(self, completions: Sequence[Completion], ranks: int, share: bool) -> None:
         begins = [int(completion.sampled.long().argmax()) if share else 0 for completion in completions]
         keys = [(tuple(c.tokens[:n].tolist()) if n else i) for i, (c, n) in enumerate(zip(completions, begins))]
         number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-        self.prompt = [number[key] for key in keys]  # of each completion
-        self.begin = dict(zip(self.prompt, begins))  # tokens of each prompt
+        self.prompt = [number[key] for key in keys]  # prompt index of each completion
+        self.begin = dict(zip(self.prompt, begins))  # number of tokens of each prompt
         self.rest = [len(completion.tokens) - begin for completion, begin in zip(completions, begins)]
         self.held: list[set[int]] = [set() for _ in range(ranks)]
-        self.there: list[Counter[int]] = [Counter() for _ in range(ranks)]  # completions of each prompt
+        self.there: list[Counter[int]] = [Counter() for _ in range(ranks)]  # number of completions of each prompt, per rank
         self.load = [0] * ranks
         for piece in sorted(self._pieces(ranks), key=lambda piece: (-self._size(piece), piece)):
             rank = self.load.index(min(self.load))
@@ -46,7 +49,7 @@ class _Work:
                 self._add(rank, i)
 
     def _pieces(self, ranks: int) -> list[list[int]]:
-        """The completions of each prompt together, or in as many parts as it has times a rank's mean load."""
+        """Each prompt's completions as one piece, or split into n pieces if they have n times the mean load of a rank."""
         groups: dict[int, list[int]] = {}
         for i, prompt in enumerate(self.prompt):
             groups.setdefault(prompt, []).append(i)
@@ -74,11 +77,11 @@ class _Work:
         self.load[rank] -= self._more(rank, i)
 
     def _more(self, rank: int, i: int) -> int:
-        """What a rank without completion i would read more with it."""
+        """Number of additional tokens that a rank would read with completion i, which it does not hold."""
         return self.rest[i] + (0 if self.there[rank][self.prompt[i]] else self.begin[self.prompt[i]])
 
     def _swapped(self, pair: tuple[int, int], out: int, back: int | None) -> int:
-        """The larger load of two ranks if `out` went from the first to the second, and `back` the other way."""
+        """The higher load of two ranks after `out` moved from the first to the second, and `back` in the other direction."""
         self._move(pair, out, back)
         most = max(self.load[rank] for rank in pair)
         self._move(pair[::-1], out, back)
@@ -93,7 +96,7 @@ class _Work:
             self._add(full, back)
 
     def even_out(self) -> bool:
-        """The best move away from the fullest rank. False where none is an improvement."""
+        """Makes the best move away from the fullest rank. False if no move is an improvement."""
         full = self.load.index(max(self.load))
         if self.load[full] * len(self.load) <= EVEN * sum(self.load):
             return False

@@ -1,1 +1,1 @@
-"""`gspo eval --benchmark`: replies to a benchmark, their marks, scores and comparisons."""
+"""`gspo eval --benchmark`: samples replies to a benchmark, scores them, and compares models."""

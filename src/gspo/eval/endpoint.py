@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible endpoint as the sampler of a benchmark: text in and text out."""
+"""Any OpenAI-compatible endpoint as the sampler of a benchmark: text in, text out."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from gspo.rewards.http_client import EndpointClient, Failed, Unreadable
 from gspo.types import Prompt, Sampling
 
 RETRIES = 5
-"""How often a request is repeated after 429, 5xx and lost connections, with growing waits."""
+"""Retries of a request after 429, 5xx or a lost connection, with growing waits."""
 
 
 LIMITS = ("max_tokens", "max_completion_tokens")
-"""The length limit by its two names: most servers know the first, and OpenAI's newer models take the second alone."""
+"""The two names of the length limit: most servers know the first, and OpenAI's newer models accept only the second."""
 
 
 class Said(NamedTuple):
-    """A reply as the endpoint gave it. tokens: as it counts them, thinking included; 0 where it does not."""
+    """A reply of the endpoint. `tokens`: as the endpoint counts them, thinking included; 0 if it reports none."""
 
     text: str
     tokens: int
@@ -25,8 +25,12 @@ class Said(NamedTuple):
 
 
 class Endpoint:
-    """Asks `model` at `url` for one reply at a time, many at once. system: a system message, "" for none. timeout: seconds
-    for a reply, retries included.
+    """Samples replies of `model` at an OpenAI-compatible endpoint, many concurrently.
+
+    Args:
+        system: System message; "" for none.
+        timeout: Seconds for a reply, retries included.
+        concurrent: Maximum number of concurrent requests.
     """
 
     def __init__(self, url: str, model: str, key: str, system: str, timeout: float, concurrent: int) -> None:
@@ -36,7 +40,7 @@ class Endpoint:
         self.line = EndpointClient("the endpoint", url, key, timeout, RETRIES, concurrent)
 
     def begin(self, prompt: Prompt, seed: int, sampling: Sampling) -> Future[Said]:
-        """Asks for one reply. The future raises Failed or Unreadable."""
+        """Requests one reply. The future raises Failed or Unreadable."""
         messages: list[Any] = [*prompt.messages] if isinstance(prompt.messages, list) else []
         if isinstance(prompt.messages, str):
             messages = [{"role": "user", "content": prompt.messages}]
@@ -51,7 +55,7 @@ class Endpoint:
         if sampling.top_p < 1:
             request["top_p"] = sampling.top_p
         if sampling.top_k:
-            request["extra_body"] = {"top_k": sampling.top_k}  # not OpenAI's own; vLLM and SGLang know it
+            request["extra_body"] = {"top_k": sampling.top_k}  # not part of OpenAI's API, but vLLM and SGLang accept it
         if sampling.stop:
             request["stop"] = list(sampling.stop)
         return self.line.run(self._ask(request, sampling.max_new_tokens))
@@ -62,7 +66,7 @@ class Endpoint:
             response = await self._send({**request, name: longest})
         except Failed as error:
             if name != LIMITS[0] or error.status != 400 or LIMITS[1] not in str(error):
-                raise  # another server would take no notice of that name, nor of the limit
+                raise  # no guess: a server that ignores the second name would sample without limit
             try:
                 response = await self._send({**request, LIMITS[1]: longest})
             except Failed as other:
@@ -82,5 +86,5 @@ class Endpoint:
         return await self.line.request(lambda client: client.chat.completions.create(**request))
 
     def close(self) -> None:
-        """Gives up what is under way."""
+        """Cancels the requests in flight."""
         self.line.close()

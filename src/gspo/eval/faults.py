@@ -1,4 +1,4 @@
-"""What an endpoint fails at: which problems it refuses, which of its faults say that it is not there at all."""
+"""Failures of an endpoint: those of a single problem, and those which mean that the endpoint does not work at all."""
 
 from __future__ import annotations
 
@@ -9,22 +9,30 @@ from gspo.eval.replies import Key
 from gspo.rewards.http_client import Failed, Unreadable
 
 REFUSED = (400, 403, 413, 422)
-"""Statuses with which a server refuses one request and may well take the next: it is too long, or filtered."""
+"""HTTP statuses that refuse one request (too long, or filtered) while the next may well succeed."""
 TRIES = 4
-"""Faults after which a problem without a reply is asked no more, in this run."""
+"""Failures after which a problem without a reply is not requested again in this run."""
 IN_A_ROW = 8
-"""Problems that fail one after the other, without any reply in between, before nothing more is asked for."""
-SHOWN = 5  # problems that a message names
+"""Number of problems that fail in a row, with no reply in between, after which sampling stops."""
+SHOWN = 5  # problems that a message lists
 
 
 class Faults:
-    """The faults of an endpoint in one run, by kind. refused: why each problem was refused; refusals: the replies. stopped:
-    why nothing more is asked for, None where the endpoint works.
+    """The failures of an endpoint in one run, by kind.
 
-    A refusal is its problem's own, and so may be a reply that takes too long or an error within the server: the other
-    problems go on. What would meet each of them, such as a lost connection or a wrong key, ends the sampling.
+    A refusal concerns only its problem, and so may a timeout or an error within the server: the other problems go on. A
+    failure that every request would meet, such as a lost connection or a wrong key, stops the sampling.
 
-    there: problems with replies from before. each: refused problems are asked for each of their replies, which may differ.
+    Args:
+        there: Problems that have replies from an earlier run.
+        each: Whether a refused problem is requested for each of its replies, because they may differ.
+
+    Attributes:
+        refused: Why each problem was refused.
+        refusals: The refused replies.
+        late: Problems whose reply took too long, with the reason.
+        others: Problems that failed in other ways, with the reason.
+        stopped: Why sampling has stopped; None while the endpoint works.
     """
 
     def __init__(self, there: Iterable[str] = (), each: bool = False) -> None:
@@ -38,12 +46,12 @@ class Faults:
         self._counts: dict[str, int] = {}
 
     def replied(self, key: Key) -> None:
-        """A reply has come."""
+        """Records that a reply has arrived."""
         self._replied.add(key[0])
         self._row.clear()
 
     def add(self, key: Key, error: BaseException) -> None:
-        """The request for a reply has failed. Raises the error where it is none of an endpoint."""
+        """Records a failed request. Raises `error` if it is not the failure of an endpoint."""
         if not isinstance(error, (Failed, Unreadable)):
             raise error
         problem, why = key[0], str(error)
@@ -51,7 +59,7 @@ class Faults:
         if status in REFUSED:
             self.refused.setdefault(problem, why)
             self.refusals.append(key)
-            self._failed(problem, why)  # of one after the other no problem is the cause: no money, or a wrong key
+            self._failed(problem, why)  # many in a row are not the problems' fault: no credit left, or a wrong key
             return
         if not late and not isinstance(error, Unreadable) and not (status and status >= 500):
             self.stopped = self.stopped or why
@@ -66,13 +74,13 @@ class Faults:
             self.stopped = self.stopped or f"{why}, at {IN_A_ROW} problems one after the other"
 
     def asks(self, problem: str) -> bool:
-        """Whether more replies to a problem are to be asked for."""
+        """Whether to request more replies to a problem."""
         if problem in self._replied:
             return True
         return (self._each or problem not in self.refused) and self._counts.get(problem, 0) < TRIES
 
     def words(self) -> str:
-        """What failed, by problem, and what to do about it."""
+        """Describes the failures by problem, and the remedies."""
         said = [self.stopped] if self.stopped else []
         if self.refused:
             remedy = "mend that, or count them as wrong with --refused-as-wrong, which needs replies to other problems"
@@ -85,8 +93,8 @@ class Faults:
 
 
 def named(problems: dict[str, str] | Iterable[str]) -> str:
-    """Some problems by their ids, with the first one's reason where there are reasons. In the order of their ids: which
-    request ends first is chance.
+    """Names some problems by their ids, with the reason of the first if there are reasons. They are sorted, because the
+    order in which requests end is random.
     """
     ids = sorted(problems, key=lambda id: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", id)])
     more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""

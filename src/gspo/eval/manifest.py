@@ -1,4 +1,4 @@
-"""What an evaluation was: data, prompt, sampling, limits, scoring. One that goes on must be the same."""
+"""The manifest of an evaluation: data, prompt, sampling, limits, scoring. A resumed evaluation must have the same one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gspo.safe import without_logins, without_secrets
 
 NAME = "manifest.json"
 FREE = ("gspo",)
-"""What may differ where an evaluation goes on."""
+"""Entries that may differ when an evaluation is resumed."""
 
 
 def manifest(
@@ -28,9 +28,15 @@ def manifest(
     computation: dict[str, str],
     context: dict[str, Any],
 ) -> dict[str, Any]:
-    """What identifies an evaluation, as plain data. url: the endpoint that samples, "" for a model of this process. version:
-    of the model's files. computation: how its numbers come about; of an endpoint nothing is known. context: what the caller
-    knows besides.
+    """Returns what identifies an evaluation, as plain data.
+
+    Args:
+        name: The benchmark.
+        samples: Replies per problem.
+        url: The endpoint that samples; "" for a model in this process.
+        version: Version of the model's files.
+        computation: What the model's numbers depend on besides its files. Nothing is known of an endpoint.
+        context: Further facts from the caller, added to the scoring.
     """
     task, evaluation = config.task, config.eval
     sampling = {key: getattr(evaluation, key) for key in ("temperature", "top_p", "top_k")}
@@ -64,9 +70,9 @@ def manifest(
 
 
 def begin(folder: Path, this: dict[str, Any]) -> bool:
-    """Writes the manifest of an evaluation that begins, or sees that one that goes on is the same; returns whether it does.
+    """Writes the manifest of a new evaluation, or checks that a resumed one is the same. Returns whether it is resumed.
 
-    Raises ValueError where the folder holds something else, with what differs.
+    Raises ValueError, with the difference, if the folder holds something else.
     """
     path = folder / NAME
     if not path.exists():
@@ -92,7 +98,7 @@ def begin(folder: Path, this: dict[str, Any]) -> bool:
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """The manifest of an evaluation. Raises ValueError where there is none."""
+    """Reads the manifest of an evaluation. Raises ValueError if there is none."""
     try:
         found = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Two models on one benchmark, paired by problem."""
+"""Compares two models on one benchmark, paired by problem."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from gspo.eval.results import LIKE, THESE, counted
 from gspo.eval.scores import Bounded, over_like, over_these
 
 COMPARED = ("prompt", "computation", "sampling", "scoring", "samples")
-"""Of the manifests, what two evaluations may differ in besides the model."""
+"""Manifest entries in which two evaluations may differ besides the model."""
 
 
 class Paired(NamedTuple):
-    """The first model's avg@n minus the second's, with both intervals, in words too. differs: settings that are not the
-    same, so that the difference is not of the models alone.
+    """The difference of two models' avg@n, first minus second.
+
+    Attributes:
+        these: Its interval over these problems.
+        like: Its interval over problems like these.
+        words: The result in words.
+        differs: Settings that differ as well, so that the difference is not due to the models alone.
     """
 
     these: Interval
@@ -29,8 +34,12 @@ class Paired(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """An evaluation: its manifest, the right replies to each problem, and the replies that count as wrong because they could
-    not be scored, of which the endpoint refused some.
+    """A finished evaluation.
+
+    Attributes:
+        right: Number of correct replies to each problem.
+        unscored: Number of replies that count as wrong because they could not be scored.
+        refused: Number of those that the endpoint refused.
     """
 
     manifest: dict[str, Any]
@@ -40,7 +49,7 @@ class Finished(NamedTuple):
 
 
 def correct_of(folder: Path) -> Finished:
-    """The finished evaluation in a folder. Raises ValueError where it is none."""
+    """Reads the finished evaluation in a folder. Raises ValueError if there is none."""
     there = manifests.load(folder)
     marks = read(folder / "marks.jsonl", Mark)
     n, problems = there["samples"], dict.fromkeys(problem for problem, _ in marks)
@@ -53,7 +62,7 @@ def correct_of(folder: Path) -> Finished:
 
 
 def check(this: Mapping[str, Any], other: Path) -> None:
-    """Whether a finished evaluation of the same problems lies there. Raises ValueError."""
+    """Checks that `other` holds a finished evaluation of the same problems as the manifest `this`. Raises ValueError."""
     theirs = correct_of(other).manifest
     if theirs["data"]["sha256"] != this["data"]["sha256"]:
         raise ValueError(
@@ -62,7 +71,7 @@ def check(this: Mapping[str, Any], other: Path) -> None:
 
 
 def compared(first: Path, second: Path) -> Paired:
-    """The evaluation in `first` against that in `second`. Raises ValueError where one is not finished, or of other data."""
+    """Compares the evaluation in `first` with that in `second`. Raises ValueError if one is unfinished or of other data."""
     a, b = correct_of(first), correct_of(second)
     mine, theirs = a.manifest, b.manifest
     check(mine, second)
@@ -75,7 +84,13 @@ def compared(first: Path, second: Path) -> Paired:
 def paired(
     a: Mapping[str, int], n: int, b: Mapping[str, int], m: int, names: tuple[str, str], differs: Sequence[str] = ()
 ) -> Paired:
-    """The difference of two models. a, b: right replies to each problem, of n and of m."""
+    """Returns the difference of two models, a - b.
+
+    Args:
+        a: Correct replies to each problem, out of `n`.
+        b: Correct replies to each problem, out of `m`.
+        differs: Settings in which the two evaluations differ.
+    """
     differences = [a[problem] / n - b[problem] / m for problem in a]
     mean, count = sum(differences) / len(differences), len(differences)
     theirs = [b[problem] for problem in a]
@@ -91,7 +106,7 @@ def paired(
 
 
 def _unscored(name: str, side: Finished) -> str:
-    """What is to be said of a side's replies that nobody judged; "" where there are none."""
+    """A sentence about the replies of one side that could not be scored; "" if there are none."""
     if not side.unscored:
         return ""
     refused = f", of which the endpoint refused {side.refused:,}" if side.refused else ""
@@ -99,8 +114,8 @@ def _unscored(name: str, side: Finished) -> str:
 
 
 def _difference(a: Bounded, b: Bounded, count: int) -> Interval:
-    """a - b, and its interval from those of both: each end is as far off as the two ends that lead there are together
-    (Newcombe, Statistics in Medicine 17, 1998, method 10). `count` problems. NaN where one has none.
+    """a - b with an interval from both intervals: each half-width is the root sum of squares of their half-widths towards
+    that end (Newcombe, Statistics in Medicine 17, 1998, method 10). NaN if one has no interval. `count`: number of problems.
     """
     mean = a.value - b.value
     if math.isnan(a.low + b.low):
@@ -110,8 +125,8 @@ def _difference(a: Bounded, b: Bounded, count: int) -> Interval:
 
 
 def _like(differences: Sequence[float], these: Interval, a: Bounded, b: Bounded) -> Interval:
-    """The mean difference over problems like these: Student's t, where no narrower than sampling alone makes it. A few
-    problems may differ by the same by chance; with one reply each nothing but both sides' own intervals tells of it.
+    """The mean difference over problems like these: Student's t interval, but no narrower than sampling alone makes it. A
+    few problems may have equal differences by chance; with one reply each, only the intervals of both sides reveal that.
     """
     like = interval(differences, (-1.0, 1.0))
     floor = these

@@ -1,7 +1,7 @@
-"""A rating as Codeforces gives, from contests that humans took part in: CodeElo-style, with local tests (arXiv 2501.01257).
+"""Ratings as on Codeforces, from contests with humans: CodeElo-style, with local tests (arXiv 2501.01257).
 
-A model that submits takes a place among the humans of a contest by its points. Its rating there is the one with which that
-place was to be expected; its rating is the mean over contests.
+A model's submissions give it a place among the humans of a contest, by points. Its rating in the contest is the one whose
+expected place is that place; its overall rating is the mean over contests.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 from gspo.compare.analysis import Interval, interval
 
 TRIES = 8
-"""Most submissions to a problem; later ones do not count."""
+"""Maximum number of submissions to a problem; later ones do not count."""
 LEAST = 200
-"""Contests of at most so many rated humans are left out: a place among few says little."""
+"""Contests with at most this many rated humans are left out: a place among few says little."""
 PER_TRY = 50
-"""Points that each wrong submission before the right one takes off a problem's."""
+"""Points that each wrong submission before the correct one takes off a problem's points."""
 PENALTY = 10
-"""Minutes that such a submission costs where problems have no points."""
+"""Penalty of such a submission in minutes, if problems have no points."""
 LOWEST, HIGHEST = -2000.0, 6000.0
-"""Between these a rating is looked for; humans' lie far inside."""
+"""Search range of a rating. Those of humans lie far inside."""
 
 
 @dataclass(frozen=True)
 class Human:
-    """One who took part and was rated: the rating before the contest, and what the standings say."""
+    """A rated participant: the rating before the contest, and points and penalty from the standings."""
 
     rating: float
     points: float
@@ -36,7 +36,7 @@ class Human:
 
 @dataclass(frozen=True)
 class Contest:
-    """A contest. points: of each problem, by its index such as "A"; 0 everywhere where problems count as solved or not."""
+    """A contest. `points`: of each problem, by its index such as "A"; all 0 if problems only count as solved or not."""
 
     id: str
     points: dict[str, float]
@@ -49,8 +49,8 @@ class Contest:
 
 
 class Rated(NamedTuple):
-    """A rating in one contest. bound: "at least" for a place that is too good for any rating to be the expected one, "at
-    most" for one that is too poor; else "".
+    """A rating in one contest. `bound`: "at least" if the place is too good to be the expected one of any rating, "at most"
+    if it is too poor, otherwise "".
     """
 
     contest: str
@@ -61,18 +61,24 @@ class Rated(NamedTuple):
 
 
 def expected(rating: float, humans: Sequence[float]) -> float:
-    """The place that a rating lets expect among humans: 1 + sum_i 1 / (1 + 10^((r - r_i) / 400))."""
+    """The expected place of a rating among humans: 1 + sum_i 1 / (1 + 10^((r - r_i) / 400))."""
     return 1.0 + sum(1.0 / (1.0 + 10.0 ** ((rating - one) / 400.0)) for one in humans)
 
 
 def rating_at(place: float, humans: Sequence[float], as_published: bool = False) -> tuple[float, str]:
-    """The rating whose expected place is `place`, by bisection, and whether it is but a bound. as_published: as the
-    published script has it, which counts places from 0 and expected places from 1, in whole ratings up to the best
-    human's + 100.
+    """Returns the rating whose expected place is `place`, by bisection, and "at least" or "at most" if it is only a bound.
 
-    The first place has no such rating, nor has the last: then it is that of half a place further in. As published other
-    places near the ends may have none either, and get the highest or lowest that is looked at. Raises ValueError for a place
-    that there is not among these humans.
+    The first and the last place are not the expected place of any rating. They get the rating of half a place further in. As
+    published, other places near the ends may have no rating either, and get the highest or lowest in the search range.
+
+    Args:
+        place: From 1 to the number of humans + 1.
+        humans: Their ratings.
+        as_published: Whether to follow the published script, which counts places from 0 and expected places from 1, and
+            searches whole ratings up to the best human's + 100.
+
+    Raises:
+        ValueError: There is no such place among these humans.
     """
     count = len(humans)
     if not count or not 1 <= place <= count + 1:
@@ -87,7 +93,7 @@ def rating_at(place: float, humans: Sequence[float], as_published: bool = False)
     low, high = LOWEST, HIGHEST
     while high - low > 1e-6:
         middle = (low + high) / 2
-        if expected(middle, humans) > sought:  # too low a rating for so good a place
+        if expected(middle, humans) > sought:  # the rating is too low for so good a place
             low = middle
         else:
             high = middle
@@ -107,9 +113,11 @@ def _published(place: float, humans: Sequence[float]) -> tuple[float, str]:
 
 
 def points_of(contest: Contest, tries: Mapping[str, Sequence[bool]]) -> tuple[float, float]:
-    """What a model's submissions bring: points and penalty. tries: by problem, whether each submission is right, in order.
+    """Returns the points and the penalty of a model's submissions.
 
-    max(0, points - 50 x wrong ones before the right one); where problems have no points, 1 a problem, and 10 a wrong one.
+    A solved problem gives max(0, points - 50 x wrong submissions before the correct one). If problems have no points, it
+    gives 1 point, and a penalty of 10 per wrong submission. `tries`: for each problem, whether each submission is correct,
+    in order.
     """
     total = penalty = 0.0
     for problem, verdicts in tries.items():
@@ -125,13 +133,13 @@ def points_of(contest: Contest, tries: Mapping[str, Sequence[bool]]) -> tuple[fl
 
 
 def place_of(contest: Contest, points: float, penalty: float) -> int:
-    """The place among the rated humans: one more than those who did better, with more points or as many and less penalty."""
+    """The place among the rated humans: one more than those who have more points, or as many and less penalty."""
     better = sum((human.points, -human.penalty) > (points, -penalty) for human in contest.humans)
     return better + 1
 
 
 def rated(contest: Contest, tries: Mapping[str, Sequence[bool]], as_published: bool = False) -> Rated:
-    """The rating in one contest. Raises ValueError for a problem that it does not have."""
+    """Returns the rating in one contest. Raises ValueError for a problem that the contest does not have."""
     unknown = sorted(set(tries) - set(contest.points))
     if unknown:
         raise ValueError(f"contest {contest.id}: has no problem {unknown[0]!r}; it has {', '.join(sorted(contest.points))}")
@@ -141,8 +149,12 @@ def rated(contest: Contest, tries: Mapping[str, Sequence[bool]], as_published: b
 
 
 class Missing(NamedTuple):
-    """How many contests do not rate: with too few rated humans, with problems that the benchmark lacks, and those of the
-    benchmark that are not among the contests.
+    """Numbers of contests that do not rate.
+
+    Attributes:
+        few: With too few rated humans.
+        partial: With problems that the benchmark lacks.
+        absent: Of the benchmark, but not among the contests.
     """
 
     few: int
@@ -150,7 +162,7 @@ class Missing(NamedTuple):
     absent: int
 
     def spelled(self) -> list[str]:
-        """In words."""
+        """In words, one phrase per reason."""
         said = (
             (self.few, f"at most {LEAST} rated humans"),
             (self.partial, "which problems are not in the benchmark"),
@@ -160,11 +172,11 @@ class Missing(NamedTuple):
 
 
 def contests(rows: Sequence[Mapping[str, Any]], problems: Sequence[tuple[str, str]]) -> tuple[list[Contest], Missing]:
-    """The contests that rate, and how many do not. rows: as contests_of reads them.
+    """Returns the contests that rate, and how many do not.
 
-    A contest rates if the benchmark has all of its problems: humans have their places by all of them, and what a model was
-    not asked is no failure of its own. problems: contest and index of each problem of the benchmark. Raises ValueError where
-    no contest rates, and for a problem that its contest does not have.
+    A contest rates if the benchmark has all of its problems: humans are placed by all of them, and a model must not lose
+    points for problems that it was not asked. `rows`: as contests_of reads them. `problems`: contest and index of each
+    problem of the benchmark. Raises ValueError if no contest rates, and for a problem that its contest does not have.
     """
     asked: dict[str, set[str]] = {}
     for contest, index in problems:
@@ -191,7 +203,7 @@ def contests(rows: Sequence[Mapping[str, Any]], problems: Sequence[tuple[str, st
 
 
 def over_contests(each: Sequence[Rated]) -> Interval:
-    """The mean over contests and its interval, Student's t; without width (NaN) for one contest."""
+    """The mean over contests with Student's t interval, whose ends are NaN for a single contest."""
     return interval([one.rating for one in each])
 
 

@@ -1,4 +1,4 @@
-"""The replies of an evaluation on the disk: a line each, appended as they come, so that a kill at any moment loses none."""
+"""The replies of an evaluation on disk: one line each, appended as they arrive, so that a kill at any time loses none."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gspo.runs.log import to_json
 Key = tuple[str, int]
 """The id of a problem, and the number of a reply to it."""
 REFUSED = "refused"
-"""`stop` of a reply that an endpoint refused to give, and that counts as wrong because somebody said so."""
+"""`stop` of a reply that an endpoint refused and that counts as wrong at the user's request."""
 REFUSAL = "the endpoint refused it"
-"""`error` of its mark."""
+"""`error` of the mark of such a reply."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model said to a problem. tokens: its length. stop: "eos", "stop" or "length", as of a rollout, or REFUSED."""
+    """A model's reply to a problem. `tokens`: its length. `stop`: "eos", "stop" or "length", as in a rollout, or REFUSED."""
 
     problem: str
     sample: int
@@ -33,8 +33,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class Mark:
-    """What a reply was worth. right: whether it is right; one that could not be scored is wrong, and `error` says why. vote:
-    its answer, for the majority; None where there is none.
+    """The mark of a reply.
+
+    Attributes:
+        right: Whether the reply is correct. A reply that could not be scored is wrong, and `error` says why.
+        vote: Its answer, for the majority vote; None if it has none.
     """
 
     problem: str
@@ -48,12 +51,10 @@ Line = TypeVar("Line", Reply, Mark)
 
 
 class Lines(Generic[Line]):
-    """A file of replies or of marks, which one process writes. A last line that a kill has cut is cut off, and those that
-    come twice count once.
-    """
+    """A file of replies or marks with a single writer. A last line cut off by a kill is removed; duplicates count once."""
 
     def __init__(self, path: Path, kind: type[Line]) -> None:
-        """Raises ValueError for a line that is none of ours, RuntimeError where another process has the file."""
+        """Raises ValueError for a malformed line, RuntimeError if another process is writing to the file."""
         self.path = path
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
         try:
@@ -71,19 +72,19 @@ class Lines(Generic[Line]):
         self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     def add(self, item: Line) -> None:
-        """Appends a line, and gives it to the system at once. Raises RuntimeError where the disk does not take it."""
+        """Appends a line, unbuffered, unless the reply has one already. Raises RuntimeError if the disk does not take it."""
         if (item.problem, item.sample) in self.lines:
             return
         data = to_json(asdict(item))
         try:
-            while data:  # a disk that is nearly full takes a part
+            while data:  # a nearly full disk may take only a part
                 data = data[self._file.write(data) or 0 :]
         except OSError as error:
             raise disk.SaveError(disk.refused(self.path, error)) from error
         self.lines[item.problem, item.sample] = item
 
     def close(self) -> None:
-        """All of it is on the disk then."""
+        """Syncs the file to disk and closes it."""
         with self._file:
             os.fsync(self._file.fileno())
 
@@ -95,7 +96,7 @@ class Lines(Generic[Line]):
 
 
 def read(path: Path, kind: type[Line]) -> dict[Key, Line]:
-    """The lines of a file that nobody need be writing. Raises ValueError as Lines does, and where there is no such file."""
+    """Reads the lines of a file without locking it. Raises ValueError for a malformed line and for a missing file."""
     try:
         content = path.read_bytes()
     except OSError as error:

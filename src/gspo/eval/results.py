@@ -1,4 +1,4 @@
-"""From replies and their marks to figures: those of the benchmark, those of each problem, and the files that hold them."""
+"""Turns replies and their marks into figures, of the benchmark and of each problem, and writes the result files."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from gspo.safe import replace_file, visible
 from gspo.types import Prompt
 
 THESE, LIKE = "over these problems", "over problems like these"
+"""Names of the two intervals."""
 NEEDS_TWO = "needs 2 replies to a problem"
-"""The names of the two intervals."""
 
 
 def problem_rows(
     prompts: Sequence[Prompt], n: int, replies: Mapping[Key, Reply], marks: Mapping[Key, Mark]
 ) -> list[dict[str, Any]]:
-    """What is to be told of each problem. correct: right replies of n. majority: the answer that most replies give, where
-    problems have answers. answered: replies with an answer. failed: replies that were not scored, refused: those among them
-    that an endpoint refused to give.
+    """Returns one row of figures per problem, with `n` replies each.
+
+    Returns:
+        Rows that contain, among others, `correct`: correct replies of n; `majority`: the most frequent answer, if problems
+        have answers; `answered`: replies with an answer; `failed`: replies that were not scored; `refused`: those among them
+        that an endpoint refused.
     """
     rows = []
     for prompt in prompts:
@@ -56,8 +59,8 @@ def problem_rows(
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of a benchmark: avg@n with both intervals, pass@k with that over problems like these, maj@k where problems
-    have answers, and shares of all replies.
+    """Returns the figures of a benchmark: avg@n with both intervals, pass@k with the interval over problems like these,
+    maj@k if problems have answers, and shares of all replies.
     """
     n = rows[0]["n"]
     correct = [row["correct"] for row in rows]
@@ -87,24 +90,24 @@ def bounded(made: Mapping[str, Any], which: str) -> Bounded:
 
 
 def spelled(value: Bounded) -> str:
-    """A share and its interval in percent."""
+    """Formats a share and its interval in percent."""
     if math.isnan(value.low):
         return f"{100 * value.value:.1f} %"
     return f"{100 * value.value:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}]"
 
 
 def sizes(made: Mapping[str, Any]) -> str:
-    """How many problems and replies there are."""
+    """The number of problems and replies in words."""
     return f"{counted(made['problems'], 'problem', 'problems')}, {counted(made['samples'])} each"
 
 
 def counted(count: int, what: str = "reply", more: str = "replies") -> str:
-    """A number of things in words."""
+    """A count with its noun, in singular or plural."""
     return f"{count:,} {what if count == 1 else more}"
 
 
 def unscored(made: Mapping[str, Any]) -> str:
-    """What is to be said of replies that could not be scored; "" where there are none."""
+    """A sentence about replies that could not be scored; "" if there are none."""
     if not made["failed"]:
         return ""
     counts = "counts" if made["failed"] == 1 else "count"
@@ -140,7 +143,7 @@ def write(
     marks: Mapping[Key, Mark],
     extra: Mapping[str, Any],
 ) -> None:
-    """Writes results.json, and samples.jsonl in the form of lm-evaluation-harness: a line a problem with its replies."""
+    """Writes results.json, and samples.jsonl in the format of lm-evaluation-harness: a line per problem with its replies."""
     name, n = manifest["benchmark"], made["samples"]
     stderr = {f"avg@{n}_stderr,none": standard_error([row["correct"] / n for row in rows])}
     kept = [{key: value for key, value in row.items() if key not in ("votes", "right", "errors")} for row in rows]

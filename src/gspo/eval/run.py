@@ -1,4 +1,4 @@
-"""`gspo eval MODEL --benchmark NAME`: what is missing is sampled and scored, then the figures are made."""
+"""`gspo eval MODEL --benchmark NAME`: samples and scores the missing replies, then computes the figures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Humans = tuple[list[rating.Contest], rating.Missing]
 
 
 def evaluate(options: Options, fields: dict[str, str]) -> int:
-    """Runs an evaluation, or goes on with one; prints the figures and writes the page. Returns the exit status.
+    """Runs or resumes an evaluation, prints the figures, and writes the page. Returns the exit status.
 
     Raises ValueError for bad input, before anything is sampled.
     """
@@ -89,7 +89,7 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
 
 
 def _rows(options: Options, config: Config, heard: list[Warning]) -> tuple[Rows, dict[str, int]]:
-    """The rows of the benchmark, and how many were left out, by reason. heard: takes what is warned of them."""
+    """The rows of the benchmark, and how many were left out, by reason. `heard` collects the warnings about them."""
     word = "--data" if any(name == "data" for name, _ in options.of_source) else "--benchmark"
     with own_warnings(heard.append):
         rows = [dict(row) for _, row in read(config.task.source, config.task, config.task.split, word)]
@@ -111,8 +111,8 @@ def _rows(options: Options, config: Config, heard: list[Warning]) -> tuple[Rows,
 
 
 def _runs_programs(config: Config) -> dict[str, Any]:
-    """What the scoring of programs depends on; {} where none are run. Raises RuntimeError where no sandbox works
-    here, or where there is no compiler for a benchmark that needs one.
+    """What the scoring of programs depends on; {} if none are run. Raises RuntimeError if no sandbox works here, or if a
+    benchmark needs a compiler and there is none.
     """
     if not runs_programs(config.reward.functions):
         return {}
@@ -123,7 +123,7 @@ def _runs_programs(config: Config) -> dict[str, Any]:
 
 
 def _contests(options: Options, rows: Rows) -> Humans | None:
-    """The contests that rate, and how many do not. Raises ValueError where there can be no rating."""
+    """The contests that rate, and how many do not; None without --contests. Raises ValueError if no rating is possible."""
     if options.contests is None:
         if options.as_published:
             raise ValueError("--as-published has no effect without --contests: name the file with the standings")
@@ -142,7 +142,7 @@ def _contests(options: Options, rows: Rows) -> Humans | None:
 def _rated(
     humans: Humans | None, prompts: list[Prompt], marks: Mapping[Key, Mark], samples: int, as_published: bool
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rating of each contest, and what is to be said of them."""
+    """The rating in each contest, and sentences about them."""
     if humans is None:
         return [], []
     each = []
@@ -154,9 +154,7 @@ def _rated(
 
 
 def _key(options: Options) -> str:
-    """The endpoint's API key. Raises ValueError where the variable that was named is not set, and for words about an
-    endpoint where there is none.
-    """
+    """The endpoint's API key. Raises ValueError if its variable is not set, and for endpoint options without an endpoint."""
     if not options.url:
         if options.key_variable:
             raise ValueError("--key-variable has no effect without --url: leave it out")
@@ -168,7 +166,7 @@ def _key(options: Options) -> str:
 
 
 def _sampled(replies: Lines[Reply], todo: list[Key], ask: Begin, most: int, report: Any, options: Options) -> None:
-    """Asks for what is missing. Raises RuntimeError, with what is kept by then, where replies are missing still."""
+    """Requests the missing replies and stores them as they arrive. Raises RuntimeError if some are missing afterwards."""
     faults = sample(replies, todo, ask, most, report, options.refused_as_wrong)
     works = faults.stopped is None and any(reply.stop != REFUSED for reply in replies.lines.values())
     if options.refused_as_wrong and works:
@@ -181,7 +179,7 @@ def _sampled(replies: Lines[Reply], todo: list[Key], ask: Begin, most: int, repo
 
 @contextmanager
 def asking(config: Config, prompts: list[Prompt], options: Options, key: str) -> Iterator[tuple[Begin, int]]:
-    """Whoever replies, and how many replies may be under way at once."""
+    """Yields the function that requests a reply, and the maximum number of concurrent requests."""
     number = {prompt.id: i for i, prompt in enumerate(prompts)}
     if options.url:
         sampling, most = benchmark_models.sampling_of(config), config.sampler.batch_size

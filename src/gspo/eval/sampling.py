@@ -1,4 +1,4 @@
-"""Samples the replies that are missing, and marks those that have no mark; each is on the disk as soon as it is there."""
+"""Samples the missing replies and scores those without a mark. Each result is on disk as soon as it exists."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gspo.rewards.graders import spoken
 from gspo.rollout.failures import all_failed, first
 from gspo.types import Group, Prompt, Rollout
 
-TURN = 0.5  # seconds between two looks for Ctrl-C
-MARKED = 128  # replies that are scored together
+TURN = 0.5  # seconds between two checks for Ctrl-C
+MARKED = 128  # replies scored in one batch
 Report = Callable[[str, int, int], None]
 
 
@@ -33,9 +33,17 @@ def sample(
     report: Report,
     each: bool = False,
 ) -> Faults:
-    """Asks for the replies `todo`, `most` at once. begin: asks for one; the result has `text`, `tokens` and `stop`, or is a
-    rollout. each: see Faults. Returns what an endpoint failed at. Raises what a future of another kind raises, or Ctrl-C;
-    each reply that is there by then is kept.
+    """Requests replies concurrently and returns the failures of the endpoint.
+
+    An error that is not the endpoint's, and Ctrl-C, propagate; replies that have arrived by then are kept.
+
+    Args:
+        replies: Where replies are stored.
+        todo: The replies to request.
+        begin: Requests one reply. The result has `text`, `tokens` and `stop`, or is a rollout.
+        most: Maximum number of concurrent requests.
+        report: Called with the phase, the number of replies done, and the total.
+        each: As in Faults.
     """
     faults = Faults({problem for problem, _ in replies.lines}, each)
     waiting = deque(todo)
@@ -43,7 +51,7 @@ def sample(
     report("sampling", 0, len(todo))
 
     def keep() -> list[tuple[Key, BaseException]]:
-        """Records the replies that are there. Those that failed."""
+        """Stores the replies that have arrived, and returns the failed ones."""
         failed: list[tuple[Key, BaseException]] = []
         for future in [future for future in under_way if future.done()]:
             key = under_way[future]
@@ -65,7 +73,7 @@ def sample(
                     under_way[begin(key)] = key
             if not under_way:
                 return faults
-            wait(under_way, TURN, FIRST_COMPLETED)  # also where nothing more is asked for: what is under way is paid for
+            wait(under_way, TURN, FIRST_COMPLETED)  # after a stop too: requests in flight are paid for
             for key, error in keep():
                 faults.add(key, error)
             report("sampling", len(todo) - len(waiting) - len(under_way), len(todo))
@@ -87,8 +95,8 @@ def mark(
     correct_at: float,
     report: Report,
 ) -> None:
-    """Scores the replies that have no mark yet. Raises RewardsFailed where none of those scored together got a reward, and
-    none before them: then the fault is hardly the replies'.
+    """Scores the replies that have no mark yet. Raises RewardsFailed if all of a batch fail and none was scored before: then
+    the replies are hardly to blame.
     """
     by_id = {prompt.id: prompt for prompt in prompts}
     for reply in replies:
@@ -118,7 +126,7 @@ def _rollout(prompt: Prompt, reply: Reply) -> Rollout:
 
 
 def vote(rollout: Rollout) -> str | None:
-    """The answer of a reply to a problem that has one, as it votes; None for programs, and where there is no answer."""
+    """The normalised answer of a reply, for the majority vote; None for programs, and for a reply without an answer."""
     if "answer" not in rollout.prompt.columns:
         return None
     prompt = rollout.prompt
@@ -127,7 +135,7 @@ def vote(rollout: Rollout) -> str | None:
 
 
 def in_tenths(note: Callable[[str], None], report: Report) -> Report:
-    """`report`, and a line at each tenth of the way, for those who read no live view."""
+    """Wraps `report` to also note each tenth of the way, for output without a live view."""
     told: dict[str, int] = {}
 
     def both(phase: str, done: int, total: int) -> None:
@@ -141,13 +149,13 @@ def in_tenths(note: Callable[[str], None], report: Report) -> Report:
 
 
 def by_chance(todo: Sequence[Key]) -> list[Key]:
-    """The same replies with their problems in an order by chance, another one each time: else those at which an endpoint
-    always fails could stand before all others for ever. What a reply is does not depend on the order.
+    """Shuffles the problems, differently on every call, because those at which an endpoint always fails could otherwise
+    block all others forever. The content of a reply does not depend on the order.
     """
     place = {problem: random.random() for problem, _ in todo}
     return sorted(todo, key=lambda key: (place[key[0]], key[1]))
 
 
 def keys(prompts: Sequence[Prompt], n: int, there: Any) -> Iterator[Key]:
-    """The replies that are not there yet, problem after problem."""
+    """The replies that are missing, problem by problem."""
     return ((prompt.id, number) for prompt in prompts for number in range(n) if (prompt.id, number) not in there)

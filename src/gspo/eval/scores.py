@@ -1,7 +1,7 @@
-"""Scores of n replies a problem: avg@n, pass@k, maj@k, and two intervals that answer two questions.
+"""Scores from n replies per problem: avg@n, pass@k, maj@k, and two intervals that answer different questions.
 
-"Over these problems" asks what other replies of the same model to the same problems would score: only sampling varies.
-"Over problems like these" asks what the model would score on other problems of the kind: the problems vary too.
+"Over these problems" asks what other replies of the same model to the same problems would score: only sampling varies. "Over
+problems like these" asks what the model would score on other problems of the kind: the problems vary too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gspo.rollout.statistics import accuracy_interval, student, wilson
 
 
 class Bounded(NamedTuple):
-    """A mean over problems and the ends of a 95 % interval; NaN for ends that cannot be told."""
+    """A mean over problems and the ends of its 95 % interval; NaN for ends that cannot be estimated."""
 
     value: float
     low: float
@@ -23,9 +23,10 @@ class Bounded(NamedTuple):
 
 
 def passes(n: int, c: int, k: int) -> float:
-    """pass@k: the probability that at least one of k replies is right, of n of which c are (arXiv 2107.03374, equation 1).
+    """pass@k: the probability that at least one of k replies is correct, drawn from n replies of which c are correct (arXiv
+    2107.03374, equation 1).
 
-    Without bias for n >= k. Raises ValueError otherwise, and where c is none of 0 .. n.
+    Unbiased for n >= k. Raises ValueError otherwise, and if c is not in 0 .. n.
     """
     _check(n, k)
     if not 0 <= c <= n:
@@ -34,11 +35,16 @@ def passes(n: int, c: int, k: int) -> float:
 
 
 def majority(votes: Sequence[Hashable | None], right: Sequence[bool], k: int) -> float:
-    """maj@k: the probability that the answer that most of k replies give is right, over all k of these replies.
+    """maj@k: the probability that the most frequent answer among k of these replies is correct, over all choices of k.
 
-    votes: the answer of each reply, None for one without an answer, which does not vote, right or not. All right replies
-    give one answer, however they write it. Among answers with as many votes one is drawn. Raises
-    ValueError for k above the replies.
+    All correct replies count as the same answer, however they write it. Ties are broken at random.
+
+    Args:
+        votes: The answer of each reply; None for a reply without one, which does not vote, correct or not.
+        right: Whether each reply is correct.
+
+    Raises:
+        ValueError: k is not from 1 to the number of replies.
     """
     n = len(votes)
     _check(n, k)
@@ -56,8 +62,8 @@ def majority(votes: Sequence[Hashable | None], right: Sequence[bool], k: int) ->
 
 
 def _ways(counts: Sequence[int], most: int, size: int) -> dict[tuple[int, int], int]:
-    """In how many ways replies with wrong answers can be chosen, by (how many, how many answers with `most` votes), with at
-    most `size` replies and no answer beyond `most`.
+    """The number of ways to choose replies with wrong answers, by (replies chosen, answers with `most` votes). At most
+    `size` replies are chosen, and no answer gets more than `most`. `counts`: replies per wrong answer.
     """
     ways = {(0, 0): 1}
     for count in counts:
@@ -76,10 +82,10 @@ def _check(n: int, k: int) -> None:
 
 
 def over_these(correct: Sequence[int], n: int) -> Bounded:
-    """avg@n and its interval over these problems: what n other replies to each would give. correct: right replies a problem.
+    """avg@n and its interval over these problems: what n other replies to each would score.
 
-    Wilson's, with the number of independent replies that would vary as much: the variance is that within problems. The ends
-    are NaN for n = 1, which does not show it.
+    `correct`: correct replies per problem. Wilson's interval, for the number of independent replies with the same variance;
+    the variance is that within problems. The ends are NaN for n = 1, which does not show it.
     """
     mean = sum(correct) / (n * len(correct)) if correct else math.nan
     if n < 2 or not correct:
@@ -89,10 +95,10 @@ def over_these(correct: Sequence[int], n: int) -> Bounded:
 
 
 def over_like(shares: Sequence[float]) -> Bounded:
-    """The mean of the problems' shares and its interval over problems like these. shares: of each problem."""
+    """The mean of the problems' shares, and its interval over problems like these. `shares`: one per problem."""
     return Bounded(*accuracy_interval(shares))
 
 
 def ladder(n: int) -> list[int]:
-    """The k of which pass@k and maj@k are told: powers of two, and n."""
+    """The values of k for which pass@k and maj@k are reported: powers of two, and n."""
     return sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | {n})

@@ -1,4 +1,4 @@
-"""From the words of `gspo eval --benchmark` to the configuration of the evaluation: presets, what a benchmark asks for."""
+"""Turns the options of `gspo eval --benchmark` into a configuration: presets, and the defaults of a benchmark."""
 
 from __future__ import annotations
 
@@ -17,28 +17,33 @@ from gspo.config.unused import OF_TRAINING, check_unused
 from gspo.data.benchmarks.table import named, own_options, short
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "qwen3": {"temperature": 0.6, "top_p": 0.95, "top_k": 20},  # thinking mode, as its model card says
+    "qwen3": {"temperature": 0.6, "top_p": 0.95, "top_k": 20},  # thinking mode, from its model card
     "qwen3-instruct": {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
 }
 TOKENS = 32_768
-"""Longest reply where the benchmark says no other."""
+"""Longest reply in tokens, if the benchmark does not set it."""
 KEPT = {
     "model": None, "sampler": None, "eval": None, "task": ("system", "template", "template_args"), "rollout": ("stop",),
     "reward": ("timeout", "workers", "memory"), "train": ("seed",), "code": ("sandbox",),
 }  # fmt: skip
-"""What is taken of a training configuration, by section; None: all of it. Prompts and rewards are the benchmark's; [code] is
-for those that run programs, and these have limits of their own."""
+"""What is taken from a training configuration, by section; None: all of it. Prompts and rewards are the benchmark's. [code]
+is for benchmarks that run programs, which have limits of their own."""
 OF_A_RUN = ("eval.num_prompts",)
 OF_A_MODEL_HERE = ("model", "sampler", "task.template")
 ASKED = ("model.path", "sampler.timeout", "sampler.batch_size")
-"""What an endpoint is asked for, of these."""
+"""Those of OF_A_MODEL_HERE that apply to an endpoint too."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The words of the command. model: a folder, an id, the name at `url`, or a configuration file. benchmark: a name or a
-    file. of_source: options of the benchmark, such as its release. url: an OpenAI-compatible endpoint that samples.
-    refused_as_wrong: replies that it refuses count, as wrong.
+    """The options of the command.
+
+    Attributes:
+        model: A folder, an id, the name at `url`, or a configuration file.
+        benchmark: A name or a file.
+        of_source: Options of the benchmark, such as its release.
+        url: An OpenAI-compatible endpoint that samples.
+        refused_as_wrong: Whether replies that the endpoint refuses count, as wrong.
     """
 
     model: str
@@ -55,8 +60,8 @@ class Options:
 
 
 def configured(options: Options, fields: dict[str, str]) -> Config:
-    """The configuration of an evaluation. What was typed comes before the preset, that before the file, and that before
-    what is customary for the benchmark. Raises ValueError as `load` does, and for an unknown benchmark or preset.
+    """Returns the configuration of an evaluation. Typed fields take precedence over the preset, that over the file, and that
+    over the benchmark's defaults. Raises ValueError as `load` does, and for an unknown benchmark or preset.
     """
     benchmark = named(options.benchmark)
     if options.preset is not None and options.preset not in PRESETS:
@@ -98,7 +103,7 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
         if key in OF_A_RUN or not _kept(key):
             raise ValueError(f"--{key}: has no effect on an evaluation with --benchmark: leave it out")
     checked = config
-    if options.url:  # the endpoint is asked with this limit, whatever would sample here
+    if options.url:  # requests to the endpoint use sampler.timeout, whatever the engine
         usual = replace(config.sampler, timeout=SamplerConfig().timeout)
         checked = replace(config, sampler=usual)
     check_unused(checked, "eval")
@@ -118,7 +123,7 @@ def _kept(key: str) -> bool:
 
 
 def folder_of(options: Options, config: Config) -> Path:
-    """Where the evaluation is kept: what was asked for, or runs/eval/BENCHMARK-MODEL."""
+    """The folder of the evaluation: the one asked for, or runs/eval/BENCHMARK-MODEL."""
     if options.dir is not None:
         return Path(from_home("--dir", str(options.dir)))
     model = Path(config.model.path)

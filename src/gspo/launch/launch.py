@@ -1,7 +1,7 @@
-"""Starts the ranks of a run, on this machine or where Ray places them, and starts them again where one was killed.
+"""Starts the ranks of a run, on this machine or on Ray, and restarts them after a failure.
 
-A rank that ends with an error of its own ends the run. One that was killed, was lost to the others, or had no memory for a
-micro-batch that may be smaller, ends this life of the run alone: the next one goes on from the last checkpoint.
+A rank that exits with an error of its own ends the run. A rank that was killed, lost the others, or ran out of memory for a
+micro-batch that can be smaller ends only the current attempt ("life"): the next one resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from gspo.distributed.environment import AGENTS, BEGAN, KEY, LOST, PARENT, RESTA
 from gspo.launch.processes import WATCH, PlaceLost, Rank, Start, here, say
 from gspo.workers.supervisor import end_with_parent
 
-GRACE = 15.0  # seconds in which the other ranks end by themselves, after one has
-AGAIN = LOST, SHORT  # exit statuses after which another life may go on
+GRACE = 15.0  # seconds for the other ranks to exit by themselves after the first one has
+AGAIN = LOST, SHORT  # exit statuses that allow a restart
 LOOPBACK = "127.0.0.1"
-PATIENCE = 300.0  # seconds in which a store answers its own process
-INTERRUPTED = 130  # exit status of a run that was asked to end
+PATIENCE = 300.0  # timeout of the rendezvous store in its own process, in seconds
+INTERRUPTED = 130  # exit status of a run that was asked to stop
 
 
 class Ended(NamedTuple):
-    """How a life of a run ended: its exit status, and why where another life may go on. told: whether its leader ended by
-    itself, and so has written what came of the run.
+    """The result of one attempt.
+
+    Attributes:
+        status: The exit status.
+        why: The reason, if a restart may help.
+        told: Whether the leader exited by itself, and so has written the report.
     """
 
     status: int
@@ -41,8 +45,11 @@ class Ended(NamedTuple):
 
 
 def take_part(config: Config, arguments: Sequence[str], follow: Callable[[Config], None]) -> int | None:
-    """Starts the ranks of `gspo ARGUMENTS`, or follows as one of them (`follow`), and returns the exit status. Returns None
-    in the process that leads: the caller goes on.
+    """Starts the ranks of `gspo ARGUMENTS`, or runs as one of them, and returns the exit status. Returns None in the leader,
+    whose caller continues.
+
+    Args:
+        follow: Runs a rank that is not the leader.
     """
     number, size = rank_and_world_size()
     folder = Path(config.log.dir)
@@ -68,7 +75,7 @@ def take_part(config: Config, arguments: Sequence[str], follow: Callable[[Config
 
 @contextmanager
 def swept(config: Config) -> Iterator[None]:
-    """Clears up in the end what a leader that was killed has left of the way to its engines."""
+    """On exit, deletes the exchange folder and the engine logs that a killed leader has left."""
     try:
         yield
     finally:
@@ -77,8 +84,8 @@ def swept(config: Config) -> Iterator[None]:
 
 
 def begun_before(config: Config) -> bool:
-    """Whether this is a later life of a run, which goes on from its last checkpoint. A folder that is older than the command
-    is of another run. Among several agents of torchrun each counts the restarts alone that are due to its own ranks.
+    """Whether this is a restarted attempt, which resumes from the last checkpoint. A run folder older than the command
+    belongs to another run. With several torchrun agents, each counts only the restarts caused by its own ranks.
     """
     settings = Path(config.log.dir) / "config.toml"
     first = os.environ.get(RESTARTS, "0") == "0" and os.environ.get(AGENTS, "1") == "1"
@@ -89,7 +96,7 @@ def begun_before(config: Config) -> bool:
 
 
 def began_at(process: int) -> float:
-    """When a process began, in seconds since 1970; later than everything where the kernel does not tell."""
+    """When a process started, in seconds since 1970; infinity if the kernel does not report it."""
     try:
         ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
         boot = next(line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
@@ -107,13 +114,17 @@ def launch(
     address: str = LOOPBACK,
     folder: Path | None = None,
 ) -> int:
-    """Runs `gspo ARGUMENTS` in so many processes. Returns the exit status of the first.
+    """Runs `gspo ARGUMENTS` in `ranks` processes, restarts them if needed, and returns the run's exit status.
 
-    tell: hears why a life ended. address: of this machine, at which all ranks reach it; it listens nowhere else. folder: of
-    the run, whose report is written here where the run does not go on and its leader was lost. Ctrl-C, SIGTERM and SIGHUP go
-    to the first rank, which finishes its step and saves.
+    Ctrl-C, SIGTERM and SIGHUP go to the first rank, which finishes its step and saves.
+
+    Args:
+        restarts: Maximum number of restarts.
+        tell: Called with the reason when an attempt ends.
+        address: Address of this machine that all ranks can reach; it listens only there.
+        folder: The run's folder. The report is written there if the run ends and its leader was lost.
     """
-    command = [sys.executable, "-P", "-m", "gspo", *arguments]  # no file of the folder stands in for a library
+    command = [sys.executable, "-P", "-m", "gspo", *arguments]  # -P: no file in the current folder can shadow a library
     same = {BEGAN: str(time.time()), KEY: secrets.token_urlsafe(24)}
     with asked() as signals:
         for life in range(restarts + 1):
@@ -128,12 +139,12 @@ def launch(
                 tell(f"{ended.why}: the run goes on from its last checkpoint ({which})")
         else:
             tell(f"{ended.why}, and scale.restarts = {restarts}: go on with {RESUME}")
-    if folder is not None and not ended.told and len(signals.numbers) < 2:  # who asks twice to end wants it at once
-        from gspo.report.page import report_of  # half a second, which few runs need here
+    if folder is not None and not ended.told and len(signals.numbers) < 2:  # a second signal means stop now
+        from gspo.report.page import report_of  # takes half a second, and few runs need it here
 
         try:
             report_of(folder)
-        except Exception as error:  # it is the run's own end that counts
+        except Exception as error:  # the run's own result matters more
             tell(f"the report of {folder} could not be written: {error}")
     if ended.status in AGAIN:
         return INTERRUPTED if signals.numbers else 1
@@ -141,10 +152,10 @@ def launch(
 
 
 def live(command: Sequence[str], ranks: int, more: Mapping[str, str], start: Start, signals: Signals, address: str) -> Ended:
-    """One life of a run."""
-    from gspo.backends.vllm.plugin.gspo_transfer import hosted  # torch takes seconds
+    """Runs one attempt."""
+    from gspo.backends.vllm.plugin.gspo_transfer import hosted  # torch takes seconds to import
 
-    _store, port = hosted(address, ranks, PATIENCE)  # where the ranks find one another, as long as it is held
+    _store, port = hosted(address, ranks, PATIENCE)  # the rendezvous of the ranks, as long as it is referenced
     variables = os.environ | {
         "MASTER_ADDR": address, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(ranks), **more,
@@ -157,15 +168,15 @@ def live(command: Sequence[str], ranks: int, more: Mapping[str, str], start: Sta
             time.sleep(WATCH)
             ended = [process.poll() for process in started]
             if ended[0] is not None and 0 < ended[0] != LOST:
-                break  # what the run ends with is known; others may not have met the leader yet, and would wait for it
-            if until == float("inf") and (ended[0] is not None or any(ended)):  # followers may well end before the leader
+                break  # the result is known; the others may still be waiting for the leader at the rendezvous
+            if until == float("inf") and (ended[0] is not None or any(ended)):  # followers may exit before the leader
                 until = time.monotonic() + GRACE
         told = ended[0] is not None and ended[0] >= 0 and ended[0] not in AGAIN
         return Ended(*outcome(ended), told)
 
 
 def outcome(ended: Sequence[int | None]) -> tuple[int, str]:
-    """What the exit statuses of all ranks mean, None for one that did not end: that of the run, and why a life ended."""
+    """The run's exit status and the reason for a restart, from the exit statuses of all ranks (None: has not exited)."""
     if ended[0] == 0:
         return 0, ""
     errors = [status for status in ended if status and status > 0 and status not in AGAIN]
@@ -182,14 +193,14 @@ def outcome(ended: Sequence[int | None]) -> tuple[int, str]:
 
 
 class Signals:
-    """The signals that asked the run to end. They go to its first rank, where it has one."""
+    """The signals that asked the run to stop. They are forwarded to its first rank, if there is one."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.first: Rank | None = None
 
     def hear(self, number: int, frame: Any) -> None:
-        """Is called by Python."""
+        """Signal handler."""
         self.numbers.append(number)
         if self.first is not None:
             with suppress(ProcessLookupError):
@@ -197,7 +208,7 @@ class Signals:
 
     @contextmanager
     def go_to(self, first: Rank) -> Iterator[None]:
-        """Meanwhile they go to this rank, and so do those that came before it had begun."""
+        """Meanwhile forwards signals to this rank, including those received before it started."""
         self.first = first
         for number in tuple(self.numbers):
             first.send_signal(number)
@@ -209,7 +220,7 @@ class Signals:
 
 @contextmanager
 def asked() -> Iterator[Signals]:
-    """Hears Ctrl-C, SIGTERM and SIGHUP."""
+    """Handles Ctrl-C, SIGTERM and SIGHUP."""
     signals = Signals()
     old = {number: signal.signal(number, signals.hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:

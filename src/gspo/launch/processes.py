@@ -1,4 +1,4 @@
-"""The processes of the ranks on this machine, what `launch` asks of them wherever they run, and how a process begins."""
+"""The ranks' processes on this machine, the interface that `launch` uses for ranks anywhere, and process startup."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Protocol
 
 from gspo.distributed.environment import PARENT
 
-WATCH = 0.1  # seconds between two looks at a process
-ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # ask a run to end
+WATCH = 0.1  # poll interval of a process, in seconds
+ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # signals that ask a run to stop
 
 
 def say(text: str) -> None:
-    """A line beside those of the run."""
+    """Prints a line to stderr, next to the run's own output."""
     print(f"gspo: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """No search for garbage meanwhile: there is none in what is imported, and looking takes a sixth of the time."""
+    """Disables garbage collection during imports, which produce no garbage; it would take a sixth of the time."""
     gc.disable()
     try:
         yield
@@ -34,8 +34,8 @@ def importing() -> Iterator[None]:
 
 
 def stay() -> None:
-    """When memory is short the kernel takes neither this process nor what it starts before others. In an actor: Ray marks
-    its processes to go first, and a reward worker, which shall, could no longer mark itself.
+    """Keeps the kernel from killing this process and its children first when memory is short. For actors: Ray marks its
+    processes to be killed first, and a reward worker, which should go first, could no longer mark itself.
     """
     with suppress(OSError):
         usual = Path(f"/proc/{os.getppid()}/oom_score_adj").read_text()
@@ -43,28 +43,28 @@ def stay() -> None:
 
 
 class Rank(Protocol):
-    """The process of a rank, as `subprocess` has it, wherever it runs."""
+    """The process of a rank on any machine, with the interface of `subprocess`."""
 
     def poll(self) -> int | None:
-        """Its exit status, minus the signal where one ended it, None while it runs."""
+        """Its exit status, negative for a signal, None while it runs."""
         ...
 
     def send_signal(self, sig: int) -> None:
-        """May be called while a signal is handled."""
+        """Sends a signal. Safe to call in a signal handler."""
         ...
 
 
 class PlaceLost(Exception):
-    """A place for a rank was lost before the rank had started."""
+    """The place for a rank was lost before the rank started."""
 
 
 Start = Callable[[Sequence[str], int, Mapping[str, str]], AbstractContextManager[Sequence[Rank]]]
-"""Starts a command in so many processes, with these variables and those of each rank. In the end no process is left."""
+"""Starts a command in so many processes, with these variables and those of each rank. Kills all of them on exit."""
 
 
 @contextmanager
 def here(command: Sequence[str], ranks: int, variables: Mapping[str, str]) -> Iterator[Sequence[Rank]]:
-    """The ranks as processes of this machine."""
+    """The ranks as processes on this machine."""
     started: list[subprocess.Popen[bytes]] = []
     try:
         for number in range(ranks):
@@ -79,7 +79,14 @@ def here(command: Sequence[str], ranks: int, variables: Mapping[str, str]) -> It
 
 
 def of_rank(variables: Mapping[str, str], number: int, beside: int, local: int) -> dict[str, str]:
-    """The environment of a rank that this process starts. beside: ranks on this machine. local: its number among them."""
+    """The environment of a rank that this process starts.
+
+    Args:
+        variables: Variables of all ranks.
+        number: The rank.
+        beside: Number of ranks on this machine.
+        local: The rank's index on this machine.
+    """
     threads = str(max(1, (os.cpu_count() or 1) // beside))
     own = {"RANK": str(number), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(beside), PARENT: str(os.getpid())}
     return {"OMP_NUM_THREADS": threads} | dict(variables) | own

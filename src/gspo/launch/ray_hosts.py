@@ -1,4 +1,4 @@
-"""The machines on which Ray lets the leader of a run start vLLM servers (`ray_engines` has the actors there)."""
+"""The machines where Ray lets the leader of a run start vLLM servers (`ray_engines` has the actors there)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from gspo.distributed.environment import ENGINES, several_machines
 from gspo.distributed.ranks import RankLost
 from gspo.launch.ray_engines import gist, joined_cluster, name_of
 
-ANSWER = 30.0  # seconds in which an actor answers, beside those that it waits itself
-SETTINGS = "VLLM_"  # begins the names of variables that the servers get from the leader's environment
+ANSWER = 30.0  # timeout of an actor's answer, in seconds, on top of its own waits
+SETTINGS = "VLLM_"  # prefix of the variables that servers get from the leader's environment
 
 
 class EngineOnRay:
-    """A server's process on the machine of an actor."""
+    """A server's process on an actor's machine."""
 
     def __init__(self, actor: Any, address: str) -> None:
         self.actor, self.address = actor, address
 
     def poll(self) -> int | None:
-        """Its exit status, None while it runs. Raises EngineError where its actor is gone."""
+        """Its exit status, None while it runs. Raises EngineError if its actor is gone."""
         return asked(self.actor.poll.remote(), self.address)
 
     def end(self) -> None:
-        """Returns when it has ended. An actor that died has taken it along."""
+        """Ends the process, and returns when it has ended. A dead actor has already taken it down."""
         with suppress(EngineError):
             asked(self.actor.end.remote(GRACE), self.address, GRACE + ANSWER)
 
@@ -47,7 +47,7 @@ class HostOnRay:
         self.actor, self.address, self.port = actor, address, port
 
     def begin(self, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> EngineOnRay:
-        """See EngineHost. It gets the environment of its machine, and vLLM's own variables as they are here."""
+        """See EngineHost. The server gets its machine's environment and vLLM's variables from this process."""
         given = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)} | dict(variables)
         asked(self.actor.start.remote(list(command), str(log), given), self.address)
         return EngineOnRay(self.actor, self.address)
@@ -57,19 +57,19 @@ class HostOnRay:
         return int(asked(self.actor.place.remote(), self.address)[1])
 
     def sees(self, file: Path, text: str) -> bool:
-        """Whether a file says this there. Raises EngineError."""
+        """Whether a file has this text on that machine. Raises EngineError."""
         import ray
 
         try:
             return bool(asked(self.actor.read.remote(str(file)), self.address) == text)
         except EngineError as error:
-            if isinstance(error.__cause__, ray.exceptions.RayTaskError):  # it cannot be read
+            if isinstance(error.__cause__, ray.exceptions.RayTaskError):  # the file cannot be read
                 return False
             raise
 
 
 def asked(news: Any, address: str, seconds: float = ANSWER) -> Any:
-    """What an actor answers. Raises EngineError."""
+    """The answer of an actor. Raises EngineError."""
     import ray
 
     try:
@@ -82,14 +82,13 @@ def asked(news: Any, address: str, seconds: float = ANSWER) -> Any:
 
 @contextmanager
 def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
-    """The places that Ray has given to a run's vLLM servers; none where it starts no server, or Ray did not start it.
+    """The places that Ray has given to a run's vLLM servers; empty if the run starts no server, or was not started by Ray.
 
-    Raises ValueError where ranks on several machines have no folder through which weights go, and need one, whoever started
-    them, or one of the machines does not see it, and RankLost, so that the next life places them anew, where one has died
-    since it was placed.
+    Raises ValueError if ranks on several machines have no exchange folder but need one (with any launcher), or a machine
+    does not see it. Raises RankLost if a place has died since, so that the next attempt gets new places.
     """
     sampler = config.sampler
-    unneeded = sampler.weight_transfer == "broadcast" and sampler.urls  # config/unused.py refuses one there
+    unneeded = sampler.weight_transfer == "broadcast" and sampler.urls  # config/unused.py rejects a folder in that case
     if sampler.engine == "vllm" and sampler.exchange is None and not unneeded and several_machines():
         raise ValueError(
             "sampler.exchange is not set: ranks on several machines write the weights for vLLM together, into a folder that "
@@ -104,7 +103,7 @@ def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
     with joined_cluster(told["cluster"]):
         try:
             actors = [ray.get_actor(name_of(number), told["namespace"]) for number in range(len(told["places"]))]
-        except ValueError as error:  # it has died since it was placed
+        except ValueError as error:  # it died after placement
             raise RankLost(f"an engine's actor is gone: {error}") from error
         hosts = [HostOnRay(actor, *place) for actor, place in zip(actors, told["places"])]
         try:
@@ -115,7 +114,7 @@ def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
 
 
 def check_exchange(config: Config, hosts: Sequence[HostOnRay]) -> None:
-    """Raises ValueError where a machine does not see the folder through which weights go."""
+    """Raises ValueError if a machine does not see the exchange folder."""
     text, place = secrets.token_hex(), place_of(config.sampler)
     with NamedTemporaryFile("w", prefix="gspo-seen-", dir=place, encoding="utf-8") as file:
         file.write(text)

@@ -1,6 +1,7 @@
 """Starts the ranks of a run on a Ray cluster. This process stays as their controller (`launch`).
 
-Each rank is a process of its own, which an actor starts where Ray has placed it, watches, and takes along when it dies.
+Each rank is a separate process. An actor, where Ray has placed it, starts the process, watches it, and takes it down when it
+dies.
 """
 
 from __future__ import annotations
@@ -21,30 +22,36 @@ from gspo.config.rollout import SamplerConfig
 from gspo.launch.processes import ENDS, WATCH, PlaceLost, Rank, Start, of_rank, say, stay
 from gspo.launch.ray_engines import gist, seated
 
-SOON = 5.0  # seconds after which the user hears what a run waits for, and that an actor may take to end its rank
-CHUNK = 1 << 20  # bytes of a rank's output in one message
+SOON = 5.0  # seconds until the user is told what a run waits for; also the timeout for an actor to end its rank
+CHUNK = 1 << 20  # most bytes of a rank's output per message
 EVERYWHERE = "0.0.0.0"
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class RankActor:
-    """An actor: it starts a rank's process on its machine, and tells what becomes of it."""
+    """An actor that starts a rank's process on its machine and reports its output and exit."""
 
     def __init__(self) -> None:
         stay()
         self.process: subprocess.Popen[bytes] | None = None
-        # Files, not pipes: a rank must not wait for whoever reads what it says.
+        # Files, not pipes: a rank must not block on a slow reader.
         self.files = TemporaryFile(), TemporaryFile()  # noqa: SIM115
-        self.heard = [0, 0]  # bytes
+        self.heard = [0, 0]  # bytes read so far
 
     def place(self) -> tuple[str, str]:
-        """The address of this machine in the cluster, and the GPUs that Ray gives this actor, "" for none."""
+        """The address of this machine in the cluster, and the GPUs that Ray assigned to this actor ("" for none)."""
         import ray
 
         return ray.util.get_node_ip_address(), os.environ.get(GPUS, "")
 
     def start(self, command: Sequence[str], folder: str, variables: Mapping[str, str], place: tuple[int, int, int]) -> None:
-        """place: as `of_rank` takes it."""
+        """Starts the rank.
+
+        Args:
+            folder: The working folder.
+            variables: Variables of all ranks.
+            place: (number, beside, local), as in `of_rank`.
+        """
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
         out, err = self.files
         self.process = subprocess.Popen(
@@ -53,7 +60,7 @@ class RankActor:
         )  # fmt: skip
 
     def listen(self) -> tuple[list[bytes], int | None]:
-        """Waits for news: what the rank has written to its two outputs since, and its exit status where it has ended."""
+        """Waits for news. Returns the new output on stdout and stderr, and the exit status once the rank has exited."""
         assert self.process is not None
         while True:
             status = self.process.poll()
@@ -66,19 +73,19 @@ class RankActor:
             time.sleep(WATCH)
 
     def send_signal(self, number: int) -> None:
-        """To the rank."""
+        """Sends a signal to the rank."""
         if self.process is not None:
             self.process.send_signal(number)
 
     def end(self) -> None:
-        """Returns when the rank has ended."""
+        """Kills the rank, and returns when it has ended."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
 
 class RankOnRay:
-    """A rank that an actor has started, as `launch` watches it. Prints what it says."""
+    """A rank started by an actor, with the interface that `launch` uses. Prints its output."""
 
     def __init__(self, actor: Any, name: str) -> None:
         self.actor, self.name = actor, name
@@ -87,7 +94,7 @@ class RankOnRay:
         self.news = actor.listen.remote()
 
     def poll(self) -> int | None:
-        """See `Rank`. An actor that died has taken its rank along."""
+        """See `Rank`. An actor that dies takes its rank down."""
         import ray
 
         while self.signals:
@@ -100,7 +107,7 @@ class RankOnRay:
                 self.status = -signal.SIGKILL
                 break
             for stream, text in zip((sys.stdout, sys.stderr), said):
-                with suppress(OSError, AttributeError):  # nobody reads it any more, or it was closed before Python began
+                with suppress(OSError, AttributeError):  # no reader is left, or it was closed before Python started
                     stream.buffer.write(text)
                     stream.flush()
             if self.status is None:
@@ -108,16 +115,16 @@ class RankOnRay:
         return self.status
 
     def send_signal(self, sig: int) -> None:
-        """With the next `poll`: Ray must not be called while a signal is handled."""
+        """Queues a signal for the next `poll`: Ray must not be called in a signal handler."""
         self.signals.append(sig)
 
 
 @contextmanager
 def connected(patience: float, sampler: SamplerConfig) -> Iterator[Start]:
-    """A cluster: the one at RAY_ADDRESS, else one that `ray start` has begun on this machine, else one of our own for as
-    long as this lasts. patience: seconds that a run may wait for its places. sampler: whose engines get places too.
+    """A connection to a cluster: the one at RAY_ADDRESS, else one that `ray start` has begun on this machine, else a new one
+    that ends with this context. patience: seconds that a run may wait for its places. sampler: its engines get places too.
 
-    Raises ValueError where ray is not installed, or cannot be used so.
+    Raises ValueError if ray is not installed or RAY_ADDRESS is a Ray Client address.
     """
     if os.environ.get("RAY_ADDRESS", "").startswith("ray://"):
         raise ValueError(
@@ -130,7 +137,7 @@ def connected(patience: float, sampler: SamplerConfig) -> Iterator[Start]:
     except ImportError as error:
         raise ValueError(f"scale.launcher = \"ray\" needs ray: pip install 'gspo[ray]' ({error})") from None
 
-    outer = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # for a cluster of our own: it ends when the run has
+    outer = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # a cluster of our own inherits this: it must outlive the run
     try:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
     finally:
@@ -142,7 +149,7 @@ def connected(patience: float, sampler: SamplerConfig) -> Iterator[Start]:
 
 
 def listens_at() -> str:
-    """The address of this machine in the cluster; all of its addresses where the network translates that one."""
+    """The address of this machine in the cluster, or all addresses if that one is translated by the network."""
     import ray
 
     address = str(ray.util.get_node_ip_address())
@@ -157,8 +164,8 @@ def listens_at() -> str:
 def on_ray(
     command: Sequence[str], ranks: int, variables: Mapping[str, str], patience: float, sampler: SamplerConfig
 ) -> Iterator[Sequence[Rank]]:
-    """The ranks in actors of this cluster, one GPU each, or one CPU where it has no GPU; those of a machine in a row. Beside
-    them actors for the vLLM servers of a run, with as many GPUs or CPUs as each server uses.
+    """The ranks as actors of this cluster, one GPU each (one CPU if the cluster has no GPU), numbered consecutively on each
+    machine. Also starts the actors of the run's vLLM servers, with the GPUs or CPUs that each server uses.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -178,7 +185,7 @@ def on_ray(
         servers, found = seated(group, ranks, engines, kind, each)
         actors += servers
         places = ray.get([actor.place.remote() for actor in actors[:ranks]])
-        variables = dict(variables) | found | {"MASTER_ADDR": ray.util.get_node_ip_address()}  # which may be translated
+        variables = dict(variables) | found | {"MASTER_ADDR": ray.util.get_node_ip_address()}  # which may be NATed
         starting, named = [], []
         for number, (index, beside, local, gpus) in enumerate(in_rows(places)):
             own = variables | ({GPUS: gpus} if gpus else {})
@@ -202,13 +209,19 @@ def on_ray(
 
 
 def needed(ranks: int, engines: int, kind: str) -> str:
-    """What a run needs of this kind, in words. engines: what all of them use."""
+    """What a run needs of this kind, in words.
+
+    Args:
+        ranks: Devices for all ranks.
+        engines: Devices for all engines.
+        kind: "GPU" or "CPU".
+    """
     total = ranks + engines
     return f"{total} {kind}{'s' * (total > 1)}" + (f" ({ranks} for ranks, {engines} for vLLM engines)" if engines else "")
 
 
 def wait_for(group: Any, need: str, kind: str, patience: float) -> None:
-    """Until a placement group has its places. Raises RuntimeError where that takes too long."""
+    """Waits until a placement group has its places. Raises RuntimeError after `patience` seconds."""
     import ray
 
     if group.wait(min(SOON, patience)):
@@ -216,7 +229,7 @@ def wait_for(group: Any, need: str, kind: str, patience: float) -> None:
     has = f"Ray has {ray.cluster_resources().get(kind, 0):.0f}, {ray.available_resources().get(kind, 0):.0f} of them free"
     say(f"waiting for {need}: {has}")
     until = time.monotonic() + patience
-    while not group.wait(0.5):  # in short turns: Python hears signals in between
+    while not group.wait(0.5):  # short waits, so that Python can handle signals in between
         if time.monotonic() < until:
             continue
         raise RuntimeError(
@@ -226,7 +239,7 @@ def wait_for(group: Any, need: str, kind: str, patience: float) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Signals that ask a run to end do so at once: it has no rank yet that could save."""
+    """Meanwhile a stop signal interrupts at once: no rank exists yet that could save."""
     old = {number: signal.signal(number, signal.default_int_handler) for number in ENDS}
     try:
         yield
@@ -236,10 +249,14 @@ def interruptible() -> Iterator[None]:
 
 
 def in_rows(places: Sequence[tuple[str, str]]) -> list[tuple[int, int, int, str]]:
-    """The order of the ranks: those of a machine in a row, as `torchrun` numbers them.
+    """Orders the ranks so that those of a machine are consecutive, as `torchrun` numbers them.
 
-    places: machine, and GPUs, of each actor. Returns for each rank its actor's index, how many ranks are on its machine, its
-    number among them, and the GPUs of all of them: a rank sees those of its neighbours, and its own at LOCAL_RANK.
+    Args:
+        places: Machine and GPUs of each actor.
+
+    Returns:
+        For each rank: its actor's index, the number of ranks on its machine, its index among them, and the GPUs of all of
+        them. A rank sees its neighbours' GPUs too; its own is number LOCAL_RANK.
     """
     machines: dict[str, list[int]] = {}
     for index, (machine, _) in enumerate(places):

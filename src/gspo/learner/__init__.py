@@ -1,1 +1,1 @@
-"""One update: completions in, a step of the optimizer and a few sums out. How rows are laid out is decided here."""
+"""One update: completions in; an optimizer step and a few sums out. Also decides how completions are laid out as rows."""

@@ -1,4 +1,4 @@
-"""How far the sampler and the trainer disagree at the same weights: likelihoods, and experts."""
+"""Mismatch between sampler and trainer at the same weights: log-probabilities and experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from gspo.types import Completion, Metrics, Reading, Stats
 
 
 def paired(completions: Sequence[Completion], readings: Sequence[Reading]) -> tuple[torch.Tensor, torch.Tensor, Completions]:
-    """What the policy and the sampler say of the same tokens, log pi and log mu [N], and whose tokens they are."""
+    """Log-probabilities of the same tokens under policy and sampler, log pi and log mu [N], and the completions they belong
+    to.
+    """
     length = torch.tensor([len(reading.logp) for reading in readings])
     y = Completions.of(length, torch.cat([layout.turns(completion) for completion in completions]))
     logp, logp_mu = (torch.cat(each) for each in ([r.logp for r in readings], [c.logp_mu for c in completions]))
@@ -26,11 +28,14 @@ def paired(completions: Sequence[Completion], readings: Sequence[Reading]) -> tu
 def disagreement(
     completions: Sequence[Completion], readings: Sequence[Reading], others: Sequence[Others | None] | None = None
 ) -> Metrics:
-    """Metrics of it, from a reading of completions that the policy's present weights sampled. others: of each rank's
-    completions; None: of these.
+    """Mismatch metrics, from readings of completions that were sampled by the policy's current weights.
 
-    moe/sampler_agreement: share of the sampler's choices of experts that the trainer makes too, of the tokens that the
-    sampled ones were predicted from.
+    moe/sampler_agreement: share of the sampler's expert choices that the trainer makes too, over the tokens that the sampled
+    ones were predicted from.
+
+    Args:
+        readings: The policy's reading of each.
+        others: Expert choices of each rank's completions. None: computed from `readings`.
     """
     metrics: Metrics = mismatch(*paired(completions, readings))
     known = [one for one in (others or [other_experts(completions, readings)]) if one is not None]
@@ -40,14 +45,19 @@ def disagreement(
 
 
 class Others(NamedTuple):
-    """The sampler's choices of experts, and those of them that the trainer does not make; a token's k count as one."""
+    """Expert choices of the sampler; the k choices of a token count as one.
+
+    Attributes:
+        differ: Choices that the trainer does not make.
+        choices: All choices.
+    """
 
     differ: float
     choices: int
 
 
 def other_experts(completions: Sequence[Completion], readings: Sequence[Reading]) -> Others | None:
-    """Of these completions; None where the experts of one are not known."""
+    """Expert choices in these completions; None if the experts of any completion are unknown."""
     shares = [torch.zeros(0)]
     for completion, reading in zip(completions, readings):
         if completion.routes is None or reading.routes is None:
@@ -58,14 +68,14 @@ def other_experts(completions: Sequence[Completion], readings: Sequence[Reading]
 
 
 def before(completion: Completion) -> torch.Tensor:
-    """The places of the tokens that the sampled ones were predicted from."""
+    """Indices of the tokens that the sampled ones were predicted from."""
     return layout.parents(completion)[completion.sampled]
 
 
 def first_look(stats: Stats) -> Metrics:
-    """The same metrics, from an update whose completions the same weights sampled."""
+    """The same metrics, from the statistics of an update on completions that the same weights sampled."""
     metrics: Metrics = mismatch(stats["logp"], stats["logp_mu"], Completions.of(stats["length"]))
-    differ = mean_of(stats, "overruled" if "overruled" in stats else "changed")  # replaying, the routers' own show it
+    differ = mean_of(stats, "overruled" if "overruled" in stats else "changed")  # during replay, the routers' own choices
     if differ is not None:
         metrics["moe/sampler_agreement"] = 1 - differ
     return metrics

@@ -1,6 +1,7 @@
-"""Backward passes on a CPU that add up in one order: a seeded run repeats bit for bit, whatever else the machine does.
+"""CPU backward passes with a fixed summation order: a seeded run is reproducible bit for bit, whatever else the machine
+does.
 
-Gradients of indexed states are else added up by threads as they come, in models' own code too.
+Without it, threads accumulate gradients of indexed states in arbitrary order, also inside model code.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 import torch
 
 _lock = threading.Lock()
-_inside = 0  # threads: torch's mode is the process's
-_before: tuple[int, bool] = (0, True)  # of the caller
+_inside = 0  # number of threads inside: torch's mode is process-wide
+_before: tuple[int, bool] = (0, True)  # the caller's settings
 
 
 @contextmanager
 def in_one_order(device: torch.device) -> Iterator[None]:
-    """For backward passes on this device. A GPU's are left as they are."""
+    """Context for backward passes on this device. Has no effect on a GPU."""
     if device.type != "cpu":
         yield
         return
@@ -36,7 +37,7 @@ def _enter() -> None:
     with _lock:
         if not _inside:
             _before = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
-            memory.fill_uninitialized_memory = False  # all of it is written anyway
+            memory.fill_uninitialized_memory = False  # all memory is overwritten anyway
             torch.set_deterministic_debug_mode("warn")
         _inside += 1
 

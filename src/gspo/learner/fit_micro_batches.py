@@ -1,7 +1,7 @@
-"""Whether micro-batches have room, found before the first step: passes that count for nothing, and the peaks of memory.
+"""Fits the size of micro-batches to memory before the first step, by peak memory in trial passes without effect.
 
-A rank that runs out of memory ends the life of all, so it is better known beforehand. Peaks of few and of twice as many
-completions say what so many more would need: all have the same length, so what a pass takes grows with their number.
+An out-of-memory rank restarts the whole run, so we measure first. Two peaks (n and 2n completions of equal length) give the
+memory per completion by linear extrapolation.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from gspo.learner.memory import MicroBatches, out_of_memory, outside_of_passes
 from gspo.learner.optimizer import Optimizer
 from gspo.types import Completion
 
-PARTS = 8  # trials of a completion alone read one and two such parts of it, those of a micro-batch one and two of its own
-SPARE = 0.05  # share of the room that is left free: memory is given in blocks, which do not fill it
+PARTS = 8  # trials use 1 and 2 of this many parts, of the longest completion or of a full micro-batch
+SPARE = 0.05  # share of free memory that stays unused, since fragmentation wastes some
 
 
 class Meter(Protocol):
-    """Measures the memory of a device. In bytes."""
+    """Measures the memory of a device, in bytes."""
 
     def room(self) -> float:
-        """What this process may still take."""
+        """Memory that this process can still allocate."""
         ...
 
     def peak(self, work: Callable[[], None]) -> float:
-        """How much more `work` has at its fullest than there was before it."""
+        """Peak memory of `work` beyond what was allocated before it."""
         ...
 
 
 class GPU:
-    """Meter of the GPU that torch uses now."""
+    """Meter of torch's current GPU."""
 
     def room(self) -> float:
-        """What is free, and what torch holds in reserve."""
+        """Free memory plus torch's unused reserved memory."""
         return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
     def peak(self, work: Callable[[], None]) -> float:
-        """As torch's allocator has counted it."""
+        """As counted by torch's allocator."""
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         work()
@@ -52,8 +52,13 @@ class GPU:
 
 
 class Found(NamedTuple):
-    """How many completions fit into a micro-batch, and on the rank that has least: its number, its room in bytes, and what a
-    whole micro-batch would need.
+    """Number of completions that fit into a micro-batch, on the rank where the fewest do.
+
+    Attributes:
+        fits: Number of completions.
+        rank: That rank.
+        room: Its free memory, in bytes.
+        need: Memory for a full micro-batch, in bytes.
     """
 
     fits: int
@@ -63,9 +68,12 @@ class Found(NamedTuple):
 
 
 def fitting(measure: Callable[[int], float], most: int, room: Callable[[], float], ranks: Ranks) -> Found:
-    """How many completions of a length fit on every rank, of at most `most`, which is 2 or more.
+    """Number of completions of a given length that fit on every rank. Collective.
 
-    measure: the peak of an update of so many, which all ranks make together.
+    Args:
+        measure: Peak memory of an update with this many completions, run on all ranks together.
+        most: Upper limit, at least 2.
+        room: Free memory of this rank, in bytes.
     """
     few = max(1, most // PARTS)
     low, high = measure(few), measure(2 * few)
@@ -78,7 +86,7 @@ def fitting(measure: Callable[[int], float], most: int, room: Callable[[], float
 
 
 def drawn(count: int, length: int, vocabulary: int) -> list[Completion]:
-    """Completions of random tokens, so that experts get about as many as they would."""
+    """Completions of random tokens, so that the load of experts is realistic."""
     g = torch.Generator().manual_seed(0)
     sampled, zeros = torch.arange(length) > 0, torch.zeros(length - 1)
     rows = torch.randint(vocabulary, (count, length), generator=g)
@@ -86,8 +94,8 @@ def drawn(count: int, length: int, vocabulary: int) -> list[Completion]:
 
 
 def update_peak(policy: Policy, optimizer: Optimizer, meter: Meter, completions: Sequence[Completion]) -> float:
-    """The peak of an update of these completions and then of the same again: the second micro-batch has the gradients of the
-    first beside it. Nothing of it is left.
+    """Peak memory of an update on these completions, twice: the second micro-batch runs while the gradients of the first
+    exist. Leaves no state behind.
     """
     batch = layout.build(completions)
 
@@ -108,10 +116,16 @@ def update_peak(policy: Policy, optimizer: Optimizer, meter: Meter, completions:
 def make_room(
     policy: Policy, optimizer: Optimizer, micro_batches: MicroBatches, meter: Meter, longest: int, vocabulary: int
 ) -> None:
-    """Makes micro-batches so small that every rank has memory for them. All ranks do it together; AdamW's moments are made
-    first. longest: tokens of the longest completion with its prompt; where not even one would fit a warning says so, for
-    perhaps none gets so long. vocabulary: of the model. Raises OutOfMemory where a trial does not fit that a smaller one may
-    replace, RuntimeError where none does, or the moments do not.
+    """Shrinks micro-batches until they fit into the memory of every rank. Collective; allocates AdamW's moments first.
+
+    Raises OutOfMemory if a trial does not fit and a smaller one may, RuntimeError if no smaller trial is possible or the
+    moments do not fit.
+
+    Args:
+        micro_batches: Its `max_tokens` is lowered as needed.
+        meter: Measures this rank's device.
+        longest: Tokens of the longest completion, prompt included. If even one such completion would not fit, this warns
+            instead of failing, since perhaps none gets that long.
     """
     with outside_of_passes("where AdamW's moments were made", micro_batches.ranks):
         optimizer.make_moments()
@@ -147,5 +161,5 @@ def make_room(
 
 
 def describe_shortage(found: Found, what: str) -> str:
-    """In words that `what` does not fit."""
+    """Text that says that `what` does not fit."""
     return f"rank {found.rank} has room for {found.room / 2**30:.3g} GiB, and {what} needs {found.need / 2**30:.3g}"

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning as what a learner minimises."""
+"""The objective of supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gspo.types import Batch, Completion, Outputs, Stats
 
 
 class Imitation:
-    """Minus the mean log-probability of the completions' tokens, as an Objective."""
+    """Negative mean log-probability of the completion tokens. An Objective."""
 
     def denominator(self, completions: Sequence[Completion]) -> float:
-        """Completion tokens."""
+        """Number of completion tokens."""
         return float(sum(int(completion.sampled.sum()) for completion in completions))
 
     def idle(self, completion: Completion) -> bool:
-        """Every completion is imitated."""
+        """Never: every completion is trained on."""
         return False
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
@@ -27,19 +27,19 @@ class Imitation:
         return -out.logp, {"entropy": out.entropy, "nll": -out.logp.detach()}
 
     def condensed(self, stats: Stats) -> Stats:
-        """They are small."""
+        """Unchanged: they are small."""
         return stats
 
     def summary(self, stats: Stats, completions: Sequence[Completion]) -> dict[str, float]:
-        """loss: nats a token."""
+        """loss: nats per token."""
         return {"loss": float(stats["nll"].mean()), "entropy": float(stats["entropy"].mean())}
 
     def watch(self, stats: Stats) -> None:
-        """Nothing is learned from updates."""
+        """Ignored: there is no state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Empty."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing."""
+        """Nothing to restore."""

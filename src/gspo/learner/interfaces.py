@@ -1,4 +1,4 @@
-"""The seams inside a learner: what is trained, and what is minimised."""
+"""Interfaces inside a learner: the policy and the objective."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from gspo.types import Batch, Completion, Outputs, Stats
 class Policy(Protocol):
     """A causal language model that scores sampled tokens and can be trained.
 
-    shares_prompts: whether a prompt shared by neighbouring completions is computed once. sparse: whether it is a mixture of
-    experts whose routing can be seen. temperature: at which log-probabilities are taken.
+    Attributes:
+        temperature: Sampling temperature at which log-probabilities are computed.
+        shares_prompts: Whether a prompt shared by neighbouring completions is computed once.
+        sparse: Whether it is a mixture of experts whose routing can be observed.
     """
 
     temperature: float
@@ -25,35 +27,40 @@ class Policy(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where log-probabilities come out."""
+        """The device of the output log-probabilities."""
         ...
 
     def forward(self, batch: Batch, *, entropy: bool = False, routing: bool = False, replay: bool = False) -> Outputs:
-        """One forward pass: the log-probabilities of the batch's sampled tokens, and what else is asked for.
+        """One forward pass: the log-probabilities of the batch's sampled tokens, and other requested outputs. They carry
+        gradients if autograd is on.
 
-        Gradients of the log-probabilities flow when autograd is on. replay: every router takes the experts of
-        batch.routes, weighted by its own logits of today.
+        Args:
+            entropy: Also return the entropy.
+            routing: Also return the routing.
+            replay: Every router uses the experts in batch.routes, weighted by its own current logits.
         """
         ...
 
     def awake(self) -> AbstractContextManager[None]:
-        """Around forward passes of a policy that rests elsewhere in between."""
+        """Context for forward passes of a policy that is offloaded between them."""
         ...
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """What the optimizer trains: the weights, and those of a critic."""
+        """The parameters that the optimizer trains: the weights, and those of a critic."""
         ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """The language model's weights by name, whole, which a sampler takes over; in shards, on the rank that leads."""
+        """Name and full tensor of each weight of the language model, for a sampler. If sharded, only rank 0 gets full
+        tensors.
+        """
         ...
 
     def layers(self) -> Iterable[dict[str, Tensor]]:
-        """The same a layer at a time, by the names and in the types in which an engine reads them."""
+        """The same weights layer by layer, with the names and dtypes that an engine loads."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What is trained beside the weights (a critic); {} where nothing is."""
+        """Trained state besides the weights (a critic); {} if there is none."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -61,35 +68,39 @@ class Policy(Protocol):
         ...
 
     def prove(self, trained: Iterable[nn.Parameter]) -> None:
-        """Raises RuntimeError where passes read other weights than the optimizer changes. trained: its parameters."""
+        """Raises RuntimeError if forward passes use other weights than the optimizer updates. trained: the optimizer's
+        parameters.
+        """
         ...
 
     def save_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
-        """Write the moments of an optimizer of these weights by their names, each rank its shards."""
+        """Save the optimizer's moments under the names of the weights; each rank writes its shards."""
         ...
 
     def load_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
-        """Take over what `save_moments` wrote, on as many ranks or on others."""
+        """Load what `save_moments` wrote, on any number of ranks."""
         ...
 
     def load(self, folder: str) -> None:
-        """Take over the weights that `save` wrote."""
+        """Load the weights that `save` wrote."""
         ...
 
     def save(self, folder: str, *, merged: bool = False) -> None:
-        """Write the model (safetensors) and its tokenizer in Hugging Face format; adapters alone, or `merged` into it."""
+        """Write the model (safetensors) and its tokenizer in Hugging Face format: adapters on their own, or `merged` into
+        the model.
+        """
         ...
 
 
 class Objective(Protocol):
-    """What an update minimises."""
+    """The objective that an update minimises."""
 
     def denominator(self, completions: Sequence[Completion]) -> float:
-        """What the sum of all terms of this update is divided by."""
+        """The divisor of the sum of all terms of this update."""
         ...
 
     def idle(self, completion: Completion) -> bool:
-        """Whether its terms have zero gradient whatever the policy says of it."""
+        """Whether the gradient of its terms is zero whatever the policy's outputs are."""
         ...
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
@@ -97,23 +108,23 @@ class Objective(Protocol):
         ...
 
     def condensed(self, stats: Stats) -> Stats:
-        """The statistics of all micro-batches of a rank, with sums [1, ...] in the place of what `summary` and `watch` need
-        nothing else of. Those of several ranks are put one after the other.
+        """The statistics of all micro-batches of a rank, with sums [1, ...] in place of those of which `summary` and `watch`
+        need only the sum. Statistics of several ranks are concatenated.
         """
         ...
 
     def summary(self, stats: Stats, completions: Sequence[Completion]) -> dict[str, Any]:
-        """Metrics of an update on `completions` from the condensed statistics of all its micro-batches, which idle
-        completions are not in.
+        """Metrics of an update on `completions`, from the condensed statistics of all its micro-batches. The statistics do
+        not include idle completions.
         """
         ...
 
     def watch(self, stats: Stats) -> None:
-        """Is shown each update, where the statistics are."""
+        """Receives the statistics of each update, on the rank that has them."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has learned from updates."""
+        """State that it has accumulated over updates."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Completions -> one forest of tokens, and forest -> what a transformer reads. Layout is cost, never meaning.
+"""Completions -> one forest of tokens -> input rows of a transformer. The layout affects the cost, never the result.
 
-Token i may look at token j exactly when `j <= i <= last[j]` (types.Forest). Three layouts compute it: `padded` walks each
-path from root to leaf as a row of its own; `packed` puts the forest into one row under that mask; `shared` puts it into
-one row whose attention is computed by the branches of the forest.
+Token i may attend to token j exactly when `j <= i <= last[j]` (types.Forest). Three layouts compute this: `padded` has one
+row per path from root to leaf; `packed` puts the forest into one row under that mask; `shared` puts it into one row and
+computes attention branch by branch.
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ from torch import Tensor
 from gspo.objective.completions import Completions
 from gspo.types import Batch, Completion, Forest, TokenColumns
 
-GATHERING = 1.15  # tokens that padded rows may read in the time of one of `shared` (lab/log.md)
-# The same on a GPU. None: nobody has timed it there, and "auto" pads. `make gpu` times it, and its report says what to set.
+GATHERING = 1.15  # padded tokens that cost as much as one token in `shared` (lab/log.md)
+# The same on a GPU. None: not measured yet, so "auto" pads. `make gpu` measures it, and its report says what to set.
 GATHERING_ON_GPU: float | None = None
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What one forward pass reads: B rows of L tokens.
+    """Input of one forward pass: B rows of L tokens.
 
-    tokens, position [B, L] int64. mask [1, 1, L, L] bool (True: may look), or None for plain causal rows, whose padding
-    stands on the right where no real token sees it. node [B*L]: the forest token at each place, -1 for padding.
-    place [T]: one place of each forest token. before [N]: the place of the token before each sampled token, from whose
-    hidden state it was predicted. forest: whose branches say who looks at whom, where neither a mask nor causal order
-    does.
+    Attributes:
+        tokens: [B, L] int64.
+        position: [B, L] int64.
+        mask: [1, 1, L, L] bool (True: may attend), or None for plain causal rows, whose padding is on the right where no
+            real token attends to it.
+        node: [B*L]. Forest index of the token at each place, -1 for padding.
+        place: [T]. One place of each forest token.
+        before: [N]. Place of the token before each sampled token, from whose hidden state it was predicted.
+        forest: Defines attention by its branches, if neither a mask nor causal order does.
     """
 
     tokens: Tensor
@@ -43,7 +47,7 @@ class Rows:
 
 def build(completions: Sequence[Completion], share: bool = False) -> Batch:
     """The batch of these completions. With `share`, neighbours share the tokens of their common prefix up to the first
-    sampled token of either, so each shared token is computed once and autograd adds up its gradients.
+    sampled token of either, so each shared token is computed once and autograd sums its gradients.
     """
     if not completions:
         raise ValueError("a batch needs at least one completion")
@@ -91,24 +95,25 @@ def build(completions: Sequence[Completion], share: bool = False) -> Batch:
 
 
 def _column(completions: Sequence[Completion], name: str) -> Tensor | None:
-    """What is known of each sampled token under this name, [N]; None where it is not."""
+    """The column with this name, for each sampled token, [N]; None if it is absent."""
     values = [getattr(completion, name) for completion in completions]
     return None if values[0] is None else torch.cat(values)
 
 
 def parents(completion: Completion) -> Tensor:
-    """The place in the completion of the token before each, -1 at a beginning: [L]."""
+    """Index of the token before each one on its path, -1 at a root: [L]."""
     return torch.arange(-1, len(completion.tokens) - 1) if completion.parent is None else completion.parent
 
 
 def turns(completion: Completion) -> Tensor:
-    """The turn of each sampled token, [|y|]."""
+    """Turn of each sampled token, [|y|]."""
     return torch.zeros(len(completion.logp_mu), dtype=torch.int64) if completion.turn is None else completion.turn
 
 
 def _common_prefix(a: Completion, b: Completion) -> int:
-    """Leading tokens that b may share with a, which stands before it: equal, sampled in neither (a sampled token is trained
-    on once each), and before any branch of b, and of a, whose end must lie below them (depth-first order).
+    """Number of leading tokens that b can share with its predecessor a: tokens that are equal, sampled in neither (each
+    completion trains on its own sampled tokens), and before any branch in b and in a, whose end must be a descendant
+    (depth-first order).
     """
     n = min(len(a.tokens), len(b.tokens))
     same = (a.tokens[:n] == b.tokens[:n]) & ~a.sampled[:n] & ~b.sampled[:n]
@@ -122,7 +127,7 @@ def _common_prefix(a: Completion, b: Completion) -> int:
 
 
 def _paths(completion: Completion) -> list[int]:
-    """Tokens on each path of a completion, from its beginning to a leaf: the rows that it takes."""
+    """Number of tokens on each path of a completion from root to leaf; each path becomes a row."""
     if completion.parent is None:
         return [len(completion.tokens)]
     position, inner = [0] * len(completion.tokens), set()
@@ -133,7 +138,7 @@ def _paths(completion: Completion) -> list[int]:
 
 
 def _forest(tokens: Tensor, parent: Tensor) -> Forest:
-    """The forest of tokens in depth-first order with these parents."""
+    """The forest of these tokens, in depth-first order, with these parents."""
     last = list(range(len(parent)))
     position = [0] * len(parent)
     parents = parent.tolist()
@@ -146,7 +151,7 @@ def _forest(tokens: Tensor, parent: Tensor) -> Forest:
 
 
 def _advantages(completions: Sequence[Completion], length: Tensor) -> Tensor:
-    """[S], or [N] as soon as one completion has an advantage for each token."""
+    """[S], or [N] if any completion has per-token advantages."""
     values = [torch.as_tensor(completion.advantage, dtype=torch.float32) for completion in completions]
     if all(value.ndim == 0 for value in values):
         return torch.stack(values)
@@ -154,53 +159,53 @@ def _advantages(completions: Sequence[Completion], length: Tensor) -> Tensor:
 
 
 def may_look(forest: Forest) -> Tensor:
-    """[T, T] bool: token i (row) may look at token j (column) exactly when j <= i <= last[j]."""
+    """[T, T] bool: token i (row) may attend to token j (column) exactly when j <= i <= last[j]."""
     index = torch.arange(len(forest.tokens), device=forest.tokens.device)
     return (index[None, :] <= index[:, None]) & (index[:, None] <= forest.last[None, :])
 
 
 def leaves(forest: Forest) -> Tensor:
-    """The tokens that end a path, [B]."""
+    """Indices of the last token of each path, [B]."""
     return (forest.last == torch.arange(len(forest.last))).nonzero()[:, 0]
 
 
 def places(forest: Forest) -> int:
-    """Tokens that its padded rows read, padding included."""
+    """Number of tokens in the padded rows, padding included."""
     return len(leaves(forest)) * (int(forest.position.max()) + 1)
 
 
 def gathering(device: torch.device) -> float | None:
-    """Tokens that padded rows may read in the time of one of `shared` on such a device; None where that is not known."""
+    """Number of padded tokens that cost as much as one token in `shared` on this device; None if unknown."""
     return GATHERING_ON_GPU if device.type == "cuda" else GATHERING
 
 
 def worth_sharing(forest: Forest, gathering: float = GATHERING) -> bool:
-    """Whether `shared` is faster than `padded`: it reads each token once and pads nothing, but gathers what attention reads
-    from one row, layer by layer. gathering: as of the function of that name.
+    """Whether `shared` is faster than `padded`: it computes each token once without padding, but gathers the attention
+    inputs from one row in every layer. gathering: as returned by the function of that name.
     """
     return places(forest) > gathering * len(forest.tokens)
 
 
 def padded(batch: Batch, pad_id: int) -> Rows:
-    """Each path from root to leaf as a row, padded on the right."""
+    """One row per path from root to leaf, padded on the right."""
     forest = batch.forest
     ends = leaves(forest)
     index = torch.arange(len(forest.tokens))
-    row, node = ((index <= ends[:, None]) & (ends[:, None] <= forest.last)).nonzero().T  # whom each leaf may look at
+    row, node = ((index <= ends[:, None]) & (ends[:, None] <= forest.last)).nonzero().T  # tokens on each leaf's path
     width = int(forest.position.max()) + 1
     place = row * width + forest.position[node]
     tokens = torch.full((len(ends) * width,), pad_id)
     tokens[place] = forest.tokens[node]
     standing = torch.full_like(tokens, -1)
     standing[place] = node
-    # Of a token that several rows hold, the first: written with its index repeated, it would be any.
+    # For a token in several rows, the first place: plain assignment with repeated indices would pick an arbitrary one.
     where = torch.full_like(forest.tokens, len(tokens)).scatter_reduce_(0, node, place, "amin")
     position = torch.arange(width).expand(len(ends), width)
     return Rows(tokens.view(-1, width), position, None, standing, where, where[forest.parent[batch.node]])
 
 
 def packed(batch: Batch) -> Rows:
-    """The forest as one row under its mask."""
+    """The forest as one row with its attention mask."""
     forest = batch.forest
     mask = may_look(forest)[None, None]
     all_tokens = torch.arange(len(forest.tokens))
@@ -208,7 +213,7 @@ def packed(batch: Batch) -> Rows:
 
 
 def shared(batch: Batch) -> Rows:
-    """The forest as one row without a mask over all its tokens."""
+    """The forest as one row without a T x T mask."""
     forest = batch.forest
     all_tokens = torch.arange(len(forest.tokens))
     before = forest.parent[batch.node]
@@ -216,7 +221,7 @@ def shared(batch: Batch) -> Rows:
 
 
 def size(completions: Sequence[Completion], share: bool) -> int:
-    """Tokens that one forward pass of these completions reads, padding included."""
+    """Number of tokens in one forward pass of these completions, padding included."""
     if share:
         return len(build(completions, share).forest.tokens)
     paths = [length for completion in completions for length in _paths(completion)]
@@ -224,12 +229,12 @@ def size(completions: Sequence[Completion], share: bool) -> int:
 
 
 def micro_batches(completions: Sequence[Completion], max_tokens: int, share: bool = False) -> list[list[int]]:
-    """Deals completions, by their indices, into parts of which none reads more than `max_tokens` tokens, padding included; a
-    longer completion is alone.
+    """Splits completions, by index, into micro-batches of at most `max_tokens` tokens, padding included; a longer completion
+    gets its own.
 
-    With `share` completions keep their order, so that those of one prompt stay neighbours, and nothing is padded (where
-    `worth_sharing` says no, rows are, by less than GATHERING); else they are sorted by length, so that rows of a part need
-    little padding.
+    With `share`, completions keep their order, so that those of one prompt stay neighbours, and there is no padding (if
+    `worth_sharing` is False there is, by a factor below GATHERING). Otherwise they are sorted by length to keep padding
+    small.
     """
     paths = [_paths(completion) for completion in completions]
     widest = [max(lengths) for lengths in paths]
@@ -252,7 +257,7 @@ def micro_batches(completions: Sequence[Completion], max_tokens: int, share: boo
 
 
 def split(groups: Sequence[list[Completion]], parts: int) -> list[list[Completion]]:
-    """The groups dealt out into `parts` mini-batches of nearly equal size, in order; empty ones are left out."""
+    """Splits the groups, in order, into `parts` mini-batches of nearly equal size; empty ones are omitted."""
     edges = [round(i * len(groups) / parts) for i in range(parts + 1)]
     batches = [[completion for group in groups[a:b] for completion in group] for a, b in zip(edges, edges[1:])]
     return [batch for batch in batches if batch]

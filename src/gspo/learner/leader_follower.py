@@ -1,8 +1,9 @@
-"""One rank leads, the others follow: each call of the leader's learner is told to all, and all make it on their shards.
+"""Rank 0 leads and the others follow: each call of the leader's learner is broadcast, and all ranks execute it on their
+shards.
 
-The leader runs the trainer, to which this is a learner as any other (ports.Learner). Completions go to all ranks, and each
-knows which of them it reads (shares.py); their routes go to that one alone. An error on any rank ends its process, and
-so the others.
+The leader runs the trainer, to which this is an ordinary learner (gspo.interfaces.Learner). Completions are sent to all
+ranks, and load_balance.py assigns each to one rank; only that rank receives its routes. An error on any rank ends its
+process, and with it all others.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class RankLearner:
         self.weights: Weights | None = None
 
     def do(self, name: str, arguments: Sequence[Any]) -> Any:
-        """Makes a call of the learner's, or of the weights' (`weights.save`)."""
+        """Calls a method of the learner, or of the weights (`weights.save`)."""
         holder = self.weights if name.startswith(WEIGHTS) else self.learner
         answer = getattr(holder, name.removeprefix(WEIGHTS))(*arguments)
         if name == "publish":
@@ -43,7 +44,7 @@ class RankLearner:
 
 
 def follow(learner: LocalLearner, ranks: ProcessRanks) -> None:
-    """Makes the leader's calls, until it ends."""
+    """Executes the leader's calls until it ends."""
     own = RankLearner(learner)
     with noticed():
         while (command := ranks.told()) is not OVER:
@@ -52,18 +53,18 @@ def follow(learner: LocalLearner, ranks: ProcessRanks) -> None:
             except OSError:
                 if command[0] not in SAVES:
                     raise
-                continue  # the disk did not take it: all ranks have this error (sharded.py), and the leader goes on or ends
+                continue  # the disk rejected it: all ranks get this error (sharded.py), and the leader decides what to do
             for _ in answer if command[0] in (TENSORS, LAYERS) else ():
-                pass  # every rank gives its shard of each
+                pass  # every rank contributes its shard
 
 
 def unrouted(completions: Sequence[Completion]) -> list[Completion]:
-    """The same without the sampler's experts: the learner hands them to the rank that needs them (reading.py)."""
+    """Copies without routes, which the learner sends only to the rank that needs them (scoring.py)."""
     return [replace(completion, routes=None) for completion in completions]
 
 
 def noticing(every: Iterator[T]) -> Iterator[T]:
-    """The same, one after the other. Raises RankLost where another rank is gone."""
+    """Iterates over `every`. Raises RankLost if another rank is gone."""
     while True:
         with noticed():
             item = next(every, None)
@@ -73,7 +74,7 @@ def noticing(every: Iterator[T]) -> Iterator[T]:
 
 
 class LeadingLearner:
-    """ports.Learner of all ranks. It is asked in one process, the leader's."""
+    """gspo.interfaces.Learner across all ranks. Only rank 0's process calls it."""
 
     def __init__(self, learner: LocalLearner, ranks: ProcessRanks) -> None:
         self.learner, self.ranks = learner, ranks
@@ -82,8 +83,12 @@ class LeadingLearner:
         self.streams = False
 
     def all_do(self, name: str, *arguments: Any, told: Sequence[Any] | None = None) -> Any:
-        """Lets every rank make this call. told: what the others hear of its arguments, where that is less. Returns the
-        leader's answer.
+        """Executes this call on every rank and returns the leader's result.
+
+        Args:
+            name: Method of the learner, or `weights.` and a method of the weights.
+            arguments: The leader's arguments.
+            told: The followers' arguments, if they differ.
         """
         with self._one_at_a_time, noticed():
             assert not self.streams, "all ranks are in the middle of giving weights: listen to its end first"
@@ -92,7 +97,7 @@ class LeadingLearner:
 
     @property
     def lr_override(self) -> float | None:
-        """As ports.Learner's."""
+        """As in gspo.interfaces.Learner."""
         return self.learner.lr_override
 
     @lr_override.setter
@@ -102,7 +107,7 @@ class LeadingLearner:
 
     @property
     def clip(self) -> tuple[float, float] | None:
-        """The clip range in force; None without one."""
+        """The current clip range; None for an algorithm without one."""
         return self.learner.clip if isinstance(self.learner, PolicyLearner) else None
 
     def fit(self, longest: int, vocabulary: int) -> None:
@@ -110,7 +115,7 @@ class LeadingLearner:
         self.all_do("fit", longest, vocabulary)
 
     def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
-        """Takes over the batch that the next updates learn from."""
+        """Sets the batch that the next updates train on."""
         self.all_do("take", mini_batches, told=[list(map(unrouted, mini_batches))])
 
     def prepare(
@@ -126,7 +131,7 @@ class LeadingLearner:
         self.all_do("enter", temperature, max_completion_length)
 
     def update(self, number: int) -> Update:
-        """One optimizer step on the mini-batch of that number."""
+        """One optimizer step on the mini-batch with this index."""
         return self.all_do("update", number)
 
     def finish(self) -> bool:
@@ -134,7 +139,7 @@ class LeadingLearner:
         return self.all_do("finish")
 
     def compare(self, completions: Sequence[Completion]) -> Agreement:
-        """How far sampler and trainer disagree."""
+        """Mismatch between sampler and trainer on some of these completions."""
         some = probed(completions)
         return self.all_do("compare", some, told=[unrouted(some)])
 
@@ -143,48 +148,50 @@ class LeadingLearner:
         return self.all_do("read", completions, told=[unrouted(completions)])
 
     def publish(self, version: int) -> Weights:
-        """A handle on the weights as they are now, under this version."""
+        """A handle on the current weights, under this version."""
         self.all_do("publish", version)
         return LeadingWeights(self, version)
 
     def save(self, folder: Path) -> None:
-        """Lets every rank write its part of a checkpoint."""
+        """Every rank writes its part of a checkpoint."""
         self.all_do("save", folder)
 
     def resume(self, folder: Path) -> None:
-        """Goes on from what `save` wrote, on as many ranks or on others."""
+        """Restores what `save` wrote, on any number of ranks."""
         self.all_do("resume", folder)
 
     def rewind(self, folder: Path, lr_factor: float) -> None:
-        """Takes over what `save` wrote, the model too."""
+        """Restores what `save` wrote, including the model."""
         self.all_do("rewind", folder, lr_factor)
 
 
 class LeadingWeights:
-    """ports.Weights in shards, of which the leader gets whole tensors, one at a time."""
+    """gspo.interfaces.Weights for sharded weights; the leader receives one full tensor or layer at a time."""
 
     def __init__(self, learner: LeadingLearner, version: int) -> None:
         self.learner, self.version = learner, version
 
     @property
     def temperature(self) -> float:
-        """The one at which they are read."""
+        """The sampling temperature at which `read` takes log-probabilities."""
         return self.learner.learner.policy.temperature
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
-        """Each weight by its name, whole."""
+        """Name and full tensor of each weight."""
         return self._streamed(TENSORS)
 
     def layers(self) -> Iterable[dict[str, Tensor]]:
-        """Each layer as an engine reads it, whole."""
+        """The full tensors of each layer, as an engine loads them."""
         return self._streamed(LAYERS)
 
     def _streamed(self, name: str) -> Iterator[Any]:
-        """What all ranks give. It is gathered to the end, also where somebody stops listening."""
+        """Gathers the items from all ranks. If the consumer stops early, the rest is still gathered, since the other ranks
+        take part.
+        """
         every = iter(self.learner.all_do(name))
         self.learner.streams = True
         try:
-            for item in noticing(every):  # noqa: UP028 - `yield from` would end it with whoever listens
+            for item in noticing(every):  # noqa: UP028 - `yield from` would close it together with the consumer
                 yield item
         finally:
             for _ in every:
@@ -196,5 +203,5 @@ class LeadingWeights:
         self.learner.all_do("weights.save", folder, merged)
 
     def read(self, completions: Sequence[Completion]) -> list[Reading]:
-        """What these weights say of a few completions."""
+        """Readings of a few completions under these weights."""
         return self.learner.all_do("weights.read", completions, told=[unrouted(completions)])

@@ -1,4 +1,4 @@
-"""The learners of ports.py in one process: a policy, its optimizer, what is minimised, and the batch of now."""
+"""The learners of gspo.interfaces: a policy, its optimizer, the objective, and the current batch."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from gspo.objective.ppo import gae, whiten
 from gspo.runs.checkpoint import LEARNER, MODEL, read_state
 from gspo.types import Agreement, Completion, Metrics, Reading, Stats, Update
 
-MOMENTS = "optimizer"  # AdamW's moments in shards, for any number of ranks
-PROBED = 32  # completions that sampler and trainer are compared on where no pass over all is made anyway
+MOMENTS = "optimizer"  # AdamW's moments as shards, loadable on any number of ranks
+PROBED = 32  # completions for the sampler-trainer comparison, unless all are read anyway
 
 
 class LocalLearner:
-    """A policy and its optimizer; what is minimised is `objective`."""
+    """A policy, its optimizer, and the `objective` that they minimise."""
 
     def __init__(
         self, policy: Policy, optimizer: Optimizer, objective: Objective, max_tokens: int, *, replay: bool = False
     ) -> None:
         self.policy, self.optimizer, self.objective = policy, optimizer, objective
-        self.micro_batches = MicroBatches(max_tokens)  # whoever wants to hear where memory does not suffice sets its `tell`
+        self.micro_batches = MicroBatches(max_tokens)  # set its `tell` to be notified when memory runs out
         self.updater = Updater(policy, optimizer, self.micro_batches, replay)
         self.mini_batches: list[list[Completion]] = []
-        self.at: list[tuple[int, int]] = []  # the completions that updates read: of which mini-batch, and its place there
-        self.readers: list[Readers] = []  # of each mini-batch: which rank reads which of them
-        self.proven = False  # that passes in shards read what updates change
-        self.meter: Meter | None = GPU() if policy.device.type == "cuda" else None  # a CPU's memory is others' too
+        self.at: list[tuple[int, int]] = []  # (mini-batch, index) of each completion that updates read
+        self.readers: list[Readers] = []  # per mini-batch: which rank reads which of them
+        self.proven = False  # whether sharded forward passes use the updated weights
+        self.meter: Meter | None = GPU() if policy.device.type == "cuda" else None  # CPU memory is shared
 
     @property
     def lr_override(self) -> float | None:
-        """As ports.Learner's."""
+        """As in gspo.interfaces.Learner."""
         return self.optimizer.lr_override
 
     @lr_override.setter
@@ -56,13 +56,13 @@ class LocalLearner:
         self.optimizer.lr_override = value
 
     def fit(self, longest: int, vocabulary: int) -> None:
-        """Makes micro-batches so small that all ranks have memory for them (room.py)."""
+        """Shrinks micro-batches until they fit into the memory of all ranks (fit_micro_batches.py)."""
         if self.meter is not None:
             make_room(self.policy, self.optimizer, self.micro_batches, self.meter, longest, vocabulary)
 
     def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
-        """Takes over the batch that the next updates learn from. From here on it is settled which rank reads what: what it
-        finds out about its completions stays with it until the batch is given up.
+        """Sets the batch that the next updates train on. This also fixes which rank reads which completion: data that a rank
+        computes for its completions stays on that rank until the batch is replaced.
         """
         self.mini_batches = [list(part) for part in mini_batches]
         read, share = [active(self.objective, part) for part in self.mini_batches], self.policy.shares_prompts
@@ -73,8 +73,8 @@ class LocalLearner:
             self._fill(where_read(self._read_by_updates(), self._all_readers(), self.micro_batches.ranks))
 
     def update(self, number: int) -> Update:
-        """One optimizer step on the mini-batch of that number, of those that were taken over. The rank that leads knows its
-        metrics; the others know the loss, and what the optimizer did.
+        """One optimizer step on the mini-batch with this index, from those given to `take`. Rank 0 gets all metrics; other
+        ranks get the loss and the metrics of the optimizer.
         """
         return Update(self._update(number)[0])
 
@@ -88,11 +88,11 @@ class LocalLearner:
         return metrics, stats
 
     def _read_by_updates(self) -> list[Completion]:
-        """The completions of all mini-batches that updates read."""
+        """The completions that updates read, of all mini-batches."""
         return [self.mini_batches[i][j] for i, j in self.at]
 
     def _all_readers(self) -> Readers:
-        """Which rank reads which of `_read_by_updates`: as in the updates."""
+        """Which rank reads which of `_read_by_updates`, the same as in the updates."""
         every: Readers = [[] for _ in range(self.micro_batches.ranks.size)]
         before = 0
         for readers in self.readers:
@@ -102,20 +102,20 @@ class LocalLearner:
         return every
 
     def _fill(self, completions: Sequence[Completion]) -> None:
-        """Puts these in the place of those that updates read."""
+        """Replaces the completions that updates read by these."""
         for (i, j), completion in zip(self.at, completions):
             self.mini_batches[i][j] = completion
 
     def read(self, completions: Sequence[Completion]) -> list[Tensor]:
-        """The log-probabilities of the sampled tokens of a few completions, each [|y|]; [] on a rank that does not lead."""
+        """The log-probabilities of the sampled tokens of a few completions, each [|y|]; [] on ranks other than 0."""
         return [reading.logp for reading in read(self.policy, completions, self.micro_batches)]
 
     def publish(self, version: int) -> PolicyWeights:
-        """A handle on the weights as they are now."""
+        """A handle on the current weights."""
         return PolicyWeights(self.policy, version, self.micro_batches)
 
     def save(self, folder: Path) -> None:
-        """Writes `folder`/model in Hugging Face format, and beside it what else the next update depends on."""
+        """Writes `folder`/model in Hugging Face format and, beside it, all other state of the next update."""
         ranks = self.micro_batches.ranks
         with outside_of_passes("while it wrote a checkpoint", ranks):
             self.policy.save(str(folder / MODEL))
@@ -139,13 +139,15 @@ class LocalLearner:
             raise OSError(problem)
 
     def resume(self, folder: Path) -> None:
-        """Goes on from what `save` wrote; the policy holds the model already. Raises RuntimeError for a damaged file."""
+        """Restores what `save` wrote; the policy must already hold the model. Raises RuntimeError for a damaged file."""
         state = read_state(folder, LEARNER)
         self._load(state, folder)
         self.optimizer.scale = state["lr_scale"]
 
     def rewind(self, folder: Path, lr_factor: float) -> None:
-        """Takes over what `save` wrote, the model too. The count of updates goes on, the learning rate times lr_factor."""
+        """Restores what `save` wrote, including the model. The update count continues; the learning rate is multiplied by
+        lr_factor.
+        """
         updates, scale = self.optimizer.updates, self.optimizer.scale
         state = read_state(folder, LEARNER)
         self.policy.load(str(folder / MODEL))
@@ -162,10 +164,12 @@ class LocalLearner:
 
 
 class PolicyLearner(LocalLearner):
-    """A learner by an algorithm of the table.
+    """A learner for an algorithm of the table.
 
-    router_replay: whose experts updates replay. reference: the policy of the KL term, or None. scale: "batch" whitens a
-    critic's advantages over all tokens of a batch, "none" leaves them.
+    Attributes:
+        router_replay: Whose experts the updates replay.
+        reference: The policy of the KL term, or None.
+        scale: "batch" whitens a critic's advantages over all tokens of a batch, "none" does not.
     """
 
     objective: PolicyObjective
@@ -183,17 +187,17 @@ class PolicyLearner(LocalLearner):
     ) -> None:
         super().__init__(policy, optimizer, objective, max_tokens, replay=router_replay != "none")
         self.router_replay, self.reference, self.scale = router_replay, reference, scale
-        self._disagreement: Metrics | None = None  # of sampler and trainer, where a pass has shown it
+        self._disagreement: Metrics | None = None  # of sampler and trainer, once a forward pass has measured it
         self._fresh: tuple[Tensor, Tensor, Completions] | None = None  # log pi and log mu of fresh completions
-        self._noise: Tensor | None = None  # ratios that nothing but numerics moved; None before a batch's first update
+        self._noise: Tensor | None = None  # ratios that only numerics moved; None before a batch's first update
 
     @property
     def clip(self) -> tuple[float, float] | None:
-        """The clip range in force."""
+        """The current clip range."""
         return self.objective.clip
 
     def enter(self, temperature: float, max_completion_length: int) -> None:
-        """What is read and learned from here on was sampled so."""
+        """Sets the sampling settings of all completions that are read or trained on from now on."""
         for policy in (self.policy, self.reference):
             if policy is not None:
                 policy.temperature = temperature
@@ -202,9 +206,14 @@ class PolicyLearner(LocalLearner):
     def prepare(
         self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
     ) -> None:
-        """Takes over a batch and fills in what its updates need: pi_old's likelihoods (recompute) and experts (R2), the
-        critic's values and advantages, the reference's likelihoods. fresh: where the batch is of older weights, completions
-        that the present ones sampled.
+        """Sets a batch and computes what its updates need: pi_old's log-probabilities and experts, the critic's values and
+        advantages, the reference's log-probabilities.
+
+        Args:
+            mini_batches: The completions of each mini-batch.
+            recompute: Take pi_old's log-probabilities from a forward pass. pi_old's experts are read if router_replay is
+                "R2".
+            fresh: If the batch is stale, completions sampled by the current weights.
         """
         self.take(mini_batches)
         self._disagreement = self._fresh = self._noise = None
@@ -220,8 +229,8 @@ class PolicyLearner(LocalLearner):
             self._refer(self.reference)
 
     def compare(self, completions: Sequence[Completion]) -> Agreement:
-        """How far sampler and trainer disagree, by some of these completions, which the present weights sampled. The rank
-        that leads knows.
+        """Mismatch between sampler and trainer on some of these completions, which the current weights sampled. Only rank 0
+        gets it.
         """
         some, readings = self._probe(completions)
         if not readings:
@@ -232,20 +241,22 @@ class PolicyLearner(LocalLearner):
         return Agreement(disagreement(some, readings), std(noise), clipped)
 
     def _probe(self, completions: Sequence[Completion]) -> tuple[list[Completion], list[Reading]]:
-        """Some of these completions, and what the policy says of them."""
+        """Some of these completions, and the policy's readings of them."""
         some = probed(completions)
         return some, read(self.policy, some, self.micro_batches, routing=self.policy.sparse)
 
     def update(self, number: int) -> Update:
-        """One optimizer step on the mini-batch of that number. The first one of a batch says what numerics alone do."""
+        """One optimizer step on the mini-batch with this index. The first update of a batch also returns the effect of
+        numerics alone.
+        """
         first = self._noise is None
         metrics, stats = self._update(number)
         metrics |= self.updater.skipped
         return Update(metrics, self._floor(metrics, stats) if first and stats else None)
 
     def _floor(self, metrics: Metrics, stats: Stats) -> Agreement:
-        """What numerics alone do to the ratio: to that of fresh completions, else to that of a first update, which nothing
-        else has moved yet.
+        """The effect of numerics alone on the ratio: measured on fresh completions, or else on the first update of a batch,
+        whose ratio nothing else has moved yet.
         """
         if self._fresh is not None:
             logp, logp_mu, y = self._fresh
@@ -257,8 +268,8 @@ class PolicyLearner(LocalLearner):
         return Agreement(disagreement, std(self._noise), clipped)
 
     def finish(self) -> bool:
-        """Ends a step: a clip range that sets itself moves, and the batch is given up. Returns whether the noise floor now
-        holds the range up.
+        """Ends a step: an automatic clip range moves, and the batch is released. Returns whether the noise floor now bounds
+        the range from below.
         """
         ranks, noise = self.micro_batches.ranks, self._noise
         self.take([])
@@ -268,13 +279,13 @@ class PolicyLearner(LocalLearner):
             assert noise is not None, "a step has an update"
             at_floor = self.objective.update_range(noise)
         state = ranks.gathered(self.objective.state_dict() if ranks.number == 0 else {})[0]
-        if ranks.number > 0:  # it has not seen the statistics
+        if ranks.number > 0:  # it did not receive the statistics
             self.objective.load_state_dict(state)
         return at_floor
 
     def _recall(self, recompute: bool) -> Metrics:
-        """Fills in what the policy, not yet updated, says of the completions that updates read: its likelihoods as pi_old's
-        where asked to, and its experts, unless R3 keeps the sampler's. Returns how far the sampler disagrees.
+        """Reads the completions of all updates with the policy before its first update. Fills in pi_old's log-probabilities
+        if `recompute`, and its experts, unless R3 keeps the sampler's. Returns the mismatch with the sampler.
         """
         sampled, ranks = self.router_replay == "R3", self.micro_batches.ranks
         completions = self._read_by_updates()
@@ -293,8 +304,8 @@ class PolicyLearner(LocalLearner):
         return disagreement(completions, readings, others) if readings else {}
 
     def _estimate(self, critic: Mapping[str, float]) -> None:
-        """Fills in advantages by token and returns, from the critic as it is before the first update (PPO)."""
-        completions = self._read_by_updates()  # with a critic none is idle
+        """Fills in per-token advantages and returns, from the critic as it is before the first update (PPO)."""
+        completions = self._read_by_updates()  # with a critic, none is idle
         values = [reading.values for reading in read(self.policy, completions, self.micro_batches)]
         assert all(value is not None for value in values), "assembly/learners.py gives the policy a critic"
         y = Completions.of(torch.tensor([len(completion.logp_old) for completion in completions]))
@@ -306,7 +317,7 @@ class PolicyLearner(LocalLearner):
         self._fill([replace(c, advantage=a, values=v, returns=r) for c, (a, v, r) in zip(completions, parts)])
 
     def _refer(self, reference: Policy) -> None:
-        """Fills in the reference's likelihoods."""
+        """Fills in the reference's log-probabilities."""
         completions = self._read_by_updates()
         with reference.awake():
             here = read_here(reference, completions, self.micro_batches, readers=self._all_readers())
@@ -315,5 +326,5 @@ class PolicyLearner(LocalLearner):
 
 
 def probed(completions: Sequence[Completion]) -> list[Completion]:
-    """Some of these, on which sampler and trainer are compared."""
+    """A sample of these completions, for the comparison of sampler and trainer."""
     return list(completions[:: max(1, len(completions) // PROBED)])

@@ -1,4 +1,4 @@
-"""How much one pass may read. Halved where memory does not suffice, at once or, on several ranks, in their next life."""
+"""Limits the size of a micro-batch. Halves it when out of memory: immediately on one rank, after a restart on several."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ from gspo.types import Completion
 T = TypeVar("T")
 OFFLOAD = 'train.offload_optimizer = true (with optimizer.name = "adamw")'
 MORE = "more ranks (scale.ranks), or divide the experts of a mixture among them (scale.experts)"
-Readers = list[list[int]]  # the numbers of the completions that each rank reads, ascending
+Readers = list[list[int]]  # indices of the completions that each rank reads, ascending
 
 
 class Part(NamedTuple):
-    """A micro-batch: which completions, whether it counts, and whether another follows."""
+    """A micro-batch.
+
+    Attributes:
+        indices: Indices of its completions.
+        counts: Whether its result counts.
+        last: Whether it is the last one.
+    """
 
     indices: list[int]
     counts: bool
@@ -30,8 +36,8 @@ class Part(NamedTuple):
 
 
 class OutOfMemory(Exception):
-    """Memory did not suffice on one of several ranks, and the others are in the middle of a pass that needs it. tokens: what
-    micro-batches may have when all begin again. No RuntimeError: nobody in this process has a remedy.
+    """One of several ranks ran out of memory while the others are in a pass that needs it. Not a RuntimeError, so that no
+    retry handler in this process catches it. tokens: micro-batch limit after the restart.
     """
 
     def __init__(self, text: str, tokens: int) -> None:
@@ -40,28 +46,35 @@ class OutOfMemory(Exception):
 
 
 class MicroBatches:
-    """Deals completions into micro-batches of at most `max_tokens` tokens, padding included.
+    """Splits completions into micro-batches of at most `max_tokens` tokens, padding included.
 
-    tell: hears of it where memory does not suffice. ranks: who reads them together with this process. smaller: why they are
-    smaller than the settings say; "" where they are not. keep: writes down for the next life why this one ends.
+    Attributes:
+        tell: Called with a message when memory runs out.
+        ranks: The ranks that read them together with this one.
+        smaller: Why the limit is lower than configured; "" if it is not.
+        keep: Stores the reason why this process ends, for the restarted run.
     """
 
     def __init__(self, max_tokens: int, tell: Callable[[str], None] = lambda text: None, ranks: Ranks | None = None) -> None:
         self.max_tokens, self.tell, self.ranks = max_tokens, tell, ranks or OneRank()
         self.smaller = ""
         self.keep: Callable[[OutOfMemory], None] = lambda found: None
-        self._reading: Sequence[Completion] = ()  # the micro-batch of now
+        self._reading: Sequence[Completion] = ()  # the current micro-batch
 
     def readers(self, completions: Sequence[Completion], share: bool) -> Readers:
         """Which rank reads which of these completions (load_balance.py)."""
         return load_balance.split_evenly(completions, self.ranks.size, share)
 
     def deal(self, completions: Sequence[Completion], share: bool, readers: Readers | None = None) -> Iterator[Part]:
-        """This rank's micro-batches, one after the other. share: a prompt that neighbours share is read once. readers: who
-        reads which; None: as `readers` says.
+        """Yields this rank's micro-batches.
 
-        All ranks make as many passes, for each pass gathers weights from all: who has fewer micro-batches reads the shortest
-        completion, which then does not count.
+        All ranks make the same number of passes, since each pass gathers weights from all of them: a rank with fewer
+        micro-batches reads the batch's shortest completion instead, whose result does not count.
+
+        Args:
+            completions: Completions of all ranks.
+            share: Read a prompt that neighbours share only once.
+            readers: Which rank reads which; None: as returned by `readers`.
         """
         mine = (readers or self.readers(completions, share))[self.ranks.number]
         dealt = layout.micro_batches([completions[i] for i in mine], self.max_tokens, share)
@@ -76,8 +89,14 @@ class MicroBatches:
     def attempt(
         self, work: Callable[[], T], completions: Sequence[Completion], share: bool, clear: Callable[[], None] = lambda: None
     ) -> T:
-        """What `work`, which deals these completions, returns. Where memory does not suffice, `max_tokens` is halved and all
-        is done again, after `clear`. Raises RuntimeError where one completion alone does not fit, and OutOfMemory on ranks.
+        """Returns the result of `work`, retrying with half of `max_tokens` when out of memory. Raises RuntimeError if a
+        single completion does not fit, and OutOfMemory if there are several ranks.
+
+        Args:
+            work: Deals these completions and computes the result.
+            completions: Its completions.
+            share: As in `deal`.
+            clear: Called before each retry.
         """
         while True:
             try:
@@ -89,7 +108,7 @@ class MicroBatches:
                     raise self.short(self._reading, share) from error
                 parts = layout.micro_batches(completions, self.max_tokens, share)
                 most = max(layout.size([completions[i] for i in part], share) for part in parts)
-            # The error is gone here, and with it the tensors that it held.
+            # Outside of the handler: the error, and the tensors that its traceback references, are released here.
             clear()
             self.max_tokens = min(most, self.max_tokens) // 2
             self.tell(f"memory did not suffice: micro-batches have at most {self.max_tokens} tokens from here on")
@@ -98,8 +117,8 @@ class MicroBatches:
                 torch.cuda.empty_cache()
 
     def short(self, completions: Sequence[Completion], share: bool) -> Exception:
-        """What ends this life where memory does not suffice for this micro-batch: OutOfMemory, or RuntimeError for a
-        completion alone, which no smaller micro-batch would make smaller.
+        """The error to raise when this micro-batch runs out of memory: OutOfMemory, or RuntimeError for a single completion,
+        which no smaller micro-batch can help.
         """
         read, several = layout.size(completions, share), self.ranks.size > 1
         if len(completions) > 1:
@@ -117,8 +136,8 @@ class MicroBatches:
 
 @contextmanager
 def outside_of_passes(what: str, ranks: Ranks) -> Iterator[None]:
-    """Around what needs as much memory however small micro-batches are. Raises RuntimeError with the remedies where it does
-    not suffice: none of them is another micro-batch, so nothing is tried again.
+    """Context for work whose memory does not depend on the size of micro-batches. When out of memory, raises RuntimeError
+    with the remedies and does not retry, since smaller micro-batches would not help.
     """
     try:
         yield
@@ -134,5 +153,5 @@ def outside_of_passes(what: str, ranks: Ranks) -> Iterator[None]:
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether this is a GPU's or a CPU's way to say that memory did not suffice."""
+    """Whether this is an out-of-memory error of a GPU or a CPU."""
     return any(words in str(error) for words in ("out of memory", "ALLOC_FAILED", "can't allocate memory"))

@@ -1,4 +1,4 @@
-"""An algorithm of the table as what the learner minimises, and the metrics of an update."""
+"""The objective of an algorithm of the table, and the metrics of an update."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from gspo.types import Batch, Completion, Outputs, Stats
 class PolicyObjective:
     """A row of the table of algorithms, with its settings, as an Objective.
 
-    max_completion_length: Dr.GRPO's constant, in tokens a completion. auto: the clip range that sets itself, or None.
+    Attributes:
+        max_completion_length: Dr.GRPO's constant, in tokens per completion.
+        auto: The automatic clip range, or None.
     """
 
     def __init__(self, row: Algorithm, config: AlgorithmConfig, max_completion_length: int):
@@ -49,21 +51,25 @@ class PolicyObjective:
 
     @property
     def clip(self) -> tuple[float, float] | None:
-        """The clip range in force, e_low and e_high; None for an algorithm without one."""
+        """The current clip range, e_low and e_high; None for an algorithm without one."""
         return self._range if self.auto is None else (self.auto.e_low, self.auto.e_high)
 
     def denominator(self, completions: Sequence[Completion]) -> float:
-        """Completions, sampled tokens, or completions x max_completion_length, as the algorithm counts them."""
+        """Number of completions, of sampled tokens, or of completions times max_completion_length, depending on the
+        algorithm.
+        """
         if self.row.counts == "tokens":
             return float(tokens(completions))
         return float(len(completions) * (self.max_completion_length if self.row.counts == "budget" else 1))
 
     def idle(self, completion: Completion) -> bool:
-        """A completion without advantage, where no other term has a gradient: KL, auxiliary loss, critic."""
+        """Whether the advantage is zero and no other term has a gradient (KL, auxiliary loss, critic)."""
         return not (self.beta or self.aux_loss or self.critic or torch.as_tensor(completion.advantage).any())
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
-        """The loss of each completion [S]; the KL term and the auxiliary loss are averaged over tokens as the loss is."""
+        """The loss of each completion [S], and statistics. The KL term and the auxiliary loss are averaged over tokens as
+        the loss is.
+        """
         logp, y = out.logp, Completions(batch.completion, batch.length, batch.turn, batch.turn_length)
         A, weight = batch.advantage.to(logp), None
         if self.correction != "none":
@@ -81,7 +87,7 @@ class PolicyObjective:
             "length": batch.length,
             "entropy": out.entropy,
             "kl": divergence.k3(batch.logp_old, logp),  # KL(pi_old || pi_theta), sampled from pi_old
-            "logp": logp,  # for the mismatch of sampler and trainer
+            "logp": logp,  # for the mismatch between sampler and trainer
             "logp_mu": batch.logp_mu,
         }
         if weight is not None:
@@ -104,25 +110,25 @@ class PolicyObjective:
         return loss, {name: value.detach() for name, value in stats.items()}
 
     def surrogate(self, logp: Tensor, A: Tensor, y: Completions, likelihoods: Mapping[str, Tensor]) -> Surrogate:
-        """The row's loss with its own likelihoods, clip range and constants."""
+        """The row's loss with its own log-probabilities, clip range and constants."""
         given = {name: likelihoods[name] for name in self.row.likelihoods}
         limits = {} if self.clip is None else dict(zip(("e_low", "e_high"), self.clip))
         return self.row.loss_function(logp=logp, A=A, y=y, **given, **limits, **self.constants)
 
     def watched(self, surrogate: Surrogate, logp: Tensor, logp_old: Tensor, y: Completions) -> Tensor:
-        """The ratio that metrics show: s_i [S] at sequence level, w_it [N] where the loss has none, else the loss's own."""
+        """The ratio for metrics: s_i [S] at sequence level, w_it [N] if the loss has no ratio, else the loss's own."""
         own = self.row.level != "sequence" and self.row.likelihoods
         return surrogate.ratio if own else level_ratio(self.row.level, logp, logp_old, y)
 
     def condensed(self, stats: Stats) -> Stats:
-        """The same with sums of what routers did."""
+        """The statistics with routing reduced to sums."""
         return routing_sums(stats)
 
     def summary(self, stats: Stats, completions: Sequence[Completion] = ()) -> dict[str, Any]:
-        """Metrics of one update, of condensed statistics. low_mean and high_mean count completions for sequence-level
+        """Metrics of one update from condensed statistics. low_mean and high_mean count completions for sequence-level
         algorithms, else tokens.
 
-        completions: all of the update; those that the statistics leave out are not clipped.
+        completions: all of the update; those missing from the statistics count as not clipped.
         """
         y = Completions.of(stats["length"])
         count = y.mean if self.row.level == "sequence" else (lambda x: x)
@@ -155,8 +161,13 @@ class PolicyObjective:
         return metrics | routing_metrics(stats)
 
     def numerics(self, logp: Tensor, logp_mu: Tensor, y: Completions, A: Tensor) -> float:
-        """Share of tokens that the clip takes the gradient from when numerics alone move the ratio: likelihoods [N] of
-        completions `y` that the present weights sampled, and advantages [S] or [N] of any others, for their signs.
+        """Share of tokens whose gradient the clip removes when only numerics move the ratio.
+
+        Args:
+            logp: [N]. Log-probabilities under the policy, of completions that the current weights sampled.
+            logp_mu: [N]. The same under the sampler.
+            y: Those completions.
+            A: [S] or [N]. Advantages of any completions; only their signs matter.
         """
         share, likelihoods = 0.0, {"logp_old": logp_mu, "logp_mu": logp_mu}
         for sign in (-1.0, 1.0):
@@ -166,13 +177,13 @@ class PolicyObjective:
         return share
 
     def watch(self, stats: Stats) -> None:
-        """Shows an update to a clip range that sets itself."""
+        """Passes the ratios and advantages of an update to an automatic clip range."""
         if self.auto is not None:
             self.auto.see(Completions.of(stats["length"]).spread(stats["ratio"]), stats["advantage"])
 
     def update_range(self, noise: Tensor) -> bool:
-        """Ends a step: a clip range that sets itself moves. noise: ratios that numerics alone moved, [S] or [N]. Returns
-        whether the noise floor now holds it up.
+        """Ends a step: an automatic clip range moves. noise: ratios that only numerics moved, [S] or [N]. Returns whether
+        the noise floor now bounds the range from below.
         """
         if self.auto is None:
             return False
@@ -180,7 +191,7 @@ class PolicyObjective:
         return self.auto.at_floor
 
     def state_dict(self) -> dict[str, Any]:
-        """The clip range, where it sets itself."""
+        """The clip range, if it is automatic."""
         return {} if self.auto is None else self.auto.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -190,5 +201,5 @@ class PolicyObjective:
 
 
 def tokens(completions: Sequence[Completion]) -> int:
-    """Sampled tokens."""
+    """Number of sampled tokens."""
     return sum(len(completion.logp_old) for completion in completions)

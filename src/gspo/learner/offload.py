@@ -1,4 +1,4 @@
-"""What waits in the host's memory while a GPU needs its own: AdamW's moments between steps, a model between its turns."""
+"""Offloading to host memory: AdamW's moments between steps, a frozen model between its uses."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-BUCKET = 1 << 26  # weights whose moments are on the device at once: 512 MiB
+BUCKET = 1 << 26  # elements whose moments are on the device at the same time: 512 MiB
 
 
 class Offloaded:
-    """Steps an AdamW some weights at a time, with the numbers of a plain step: AdamW looks at each weight by itself."""
+    """Steps an AdamW bucket by bucket. The result is identical to a plain step, since AdamW treats each weight
+    independently.
+    """
 
     def __init__(self, adamw: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
         self.adamw, self.parameters = adamw, parameters
         self.host: dict[nn.Parameter, dict[str, Tensor]] = {}
 
     def buckets(self) -> Iterator[list[nn.Parameter]]:
-        """The weights that have a gradient, in parts of about BUCKET numbers."""
+        """The parameters with a gradient, in buckets of about BUCKET elements."""
         part: list[nn.Parameter] = []
         for parameter in self.parameters:
             if parameter.grad is None:
@@ -33,11 +35,11 @@ class Offloaded:
             yield part
 
     def step(self) -> None:
-        """One step; the gradients are used up."""
+        """One step; clears the gradients."""
         parts = list(self.buckets())
         waiting = {p: p.grad for part in parts for p in part}
         for parameter in waiting:
-            parameter.grad = None  # AdamW leaves out what has none
+            parameter.grad = None  # AdamW skips parameters without one
         for part in parts:
             for parameter in part:
                 parameter.grad = waiting.pop(parameter)
@@ -50,7 +52,7 @@ class Offloaded:
         self._settle()
 
     def _settle(self) -> None:
-        """Waits until what was kept is there: once, and not for each copy."""
+        """Waits for all copies to the host at once, rather than for each one."""
         if any(parameter.device.type == "cuda" for parameter in self.parameters):
             torch.cuda.synchronize()
 
@@ -62,7 +64,7 @@ class Offloaded:
             host[name].copy_(value, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """As AdamW's own."""
+        """In the format of AdamW's own."""
         state = {i: dict(self.host[p]) for i, p in enumerate(self.parameters) if p in self.host}
         return self.adamw.state_dict() | {"state": state}
 
@@ -78,9 +80,7 @@ class Offloaded:
 
 
 class Resting:
-    """A frozen model that stands on its device only while it is awake. What the host holds never changes, so nothing is
-    copied back.
-    """
+    """A frozen model that is on its device only while awake. The host copy never changes, so nothing is copied back."""
 
     def __init__(self, model: nn.Module) -> None:
         self.tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
@@ -89,13 +89,13 @@ class Resting:
         self.rest()
 
     def rest(self) -> None:
-        """Gives the device's memory back."""
+        """Releases the device's memory."""
         for x, host in zip(self.tensors, self.host):
             x.data = host
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """The model stands on its device meanwhile."""
+        """Context in which the model is on its device."""
         try:
             for x, host in zip(self.tensors, self.host):
                 x.data = arrived(host, self.device)
@@ -105,15 +105,15 @@ class Resting:
 
 
 def room(like: Tensor, device: torch.device) -> Tensor:
-    """Room in the host's memory for such a tensor, from where a GPU may copy while it computes."""
+    """A host buffer for such a tensor, pinned for a GPU so that copies overlap with computation."""
     return torch.empty_like(like, device="cpu", requires_grad=False, pin_memory=device.type == "cuda")
 
 
 def arrived(host: Tensor, device: torch.device) -> Tensor:
-    """The same numbers on the device: a copy, where that is not the host."""
+    """The tensor on the device; a copy, unless the device is the host."""
     return host.to(device, non_blocking=True)
 
 
 def fetched(state: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """A copy on the device."""
+    """A copy of the state on the device."""
     return {name: torch.empty_like(value, device=device).copy_(value, non_blocking=True) for name, value in state.items()}

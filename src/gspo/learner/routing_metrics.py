@@ -1,4 +1,4 @@
-"""What the metrics of an update say of the experts: volatility, load and entropy of the routers."""
+"""Routing metrics of an update: volatility, load and entropy of the routers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BY_LAYER = ("router_entropy", "overruled", "changed")  # [N, layers]
 def routing_stats(routing: Routing, batch: Batch) -> Stats:
     """Statistics [N, layers(, k)] at the tokens that the N sampled ones were predicted from.
 
-    changed: share of pi_old's k experts that were not used now. overruled: share of the experts that the routers would
-    have chosen and, replaying, did not.
+    changed: share of pi_old's k experts that were not used now. overruled: share of the routers' own choices that replay
+    replaced.
     """
     at = batch.forest.parent[batch.node]
     used = routing.chosen[at]
@@ -33,11 +33,11 @@ def routing_stats(routing: Routing, batch: Batch) -> Stats:
 
 
 def routing_sums(stats: Stats) -> Stats:
-    """The same statistics with sums over a rank's tokens in the place of routes and of what is known by token and layer: so
-    a gigabyte of routes does not leave it. Those of several ranks stand one after the other.
+    """The statistics with routes and per-layer values summed over a rank's tokens, so that a rank does not send gigabytes of
+    routes. Sums of several ranks are concatenated.
 
-    load [1, layers, experts] int64: tokens that each expert got. tokens [1]. Of router_entropy, overruled and changed the
-    sum [1]. changed_by_layer [1, layers], tokens_changed [1]: as in `routing_metrics`.
+    load [1, layers, experts] int64: tokens per expert. tokens [1]: number of tokens. router_entropy, overruled, changed [1]:
+    sums. changed_by_layer [1, layers], tokens_changed [1]: as in `routing_metrics`.
     """
     if "routes" not in stats:
         return stats
@@ -51,16 +51,17 @@ def routing_sums(stats: Stats) -> Stats:
 
 
 def mean_of(sums: Stats, name: str) -> float | None:
-    """The mean over tokens and layers of one of BY_LAYER; None where it is not known."""
+    """Mean over tokens and layers of one of BY_LAYER; None if it is unknown."""
     return None if name not in sums else float(sums[name].sum() / (int(sums["tokens"].sum()) * sums["load"].shape[1]))
 
 
 def routing_metrics(stats: Stats) -> dict[str, Any]:
-    """moe/volatility: share of pi_old's choices of experts that pi_theta does not make, for the same tokens, mean and by
-    layer; moe/tokens_changed: share of tokens with a change in at least one layer. moe/overruled: share of the routers'
-    own choices that Routing Replay set aside. moe/max_violation: the load of the busiest expert divided by the mean load,
-    minus 1; mean over layers. moe/router_entropy: nats. moe/aux_loss: before its weight. {} for a dense model. stats: as
-    `routing_sums` gives them.
+    """Metrics from the output of `routing_sums`; {} for a dense model.
+
+    moe/volatility: share of pi_old's expert choices that pi_theta does not make for the same tokens, mean and by layer.
+    moe/tokens_changed: share of tokens with a change in at least one layer. moe/overruled: share of the routers' own choices
+    that Routing Replay replaced. moe/max_violation: load of the busiest expert divided by the mean load, minus 1; mean over
+    layers. moe/router_entropy: nats. moe/aux_loss: before its weight.
     """
     if "load" not in stats:
         return {}

@@ -1,6 +1,6 @@
-"""What a policy says of completions, without gradient, micro-batch by micro-batch.
+"""Reads completions with a policy: forward passes without gradient, in micro-batches.
 
-On several ranks each keeps what it has read, under the number of the completion. The one that leads may ask for it.
+Each rank keeps its own readings, by index of the completion. Rank 0 can gather them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def read(
     replay: bool = False,
     readers: Readers | None = None,
 ) -> list[Reading]:
-    """The readings of these completions, in their order, for the rank that leads; [] for the others. As `read_here`."""
+    """The readings of these completions, in order, on rank 0; [] on other ranks. Arguments as in `read_here`."""
     here = read_here(policy, completions, micro_batches, routing=routing, replay=replay, readers=readers)
     return collected(here, completions, micro_batches.ranks)
 
@@ -43,10 +43,15 @@ def read_here(
     replay: bool = False,
     readers: Readers | None = None,
 ) -> dict[int, Reading]:
-    """The readings of those that this rank reads, by number. Raises RuntimeError where memory does not suffice for one.
+    """The readings of this rank's completions, by index. Raises RuntimeError if memory is insufficient for a single
+    completion.
 
-    routing: with the experts that the routers would choose. replay: routers take those of the completions' routes. readers:
-    as in MicroBatches.deal.
+    Args:
+        completions: Completions of all ranks.
+        micro_batches: Splits and distributes them.
+        routing: Include the experts that the routers would choose.
+        replay: Routers use the completions' routes.
+        readers: As in MicroBatches.deal.
     """
 
     def work() -> dict[int, Reading]:
@@ -75,7 +80,7 @@ def _micro_batch(policy: Policy, completions: Sequence[Completion], routing: boo
 
 
 def collected(here: Mapping[int, Reading], completions: Sequence[Completion], ranks: Ranks) -> list[Reading]:
-    """What all ranks have read of these completions, in their order, for the one that leads; [] for the others."""
+    """Gathers the readings of all ranks, in the order of the completions, on rank 0; [] on other ranks."""
     if ranks.size == 1:
         return [here[i] for i in range(len(completions))]
     known = [name for name in Reading._fields if any(getattr(reading, name) is not None for reading in here.values())]
@@ -89,12 +94,12 @@ def collected(here: Mapping[int, Reading], completions: Sequence[Completion], ra
 
 
 def _length(completion: Completion, column: str) -> int:
-    """How many tokens this column of a reading describes."""
+    """Number of tokens that this column of a reading covers."""
     return len(completion.tokens if column == "routes" else completion.logp_mu)
 
 
 def where_read(completions: Sequence[Completion], readers: Readers, ranks: Ranks) -> list[Completion]:
-    """These completions, with their routes on the rank that reads them alone. They come from the one that leads."""
+    """These completions, each with its routes only on the rank that reads it. Scatters rank 0's routes."""
     if ranks.size == 1:
         return list(completions)
     parts: list[dict[int, Tensor]] = [

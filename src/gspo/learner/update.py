@@ -1,7 +1,7 @@
 """One update: count, forward, backward, step.
 
-The denominator is one number for the whole update, known before the first forward pass, so that micro-batches, their
-order and the number of processes change no gradient.
+The whole update has a single denominator, known before the first forward pass, so that gradients do not depend on the
+micro-batches, their order, or the number of processes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from gspo.types import Completion, Metrics, Outputs, Stats
 
 
 class Updater:
-    """Makes updates of a policy with its optimizer.
+    """Updates a policy with its optimizer.
 
-    replay: updates use the experts of their completions' routes (Routing Replay). skipped: what the last update left out, as
-    shares of its sampled tokens: of idle completions, and of other micro-batches' backward passes.
+    Attributes:
+        replay: Whether updates use the experts in the completions' routes (Routing Replay).
+        skipped: What the last update skipped, as shares of its sampled tokens: idle completions, and backward passes of
+            other micro-batches.
     """
 
     def __init__(self, policy: Policy, optimizer: Optimizer, micro_batches: MicroBatches, replay: bool = False) -> None:
@@ -36,11 +38,15 @@ class Updater:
     def update(
         self, objective: Objective, completions: Sequence[Completion], readers: Readers | None = None
     ) -> tuple[Metrics, Stats]:
-        """One optimizer step on these completions. Returns its metrics and the statistics behind them. Where memory does not
-        suffice, micro-batches are halved and all is done again; RuntimeError where that does not help either.
+        """One optimizer step on these completions. When out of memory, halves the micro-batches and retries the update;
+        raises RuntimeError if that does not help.
 
-        readers: which rank reads which of the `active` ones. Only the rank that leads gets the statistics of all, and what
-        they tell.
+        Args:
+            completions: The mini-batch.
+            readers: Which rank reads which of the `active` completions.
+
+        Returns:
+            Metrics, and the statistics that they are computed from. Only rank 0 gets the statistics and their metrics.
         """
         tried = [completions[i] for i in active(objective, completions)]
 
@@ -63,11 +69,11 @@ class Updater:
     def _gradient(
         self, objective: Objective, completions: Sequence[Completion], tried: Sequence[Completion], readers: Readers | None
     ) -> Share:
-        """Adds up the gradient of an update, of which this is one rank's share.
+        """Accumulates this rank's share of an update's gradient.
 
-        What has exactly zero gradient is left out: idle completions altogether, and the backward pass of micro-batches. The
-        denominator counts them, so the gradient is that of the whole. One backward pass is always run: the optimizer then
-        sees zeros, as it would have, and not nothing.
+        Work with exactly zero gradient is skipped: idle completions entirely, and the backward pass of other micro-batches.
+        The denominator includes them, so the gradient is unchanged. At least one backward pass always runs, so that the
+        optimizer gets zero gradients rather than none.
         """
         denominator = objective.denominator(completions)
         gathered: dict[str, list[Tensor]] = defaultdict(list)
@@ -90,9 +96,13 @@ class Updater:
     def _pass(
         self, objective: Objective, completions: Sequence[Completion], denominator: float, must: bool, counts: bool
     ) -> Pass:
-        """One micro-batch. must: its backward pass is run even if all gradients are zero. counts: whether it adds anything.
-        The ranks run a backward pass together or not at all. Nothing of its graph outlives it. Routes of a completion that
-        does not count may be elsewhere.
+        """One micro-batch. The ranks run its backward pass together or not at all, and its graph is freed afterwards.
+
+        Args:
+            completions: Completions of the micro-batch. If it does not count, their routes may be on another rank.
+            denominator: Divisor of the loss.
+            must: Run the backward pass even if all gradients are zero.
+            counts: Whether it contributes to the gradient.
         """
         batch = layout.build(completions, self.policy.shares_prompts)
         out = self.policy.forward(batch, entropy=True, routing=True, replay=self.replay and counts)
@@ -112,8 +122,13 @@ class Updater:
 
 
 class Pass(NamedTuple):
-    """What a micro-batch gave: its part of the loss, its statistics, whether its backward pass was run, and its sampled
-    tokens.
+    """Result of a micro-batch.
+
+    Attributes:
+        loss: Its part of the loss.
+        stats: Its statistics.
+        passes: Whether its backward pass was run.
+        tokens: Number of its sampled tokens.
     """
 
     loss: Tensor
@@ -123,8 +138,12 @@ class Pass(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a rank did in an update: statistics of what it read, its part of the loss, and the sampled tokens whose backward
-    pass it ran.
+    """A rank's share of an update.
+
+    Attributes:
+        stats: Statistics of what it read.
+        loss: Its part of the loss.
+        passed: Number of sampled tokens whose backward pass it ran.
     """
 
     stats: Stats
@@ -133,12 +152,12 @@ class Share(NamedTuple):
 
 
 def active(objective: Objective, completions: Sequence[Completion]) -> list[int]:
-    """Which completions an update reads: all but idle ones, or all where all are idle."""
+    """Indices of the completions that an update reads: all but idle ones, or all if all are idle."""
     return [i for i, c in enumerate(completions) if not objective.idle(c)] or list(range(len(completions)))
 
 
 def cut(out: Outputs) -> Outputs:
-    """The same, cut off from the policy: gradients stop here, where `stopped` finds them."""
+    """The outputs detached from the policy's graph: gradients stop here, and `stopped` collects them."""
 
     def leaf(x: Tensor | None) -> Tensor | None:
         return x if x is None or not x.requires_grad else x.detach().requires_grad_()
@@ -150,7 +169,7 @@ def cut(out: Outputs) -> Outputs:
 
 
 def stopped(out: Outputs, leaves: Outputs) -> list[tuple[Tensor, Any]]:
-    """Each of the policy's outputs that has a gradient at its leaf, and that gradient."""
+    """Each of the policy's outputs whose leaf has a gradient, with that gradient."""
     pairs = [(out.logp, leaves.logp), (out.entropy, leaves.entropy), (out.values, leaves.values)]
     if out.routing is not None and leaves.routing is not None:
         pairs.append((out.routing.logits, leaves.routing.logits))
@@ -158,7 +177,7 @@ def stopped(out: Outputs, leaves: Outputs) -> list[tuple[Tensor, Any]]:
 
 
 def worth_passing(gradients: Sequence[tuple[Tensor, Any]]) -> bool:
-    """Whether the policy's backward pass would add anything. Of a gradient [N] it finds the places that do, which the head's
-    own backward pass asks for again.
+    """Whether the policy's backward pass would contribute anything. For a gradient [N] this caches the non-zero indices,
+    which the head's backward pass needs again.
     """
     return any(len(nonzero(gradient)) > 0 if gradient.ndim == 1 else bool(gradient.any()) for _, gradient in gradients)

@@ -1,4 +1,4 @@
-"""The weights of a policy as whoever samples gets them."""
+"""A handle on a policy's weights for samplers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gspo.learner.scoring import read, where_read
 from gspo.types import Completion, Reading
 
 T = TypeVar("T")
-PROOF_TOKENS = 16384  # most that a micro-batch of a proof reads
+PROOF_TOKENS = 16384  # limit of a micro-batch in the verification of weights
 GIVEN = "while it handed weights to the sampler"
 
 
 class PolicyWeights:
-    """ports.Weights of a policy in this process: nothing is copied until somebody does."""
+    """gspo.interfaces.Weights of a policy in this process. Copies nothing itself."""
 
     def __init__(self, policy: Policy, version: int, micro_batches: MicroBatches | None = None) -> None:
         self.policy, self.version = policy, version
@@ -26,15 +26,15 @@ class PolicyWeights:
 
     @property
     def temperature(self) -> float:
-        """The one at which they are read."""
+        """The sampling temperature at which `read` takes log-probabilities."""
         return self.policy.temperature
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each weight by its name."""
+        """Name and tensor of each weight."""
         return self._given(self.policy.weights())
 
     def layers(self) -> Iterator[dict[str, Tensor]]:
-        """Each layer as an engine reads it."""
+        """The weights of each layer, as an engine loads them."""
         return self._given(self.policy.layers())
 
     def _given(self, each: Iterable[T]) -> Iterator[T]:
@@ -47,12 +47,12 @@ class PolicyWeights:
             yield item
 
     def save(self, folder: str, merged: bool = False) -> None:
-        """Writes the model and its tokenizer in Hugging Face format; adapters alone, or `merged` into a whole model."""
+        """Writes the model and its tokenizer in Hugging Face format: adapters alone, or `merged` into a full model."""
         with outside_of_passes(GIVEN, self._micro_batches.ranks):
             self.policy.save(folder, merged=merged)
 
     def read(self, completions: Sequence[Completion]) -> list[Reading]:
-        """What these weights say of a few completions, with the experts that sampled them where they are known."""
+        """Readings of a few completions under these weights, replaying the experts that sampled them if all are known."""
         known = all(completion.routes is not None for completion in completions)
         follows = self.policy.sparse and self._micro_batches.ranks.gathered(known)[0]
         readers = self._micro_batches.readers(completions, self.policy.shares_prompts)

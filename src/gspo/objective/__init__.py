@@ -1,1 +1,1 @@
-"""Objectives on flat sampled tokens: the paper's equations. Imports torch only."""
+"""Objectives on flattened sampled tokens: the paper's equations. Imports torch only."""

@@ -1,4 +1,4 @@
-"""Rewards of groups -> advantages."""
+"""Advantages from the rewards of groups."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ import torch
 from torch import Tensor
 
 ROUNDING = 1e-12
-"""What rewards may differ by, as a share of 1 + their size, and count as equal: more than a weighted sum's rounding."""
+"""Rewards within this share of 1 + their magnitude count as equal; it exceeds the rounding error of a weighted sum."""
 
 
 def group_advantages(rewards: Tensor, group: Tensor, scale: str = "group") -> Tensor:
     """A_i = (r_i - mean(r)) / std(r), mean and std over the completions of one group (GSPO, Eq. 6).
 
-    rewards [S] float, group [S] int64: the group each completion belongs to -> [S] float64. std is the sample standard
-    deviation. scale: "group"; "batch" divides by the standard deviation of all S rewards; "none" divides by nothing
-    (Dr.GRPO). A group whose rewards are all equal up to ROUNDING gives zeros exactly. Raises
-    ValueError for a reward that is not finite, and for a group of one, which has no baseline.
+    std is the sample standard deviation. A group whose rewards are all equal up to ROUNDING gives exact zeros.
+
+    Args:
+        rewards: Rewards [S], float.
+        group: Group of each completion [S], int64.
+        scale: "group" as above; "batch" divides by the standard deviation of all S rewards; "none" does not divide
+            (Dr.GRPO).
+
+    Returns:
+        Advantages [S], float64.
+
+    Raises:
+        ValueError: If a reward is not finite, or a group has a single completion and thus no baseline.
     """
     r, mean, std = _standards(rewards, group, scale)
     return (r - mean) / std + 0.0  # no -0
@@ -28,10 +37,21 @@ def turn_advantages(
 ) -> list[Tensor]:
     """A_ik = (G_ik - mean(R)) / std(R) for each turn k of each completion, for GSPO-token (Eq. 14 leaves A_it open).
 
-    rewards: r_ik of the turns of each of S completions. G_ik = sum over l >= k of discount^(l - k) r_il is the return to go
-    of a turn, R_i = G_i1 that of the whole completion; mean and std are taken over the R of a group. -> S tensors [turns],
-    float64. With discount 1 and one reward at the end, every turn has the completion's A_i (Eq. 6). A group whose R are all
-    equal gives zeros. Arguments and errors otherwise as in group_advantages.
+    G_ik = sum over l >= k of discount^(l - k) r_il is the return to go of a turn, and R_i = G_i1 the return of the whole
+    completion; mean and std are taken over the R of a group. With discount 1 and a single reward at the end, every turn gets
+    the completion's A_i (Eq. 6). A group whose R are all equal gives zeros.
+
+    Args:
+        rewards: Rewards r_ik of the turns of each of S completions.
+        group: As in group_advantages.
+        scale: As in group_advantages.
+        discount: Factor per turn.
+
+    Returns:
+        S tensors [turns], float64.
+
+    Raises:
+        ValueError: As in group_advantages.
     """
     to_go = [returns_to_go(turns, discount) for turns in rewards]
     whole = torch.stack([G[0] for G in to_go]) if to_go else torch.zeros(0, dtype=torch.float64)
@@ -48,7 +68,7 @@ def returns_to_go(rewards: Sequence[float], discount: float) -> Tensor:
 
 
 def _standards(rewards: Tensor, group: Tensor, scale: str) -> tuple[Tensor, Tensor, Tensor]:
-    """r, and mean and std that it is standardised with, each [S] float64; std is infinite for a group of equal rewards."""
+    """Rewards r with their standardising mean and std, each [S] float64; std is infinite for a group of equal rewards."""
     r = rewards.double()
     if not torch.isfinite(r).all():
         raise ValueError(f"rewards must be finite, got {rewards.tolist()}")
@@ -68,4 +88,5 @@ def _standards(rewards: Tensor, group: Tensor, scale: str) -> tuple[Tensor, Tens
         std = r.std().expand(len(r)) if len(r) > 1 else torch.ones_like(r)
     else:
         std = (zeros.index_add(0, index, (r - mean) ** 2) / (count - 1)).sqrt()[index]
-    return r, mean, std.masked_fill(flat[index], torch.inf)  # divided by its own size, a rounding would be a full advantage
+    # Otherwise a rounding error, divided by its own size, would become a full advantage.
+    return r, mean, std.masked_fill(flat[index], torch.inf)

@@ -1,8 +1,7 @@
-"""The table of algorithms: what each one is, and what may be set about it without making it another one.
+"""Table of algorithms: the definition of each, and the options that may change without making it a different algorithm.
 
-An algorithm is a row: its loss, what the outer mean counts, how its rewards are scaled, its default clip range. The
-level of the ratio and the aggregation are part of the loss, so no option can change them. It loads no torch: losses are
-looked up when they are called.
+Each algorithm is a row: loss, denominator of the outer mean, reward scaling and default clip range. The level of the ratio
+and the aggregation are part of the loss, so no option can change them. Imports no torch: losses are looked up when called.
 """
 
 from __future__ import annotations
@@ -21,16 +20,23 @@ WIDEST = 0.5
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One row.
+    """One row of the table.
 
-    loss: a function, or the name of one in gspo.objective as `module:function`. level: what the ratio and the clip count,
-    "sequence", "turn" or "token". counts: the denominator of an update: "completions", "tokens", or "budget" (completions x
-    max_completion_length, Dr.GRPO's constant). scale_rewards: the default first, then what else still deserves the name.
-    epsilon, epsilon_high: the clip range, None for one without. constants: arguments of the loss beside them. likelihoods:
-    those that its ratios divide by, "logp_old" and "logp_mu"; empty for a loss without a ratio. critic: constants of a
-    learned value function, whose advantages by token take the place of the group's; empty for none. drops_equal: groups
-    whose rewards are all equal leave the denominator. sums: a completion's term grows with its length, and its KL term is
-    the sum over its tokens; otherwise the mean. by_turn: A may differ from turn to turn.
+    Attributes:
+        loss: The loss function, or its name in gspo.objective as `module:function`.
+        level: Granularity of the ratio and the clip: "sequence", "turn" or "token".
+        counts: Denominator of an update: "completions", "tokens", or "budget" (completions x max_completion_length,
+            Dr.GRPO's constant).
+        scale_rewards: Reward scalings under which the algorithm keeps its name, the default first.
+        epsilon: Default lower clip range; None for a loss without one.
+        epsilon_high: Default upper clip range; None for a loss without one.
+        constants: Further arguments of the loss.
+        likelihoods: Log-probabilities in the denominators of its ratios, "logp_old" and "logp_mu"; empty for a loss without
+            a ratio.
+        critic: Constants of a learned value function, whose per-token advantages replace the group's; empty for none.
+        drops_equal: Groups whose rewards are all equal do not count in the denominator.
+        sums: A completion's term grows with its length, and its KL term is the sum over its tokens; otherwise the mean.
+        by_turn: A may differ from turn to turn.
     """
 
     loss: str | Callable[..., Surrogate]
@@ -50,7 +56,7 @@ class Algorithm:
 
     @property
     def loss_function(self) -> Callable[..., Surrogate]:
-        """The loss itself."""
+        """The loss function, imported if it is given by name."""
         if not isinstance(self.loss, str):
             return self.loss
         module, _, name = self.loss.partition(":")

@@ -1,9 +1,9 @@
-"""A clip range that sets itself: it holds the share of clipped tokens near a target.
+"""An adaptive clip range that holds the share of clipped tokens near a target.
 
-The right range depends on the completion length, the learning rate and the number of updates a batch, over orders of
-magnitude; the share of tokens that the paper clips, about 0.15, does not. So the share is held and the range follows: it
-is a quantile of the ratios that were seen, carried forward by their trend. Only tokens with an advantage count. The others
-are never clipped: were they counted, sparse rewards would leave no range at all.
+The right range varies over orders of magnitude with completion length, learning rate and updates per batch; the share of
+tokens that the paper clips, about 0.15, does not. So the share is held and the range follows: it is a quantile of the
+observed ratios, extrapolated by their trend. Only tokens with a nonzero advantage count. The others are never clipped, and
+with sparse rewards counting them would shrink the range to nothing.
 """
 
 from __future__ import annotations
@@ -18,20 +18,25 @@ from torch import Tensor
 
 from gspo.objective.algorithms import WIDEST
 
-DECADES = (-9, 2)  # of log10 of an excess; what lies below or above counts in the outermost bins
-BINS = 64  # a decade
+DECADES = (-9, 2)  # range of log10(excess); values outside count in the outermost bins
+BINS = 64  # per decade
 WINDOW = 4  # steps whose ratios are pooled
-TREND = 6  # steps that the trend is taken from
-NOISE_WINDOW = 8  # the same for numerics, of which a step shows less
-STRIDE = 2.0  # most that the range changes by in a step, as a factor
-NUMERICS = 0.01  # numerics alone may clip this share: below, rounding would decide, and always against the same completions
+TREND = 6  # steps in the trend fit
+NOISE_WINDOW = 8  # steps of numerical noise that are pooled; a step has fewer samples of it
+STRIDE = 2.0  # maximum change of the range per step, as a factor
+# Share of tokens that numerics alone may clip. In a narrower range rounding would decide, and always against the same
+# completions.
+NUMERICS = 0.01
 
 
 class AutoClip:
-    """Chooses e_low and e_high = shape * e_low so that `target` of the tokens with an advantage are clipped.
+    """Chooses e_low, and e_high = shape * e_low, so that `target` of the tokens with a nonzero advantage are clipped.
 
-    The range begins at e_low, e_high, holds through a step, and is set anew by `settle` after it. The first `settle` takes
-    the quantile as it is, later ones move by at most a factor of 2. at_floor: whether the noise floor holds it up.
+    The range starts at (e_low, e_high), is constant within a step, and is set by `update_range` after it. The first update
+    takes the quantile as is, later ones change the range by at most a factor of 2.
+
+    Attributes:
+        at_floor: Whether the noise floor determines the range.
     """
 
     def __init__(self, e_low: float, e_high: float, target: float):
@@ -44,17 +49,17 @@ class AutoClip:
 
     @property
     def e_high(self) -> float:
-        """The right end."""
+        """The upper clip range."""
         return self.shape * self.e_low
 
     def see(self, ratio: Tensor, A: Tensor) -> None:
-        """Takes in an update's ratio and advantage of each of its tokens, [N]."""
-        excess = torch.where(A > 0, (ratio - 1) / self.shape, 1 - ratio)[A != 0]  # clipped where it is above e_low
+        """Adds an update's ratios and advantages, each [N] per token."""
+        excess = torch.where(A > 0, (ratio - 1) / self.shape, 1 - ratio)[A != 0]  # clipped where above e_low
         self._now += histogram(excess)
         self._tokens += len(excess)
 
     def update_range(self, noise: Tensor) -> None:
-        """Ends a step: sets the range from the ratios of the last steps. noise: ratios that nothing but numerics moved."""
+        """Ends a step: sets the range from the ratios of recent steps. noise: Ratios that differ from 1 by numerics only."""
         if not self._tokens:
             return
         first = not self._past
@@ -63,7 +68,7 @@ class AutoClip:
         excess = self._expected()
         if not first:
             excess = min(max(excess, self.e_low / STRIDE), self.e_low * STRIDE)
-        # Each of these could have had either sign of A.
+        # A may have either sign for each of these ratios.
         either = torch.cat([(noise - 1) / self.shape, 1 - noise])
         self._noise.append((histogram(either), float(len(either))))
         floor = max(quantile(self._noise, NUMERICS), 10.0 ** DECADES[0])
@@ -71,9 +76,9 @@ class AutoClip:
         self.e_low = min(max(excess, floor), WIDEST)
 
     def _expected(self) -> float:
-        """The excess that `target` of the next step's tokens should lie above: the quantile of the last steps, each carried
-        forward by the trend. While a policy learns fast its ratios grow from step to step, and a range that only looked
-        back would clip far more.
+        """The excess that `target` of the next step's tokens should exceed: the quantile of recent steps, each extrapolated
+        by the trend. While a policy learns fast, its ratios grow from step to step, and a range based on the past only would
+        clip far more.
         """
         growth = trend([(quantile([each], self.target), each[1]) for each in self._past])
         last = list(self._past)[-WINDOW:]
@@ -81,18 +86,18 @@ class AutoClip:
         return quantile([(moved(counts, growth * age), total) for (counts, total), age in zip(last, ages)], self.target)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next range depends on."""
+        """All state that determines the next range."""
         return {"e_low": self.e_low, "at_floor": self.at_floor, "past": list(self._past), "noise": list(self._noise)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Restores `state_dict()`."""
         self.e_low, self.at_floor = state["e_low"], state["at_floor"]
         self._past = deque(state["past"], maxlen=TREND)
         self._noise = deque(state["noise"], maxlen=NOISE_WINDOW)
 
 
 def histogram(excess: Tensor) -> Tensor:
-    """Counts of the positive values by their logarithm, [bins]."""
+    """Histogram of the positive values on a log10 scale, [bins]."""
     excess = excess.double()
     bins = ((excess[excess > 0].log10() - DECADES[0]) * BINS).long()
     count = (DECADES[1] - DECADES[0]) * BINS
@@ -100,19 +105,19 @@ def histogram(excess: Tensor) -> Tensor:
 
 
 def moved(counts: Tensor, decades: float) -> Tensor:
-    """The histogram [bins] of the same values times 10^decades; what leaves it stays in the outermost bins."""
+    """The histogram [bins] of the same values times 10^decades; values shifted out of range stay in the outermost bins."""
     by = min(max(decades * BINS, -len(counts) + 1.0), len(counts) - 1.0)
     at = torch.arange(len(counts), dtype=torch.float64) + by
     low = at.floor().long()
-    part = at - low  # shared out between two bins
+    part = at - low  # split between two adjacent bins
     out = torch.zeros_like(counts)
     out.index_add_(0, low.clamp(0, len(counts) - 1), counts * (1 - part))
     return out.index_add_(0, (low + 1).clamp(0, len(counts) - 1), counts * part)
 
 
 def trend(values: Sequence[tuple[float, float]]) -> float:
-    """Growth a step of the logarithm to the base of 10, by least squares. values: (value, weight) of each step; 0 where
-    fewer than three are above 0.
+    """Growth of log10(value) per step, by weighted least squares; 0 if fewer than three values are positive. values: (value,
+    weight) of each step.
     """
     rows = [(step, math.log10(value), weight) for step, (value, weight) in enumerate(values) if value > 0]
     if len(rows) < 3:
@@ -123,12 +128,12 @@ def trend(values: Sequence[tuple[float, float]]) -> float:
 
 
 def quantile(histograms: Iterable[tuple[Tensor, float]], share: float) -> float:
-    """The excess that `share` of all lie above, of pairs (histogram, how many in all); 0 where fewer have any."""
+    """The excess that `share` of all values exceed, over pooled (histogram, total count) pairs; 0 if fewer are positive."""
     counts = torch.stack([counts for counts, _ in histograms]).sum(0)
-    above = counts.flip(0).cumsum(0).flip(0)  # in this bin and the ones above
+    above = counts.flip(0).cumsum(0).flip(0)  # count in this bin and above
     want = share * sum(total for _, total in histograms)
     if above[0] < want:
         return 0.0
     i = int((above >= want).nonzero()[-1])
-    inside = float((above[i] - want) / counts[i]) if counts[i] else 0.0  # from the bin's lower end
+    inside = float((above[i] - want) / counts[i]) if counts[i] else 0.0  # fraction of the bin, from its lower edge
     return 10.0 ** (DECADES[0] + (i + inside) / BINS)

@@ -1,4 +1,4 @@
-"""The ragged view: N sampled tokens of S whole completions, flat. No padding, no mask."""
+"""The ragged view: N sampled tokens of S whole completions, flattened. No padding, no mask."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Completions:
-    """Which of S completions each of N tokens belongs to.
+    """Maps each of N tokens to one of S completions.
 
-    completion [N] int64: the token's completion, ascending. length [S]: |y_i|, the number of sampled tokens of each
-    completion. turn [N] int64: the turn of its completion that the token belongs to, those of a turn together; None: each
-    completion is one turn. turn_length [turns]: tokens of each turn, where they are known: to count them waits for a GPU.
+    Attributes:
+        completion: Completion index of each token [N], int64, ascending.
+        length: |y_i|, the number of sampled tokens of each completion [S].
+        turn: Turn of each token within its completion [N], int64, tokens of a turn contiguous; None: each completion is one
+            turn.
+        turn_length: Tokens of each turn [turns], if known: counting them would synchronise with the GPU.
     """
 
     completion: Tensor
@@ -24,7 +27,7 @@ class Completions:
 
     @staticmethod
     def of(lengths: Tensor, turn: Tensor | None = None) -> Completions:
-        """The view of completions with `lengths` [S] tokens, laid out one after the other."""
+        """The view of completions with `lengths` [S] tokens, concatenated."""
         completion = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
         return Completions(completion, lengths, turn)
 
@@ -45,7 +48,7 @@ class Completions:
         return self.sum(x) / self.length
 
     def spread(self, x: Tensor) -> Tensor:
-        """Each completion's value at each of its tokens: [S] -> [N]; what is [N] already stays as it is."""
+        """Broadcasts each completion's value to its tokens: [S] -> [N]; an input that is already [N] is returned as is."""
         return (
             x
             if x.shape == self.completion.shape and x.shape != self.length.shape
@@ -54,8 +57,8 @@ class Completions:
 
 
 def index_select_deterministic(x: Tensor, index: Tensor) -> Tensor:
-    """x[index]: [T, ...] -> [N, ...]. Its gradient is added up in one order, whatever else runs on the machine.
+    """x[index]: [T, ...] -> [N, ...], with a gradient that is accumulated in a fixed order, whatever the machine's load.
 
-    On a CPU, threads add up that of x[index] as they come; on a GPU, that of index_select.
+    On a CPU, threads accumulate the gradient of x[index] in arrival order; on a GPU, that of index_select.
     """
     return x.index_select(0, index) if x.device.type == "cpu" else x[index]

@@ -1,8 +1,8 @@
-"""Corrections for the mismatch of sampler and trainer: detached weights of the advantages, from r = pi_old/mu.
+"""Corrections for the sampler-trainer mismatch: detached weights on the advantages, from r = pi_old/mu.
 
-They are applied after s_i was computed from all sampled tokens, and change no ratio. A token-level algorithm has a weight
-for each token. A sequence-level one has a term a completion, so its weight comes from the geometric mean of r over the
-completion, which does not decay with length, as the product would.
+They are applied after s_i is computed from all sampled tokens, and change no ratio. A token-level algorithm has one weight
+per token. A sequence-level one has one term per completion, so its weight comes from the geometric mean of r over the
+completion, which unlike the product does not decay with length.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def icepop(r: Tensor) -> Tensor:
 
 
 def seq_mis(r: Tensor) -> Tensor:
-    """Masked importance sampling of whole completions: r up to C = 2, else 0. `r` is a completion's geometric mean."""
+    """Masked importance sampling of whole completions: r up to C = 2, else 0. `r` is the completion's geometric mean."""
     return torch.where(r <= CAP, r, 0.0)
 
 
@@ -38,7 +38,7 @@ CORRECTIONS: dict[str, Callable[[Tensor], Tensor] | None] = {"none": None, "tis"
 
 
 def weights(name: str, level: str, logp_old: Tensor, logp_mu: Tensor, y: Completions) -> Tensor:
-    """The weights of the correction `name`: [S] for sequence-level algorithms and seq_mis, else [N]. No gradient."""
+    """Weights of the correction `name`, without gradient: [S] for sequence-level algorithms and seq_mis, else [N]."""
     rule = CORRECTIONS[name]
     assert rule is not None
     level = "sequence" if name == "seq_mis" else level

@@ -10,7 +10,7 @@ from gspo.objective.losses import bounded
 def k1(logp: Tensor, logp_ref: Tensor) -> Tensor:
     """log pi - log pi_ref, per token [N]: unbiased for KL(pi || pi_ref) under samples of pi, and may be negative.
 
-    As a loss its gradient, grad log pi, is zero on average: it does not hold the policy back.
+    As a loss it does not hold the policy back: its gradient, grad log pi, is zero on average.
     """
     return logp - logp_ref
 
@@ -23,7 +23,7 @@ def k2(logp: Tensor, logp_ref: Tensor) -> Tensor:
 def k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
     """pi_ref/pi - 1 - log(pi_ref/pi), per token [N]: unbiased and never negative (Schulman 2020; GRPO, Eq. 4).
 
-    The logarithm in the exponent is at most 20 (losses.bounded).
+    The log-ratio in the exponent is capped at 20 (losses.bounded).
     """
     log_ratio = logp_ref - logp
     return bounded(log_ratio).expm1() - log_ratio

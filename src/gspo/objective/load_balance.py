@@ -1,4 +1,4 @@
-"""The auxiliary loss that keeps the load of the experts even."""
+"""The auxiliary loss that balances the load of the experts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from gspo.objective.completions import Completions
 
 
 def balance(logits: Tensor, chosen: Tensor, y: Completions) -> Tensor:
-    """sum_e f_e P_e of each completion [S], mean over layers: 1 for an even load, E/k where all tokens choose the same k.
+    """Load-balancing loss sum_e f_e P_e of each completion [S], averaged over layers.
 
-    logits [N, layers, E]: the routers'. chosen [N, layers, k]: the experts taken. f_e = E/k times the share of the
-    completion's tokens that took e, without gradient; P_e: mean over its tokens of softmax(logits)_e. Load-balancing loss of
-    arXiv 2101.03961 (Eq. 4 to 6) over each completion, as arXiv 2412.19437 (Eq. 17 to 20) has it: a sum over completions, so
-    that micro-batches change no gradient.
+    It is 1 for an even load and E/k if all tokens choose the same k experts. f_e is E/k times the share of the completion's
+    tokens that chose e, without gradient; P_e is the mean of softmax(logits)_e over its tokens. The loss of arXiv 2101.03961
+    (Eq. 4 to 6) is applied per completion, as in arXiv 2412.19437 (Eq. 17 to 20): a sum over completions, so its gradient
+    does not depend on the split into micro-batches.
+
+    Args:
+        logits: Router logits [N, layers, E].
+        chosen: Chosen experts [N, layers, k].
     """
     experts, k = logits.shape[-1], chosen.shape[-1]
     took = torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, chosen.long(), 1.0)

@@ -1,6 +1,6 @@
-"""Policy objectives, one function a paper's equation, in its symbols.
+"""Policy objectives, one function per equation, in the papers' symbols.
 
-Notation: x is a query and y_1..y_G its completions; pi_theta is the policy that learns and pi_old the one that sampled.
+Notation: x is a query and y_1..y_G its completions; pi_theta is the policy being trained and pi_old the one that sampled.
 
     logp      [N]  log pi_theta(y_it | x, y_i<t) of every sampled token
     logp_old  [N]  log pi_old(y_it | x, y_i<t)
@@ -8,8 +8,8 @@ Notation: x is a query and y_1..y_G its completions; pi_theta is the policy that
     y              the ragged view (completions.py): `y.mean` is 1/|y_i| sum_t, [N] -> [S]
     e_low, e_high  clip range: the ratio is clipped to [1 - e_low, 1 + e_high]
 
-Each function returns a `Surrogate`: minus the objective's term for each completion, before the mean over completions, whose
-denominator the learner knows and the equation need not (algorithms.py says what it counts).
+Each function returns a `Surrogate`: the negative objective of each completion, before the mean over completions. The learner
+supplies the denominator of that mean (algorithms.py says what it counts).
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from torch import Tensor
 
 from gspo.objective.completions import Completions
 
-MOST = 20.0  # of log r
+MOST = 20.0  # cap on log r
 
 
 class Surrogate(NamedTuple):
     """An objective before its outer mean.
 
-    loss [S]: one term a completion, to be minimised. ratio: s_i [S] at sequence level, w_it [N] at token level, s_ik at each
-    token [N] at turn level, 1 where there is none. clipped_low, clipped_high (bool, shaped as ratio): where the clip takes
-    the gradient away, below and above.
+    Attributes:
+        loss: Term of each completion [S], to be minimised.
+        ratio: s_i [S] at sequence level, w_it [N] at token level, s_ik at each token [N] at turn level, 1 without a ratio.
+        clipped_low: Where the clip removes the gradient at the lower bound; bool, shaped as ratio.
+        clipped_high: The same at the upper bound.
     """
 
     loss: Tensor
@@ -38,16 +40,16 @@ class Surrogate(NamedTuple):
 
 
 def clipped(ratio: Tensor, A: Tensor, e_low: float, e_high: float) -> tuple[Tensor, Tensor, Tensor]:
-    """min(r A, clip(r, 1 - e_low, 1 + e_high) A), and where the clip wins below and above. All shaped as `ratio`."""
+    """min(r A, clip(r, 1 - e_low, 1 + e_high) A), and where the clip is active below and above. All shaped as `ratio`."""
     term = (ratio * A).minimum(ratio.clamp(1 - e_low, 1 + e_high) * A)
     return term, (ratio < 1 - e_low) & (A < 0), (ratio > 1 + e_high) & (A > 0)
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
-    """log r, at most 20 (r = 5e8), with the gradient of log r. All that is below stays as it is, bit for bit.
+    """log r capped at 20 (r = 5e8), with the gradient of log r. Smaller values are unchanged, bit for bit.
 
-    No clip range reaches so far. Without a bound r overflows in float32 above 88, and where the clip has taken the gradient
-    away, 0 times infinity is not 0.
+    No clip range extends that far. Without the cap, r overflows float32 where log r > 88, and where the clip has removed the
+    gradient, 0 times infinity is not 0.
     """
     return log_ratio - (log_ratio - MOST).clamp(min=0).detach()
 
@@ -58,7 +60,7 @@ def sequence_ratio(logp: Tensor, logp_old: Tensor, y: Completions) -> Tensor:
 
 
 def level_ratio(level: str, logp: Tensor, logp_old: Tensor, y: Completions) -> Tensor:
-    """The ratio that an algorithm of this level reads: "sequence" s_i [S], "turn" s_ik [turns], "token" w_it [N]."""
+    """The ratio at an algorithm's level: "sequence" s_i [S], "turn" s_ik [turns], "token" w_it [N]."""
     if level == "token":
         return bounded(logp - logp_old).exp()
     return sequence_ratio(logp, logp_old, y if level == "sequence" else y.turns())
@@ -73,10 +75,13 @@ def gspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float
 
 def gspo_token(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
     """GSPO-token, Eq. 13-14: J = E[ 1/G sum_i 1/|y_i| sum_t min( s_it A_it, clip(s_it) A_it ) ],
-    s_it = sg[s_i] pi_theta(y_it) / sg[pi_theta(y_it)] (arXiv 2507.18071). A is [S] or, by token, [N].
+    s_it = sg[s_i] pi_theta(y_it) / sg[pi_theta(y_it)] (arXiv 2507.18071).
 
-    The ratio has the value s_i at every token and the gradient of that token alone. Clipping is a token's own matter,
-    since A_it may differ in sign within a completion.
+    At every token, the ratio has the value s_i and the gradient of this token only. Tokens are clipped individually, since
+    A_it may change sign within a completion.
+
+    Args:
+        A: Advantages [S], or [N] per token.
     """
     s = y.spread(sequence_ratio(logp, logp_old, y).detach()) * (logp - logp.detach()).exp()  # [N]
     term, low, high = clipped(s, y.spread(A), e_low, e_high)
@@ -84,11 +89,13 @@ def gspo_token(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low:
 
 
 def gspo_turn(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
-    """GSPO-token with the ratio of each turn k in place of the completion's: s_ik = (pi_theta(y_ik) /
-    pi_old(y_ik))^(1/|y_ik|).
+    """GSPO-token with a ratio per turn k instead of per completion: s_ik = (pi_theta(y_ik) / pi_old(y_ik))^(1/|y_ik|).
 
-    With one turn a completion it is GSPO-token. Not from the paper: an option for conversations, whose turns are completions
-    of their own to ever longer queries. A is [S] or, by token, [N].
+    With one turn per completion, this is GSPO-token. Not from the paper: an option for conversations, whose turns are in
+    effect separate completions of ever longer queries.
+
+    Args:
+        A: Advantages [S], or [N] per token.
     """
     turns = y.turns()
     s = turns.spread(sequence_ratio(logp, logp_old, turns).detach()) * (logp - logp.detach()).exp()  # [N]

@@ -1,4 +1,4 @@
-"""How far the sampler (mu) and the trainer (pi) disagree about the same tokens at the same weights: numerics alone."""
+"""Mismatch between sampler (mu) and trainer (pi) on the same tokens at the same weights: numerical differences only."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from gspo.objective.completions import Completions
 from gspo.objective.divergence import k3
 from gspo.objective.losses import sequence_ratio
 
-# KL(mu || pi), nats a token, above which a clip of single tokens wants recomputed likelihoods: on those of an int4 sampler,
-# 6e-5 and more, GRPO broke down in 6 of 6 runs, though numerics clipped .1 % of the tokens (lab/log.md, 2026-11-27).
+# KL(mu || pi) in nats per token above which a token-level clip needs recomputed log-probabilities. With those of an int4
+# sampler (6e-5 and more) GRPO broke down in 6 of 6 runs, though numerics clipped .1 % of tokens (lab/log.md, 2026-11-27).
 SINGLE = 1e-5
 
 
 def mismatch(logp: Tensor, logp_mu: Tensor, y: Completions) -> dict[str, float]:
-    """Metrics of log pi and log mu [N] of the sampled tokens, taken at the weights that sampled them.
+    """Metrics of log pi and log mu [N] of the sampled tokens, both at the weights that sampled them.
 
-    ratio/noise_floor: standard deviation of s_i - 1. mismatch/kl: k3 estimate of KL(mu || pi), nats a token.
-    mismatch/prob_mean, prob_max: |pi - mu|. mismatch/beyond_2x: share of tokens whose pi/mu is above 2 or below 1/2.
-    mismatch/weight_mean, weight_std: of pi/mu. mismatch/ess: effective sample size of these weights, as a share of N.
+    Returns:
+        ratio/noise_floor: Standard deviation of s_i - 1.
+        mismatch/kl: k3 estimate of KL(mu || pi), nats per token.
+        mismatch/prob_mean, prob_max: Mean and maximum of |pi - mu|.
+        mismatch/beyond_2x: Share of tokens with pi/mu above 2 or below 1/2.
+        mismatch/weight_mean, weight_std: Mean and standard deviation of pi/mu.
+        mismatch/ess: Effective sample size of these weights, as a share of N.
     """
     logp, logp_mu = logp.double(), logp_mu.double()
     gap = (logp.exp() - logp_mu.exp()).abs()
@@ -38,8 +42,13 @@ def mismatch(logp: Tensor, logp_mu: Tensor, y: Completions) -> dict[str, float]:
 
 
 def noise_is_tolerable(row: Algorithm, clipped: float, kl: float) -> bool:
-    """Whether ratios of `row` may divide by likelihoods that numerics alone have moved. clipped: share of the tokens that
-    they clip. kl: `mismatch/kl`. A ratio of whole completions averages the errors of single tokens, others do not.
+    """Whether the ratios of `row` may divide by log-probabilities with this much numerical noise.
+
+    A sequence-level ratio averages the errors of its tokens, a token-level ratio does not.
+
+    Args:
+        clipped: Share of the tokens that the noise clips.
+        kl: The metric `mismatch/kl`.
     """
     single = row.level == "token" and row.epsilon is not None
     return clipped <= NUMERICS and not (single and kl > SINGLE)

@@ -1,4 +1,4 @@
-"""What PPO needs beside its clipped token ratio (arXiv 1707.06347): advantages from values, and the loss of the values."""
+"""The parts of PPO beyond its clipped token ratio (arXiv 1707.06347): advantages from values, and the value loss."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from gspo.objective.completions import Completions
 
 
 def gae(rewards: Tensor, values: Tensor, y: Completions, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (arXiv 1506.02438, Eq. 16) of completions that are rewarded at their last token.
+    """Generalised advantage estimation (arXiv 1506.02438, Eq. 16) for completions that are rewarded at their last token.
 
-    rewards [S]; values [N]: V of the state before each token -> A_it [N], and returns A_it + V_it [N].
     delta_t = r_t + gamma V_t+1 - V_t; A_t = delta_t + gamma lam A_t+1; V and A are 0 after the last token.
+
+    Args:
+        rewards: Reward of each completion [S].
+        values: V of the state before each token [N].
+
+    Returns:
+        Advantages A_it [N] and returns A_it + V_it [N].
     """
     last = y.length.cumsum(0) - 1  # [S] each completion's last token
     A = torch.zeros_like(values)
@@ -34,7 +40,7 @@ def value_loss(values: Tensor, values_old: Tensor, returns: Tensor, e_value: flo
 
 
 def whiten(A: Tensor) -> Tensor:
-    """A with mean 0 and standard deviation 1 over all tokens; zeros where they are all equal."""
+    """A standardised to mean 0 and standard deviation 1 over all tokens; zeros if all are equal."""
     centred = A - A.mean()
     spread = centred.std() if len(A) > 1 else centred.new_zeros(())
     return centred / spread if spread > 0 else torch.zeros_like(A)

@@ -1,4 +1,4 @@
-"""How the experts that two readings chose differ, and how unevenly experts are used."""
+"""How two routings of the same tokens differ, and how unevenly the experts are used."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from torch import Tensor
 
 
 def changed(a: Tensor, b: Tensor) -> Tensor:
-    """Share of the k choices of `a` [..., k] that `b` has not, [...] float32, for routes of the same tokens.
+    """Share of the k choices of `a` [..., k] that are not in `b`, [...] float32, for routes of the same tokens.
 
-    Their order does not count; where `a` is -1, unknown, nothing has changed. Raises ValueError for routes of different
-    shapes.
+    Order does not count, and an unknown choice (-1 in `a`) counts as unchanged. Raises ValueError if the shapes differ.
     """
     if a.shape != b.shape:
         raise ValueError(f"routes of shapes {list(a.shape)} and {list(b.shape)} cannot be compared")
@@ -18,14 +17,14 @@ def changed(a: Tensor, b: Tensor) -> Tensor:
 
 
 def loads(routes: Tensor, experts: int) -> Tensor:
-    """How many of the choices in `routes` [layers, N, k] fell on each expert, [layers, experts] int64; -1 is no choice."""
+    """Number of choices of each expert in `routes` [layers, N, k], [layers, experts] int64; -1 is no choice."""
     return torch.stack([torch.bincount(layer[layer >= 0].long(), minlength=experts) for layer in routes])
 
 
 def max_violation(load: Tensor) -> float:
-    """How uneven the load [layers, experts] is: max_e load_e / mean load - 1, mean over the layers (MaxVio, arXiv
+    """Imbalance of the load [layers, experts]: max_e load_e / mean load - 1, averaged over layers (MaxVio, arXiv
     2408.15664).
 
-    0 where all experts get the same number of tokens, experts / k - 1 where all tokens choose the same.
+    0 if all experts get the same number of tokens, experts / k - 1 if all tokens choose the same k.
     """
     return sum(float(layer.max() / layer.mean()) - 1 for layer in load.float()) / len(load)

@@ -1,1 +1,1 @@
-"""`gspo plan`: what a run needs of memory and networks, before anything is loaded."""
+"""`gspo plan`: predicts the memory and network traffic of a run before anything is loaded."""

@@ -1,5 +1,5 @@
-"""What a model holds and what a pass keeps for its backward pass, found without memory: transformers' own code runs on
-tensors that have shapes and types but no numbers. Only config.json is read.
+"""Measures the memory of a model and of the activations that a pass saves for backward, without allocating it:
+transformers' own code runs on fake tensors (shape and dtype, no data). Only config.json is read.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gspo.backends.hf.quantized_weights import BITS, BLOCK, Packed, pack
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.plan.memory_footprint import ActivationMemory, ModelMemory
 
-FEW, MORE = 2, 4  # rows of the passes that are tried: what grows from one to the other grows with tokens
-CPU = torch.device("cpu")  # of tensors without numbers, whatever the device that is asked about
+FEW, MORE = 2, 4  # rows of the two trial passes; their difference gives the bytes per token
+CPU = torch.device("cpu")  # of the fake tensors, whatever device the plan is for
 
 
 def rehearsed(cfg: ModelConfig, lora: LoraConfig, length: int) -> tuple[ModelMemory, ActivationMemory | None]:
-    """What the model of `cfg` holds, with its adapters and in its packed weights; and what a pass over padded rows of
-    `length` tokens keeps, None where its code needs numbers to run. Raises ValueError as loading does.
+    """Memory of the model of `cfg`, adapters and packed weights included, and of the activations of a pass over padded rows
+    of `length` tokens (None if its code does not run without data). Raises ValueError as loading does.
     """
     model = _made(cfg, lora)
     with FakeTensorMode(), _Grouped(), one_sequence_a_row():
@@ -38,7 +38,7 @@ def rehearsed(cfg: ModelConfig, lora: LoraConfig, length: int) -> tuple[ModelMem
         held = held_by(model)
         try:
             few, more = (_kept(model, rows, length) for rows in (FEW, MORE))
-        except Exception:  # transformers' code may ask for a number in any way
+        except Exception:  # transformers' code may read data in any way
             return held, None
     each, *layers = ((b - a) / (MORE - FEW) for a, b in zip(few, more))
     fixed, *fixed_layers = (a - FEW * slope for a, slope in zip(few, (each, *layers)))
@@ -47,14 +47,14 @@ def rehearsed(cfg: ModelConfig, lora: LoraConfig, length: int) -> tuple[ModelMem
 
 
 def computed_on(cfg: ModelConfig) -> str:
-    """The kind of device that is asked about: with "auto" a GPU, wherever that is."""
+    """The device type that the plan is for; "auto" means a GPU, even if this machine has none."""
     return "cuda" if cfg.device == "auto" else torch.device(cfg.device).type
 
 
 def _made(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
-    """The model with the adapters of a run, on the meta device."""
+    """The model of a run on the meta device, with its adapters."""
     model = without_weights(cfg)
-    if cfg.attention == "eager":  # flash attention keeps what sdpa keeps
+    if cfg.attention == "eager":  # flash attention saves what sdpa saves
         model.set_attn_implementation("eager")
     if model._can_set_experts_implementation():
         eager = cfg.experts == "eager" and cfg.quantize == "none"
@@ -70,7 +70,7 @@ def _made(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
 
 
 def _hollowed(model: nn.Module) -> None:
-    """Has all its tensors be such that a pass runs with them, tied ones the same."""
+    """Replaces all tensors by empty ones on the CPU, so that a pass can run. Tied tensors stay tied."""
     made: dict[Tensor, Tensor] = {}
     for module in model.modules():
         for table in (module._parameters, module._buffers):
@@ -84,7 +84,7 @@ def _hollowed(model: nn.Module) -> None:
 
 
 def held_by(model: HFModel) -> ModelMemory:
-    """Counted."""
+    """Memory of the weights, counted from their tensors."""
     tensors, parameters = [*model.model.parameters(), *model.model.buffers()], list(model.model.parameters())
     trained = tuple(p.numel() for p in parameters if p.requires_grad)
     width = max((p.element_size() for p in parameters if p.requires_grad), default=0)
@@ -94,11 +94,11 @@ def held_by(model: HFModel) -> ModelMemory:
 
 
 def _kept(model: HFModel, rows: int, length: int) -> list[float]:
-    """Bytes that autograd keeps of a pass over so many rows, without the head, weights left out: of the whole, and of each
-    layer that checkpointing would pass again.
+    """Bytes that autograd saves in a pass over `rows` rows, without head and weights: of the whole model, then of each layer
+    that checkpointing would recompute.
     """
     seen = {x.untyped_storage()._cdata for x in [*model.model.parameters(), *model.model.buffers()]}
-    kept: list[torch.UntypedStorage] = []  # so that none has the address of another
+    kept: list[torch.UntypedStorage] = []  # kept alive, so that no address is reused
     begun: list[int] = []
     layers: list[float] = []
 
@@ -107,7 +107,7 @@ def _kept(model: HFModel, rows: int, length: int) -> list[float]:
         if storage._cdata not in seen:
             seen.add(storage._cdata)
             kept.append(storage)
-        return x.detach()  # itself would hold its own graph for good
+        return x.detach()  # x itself would keep its own graph alive
 
     def enter(*given: Any) -> None:
         begun.append(len(kept))
@@ -131,7 +131,7 @@ def _kept(model: HFModel, rows: int, length: int) -> list[float]:
 
 
 class Hollow(Packed):
-    """A packed weight of the right size without numbers."""
+    """A packed weight of the right size without data."""
 
     def __init__(self, weight: Tensor, kind: str) -> None:
         nn.Module.__init__(self)
@@ -142,12 +142,12 @@ class Hollow(Packed):
             self.register_buffer(name, torch.empty(size, dtype=dtype, device=weight.device), persistent=False)
 
     def whole(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Its shape."""
+        """An empty tensor of its shape."""
         return torch.empty(self.shape, dtype=dtype or self.dtype, device=self.device)
 
 
 class _Grouped(TorchDispatchMode):
-    """Products of experts by their shapes: without numbers torch knows those of bfloat16 alone."""
+    """Grouped matrix products (experts) on fake tensors of any dtype: torch's own version of them takes only bfloat16."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._grouped_mm.default:

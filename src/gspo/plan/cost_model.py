@@ -1,8 +1,8 @@
-"""What learning on several ranks costs, by formula: numbers a rank holds, bytes that it sends.
+"""The cost of training on several ranks, by formula: parameters that a rank holds, bytes that it sends.
 
-Everything here is predicted. Weights are sharded along their rows, as FSDP2 and expert parallelism shard them: a rank holds
-a chunk of the rows, and the first rank's chunk is never smaller than another's. Bytes are those that one rank sends where
-each collective goes round in a ring: n - 1 of n parts.
+Everything here is predicted. Weights are sharded by rows, as FSDP2 and expert parallelism do it: a rank holds a chunk of
+rows, and the first rank's chunk is never smaller than another's. Bytes are those sent by one rank if each collective runs as
+a ring: n - 1 of n parts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from gspo.assembly.host_memory import BFLOAT16, FLOAT32
 from gspo.config.scale import ScaleConfig
 
-DRAWN = 4  # of a row of logits in float32, to draw a token: itself, logarithms, probabilities and their sums
-EVEN = 1.05  # the fullest rank over the mean that counts as even
+DRAWN = 4  # float32 rows of vocabulary size to draw a token: logits, logarithms, probabilities and their sums
+EVEN = 1.05  # largest ratio of the fullest rank to the mean that counts as even
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How a model lies among ranks: `replicas` copies of it, whose experts are divided among `experts` ranks."""
+    """How a model is distributed over `ranks`: `replicas` copies, each with its experts divided among `experts` ranks."""
 
     ranks: int
     experts: int = 1
@@ -28,18 +28,21 @@ class Spread:
 
     @property
     def shards(self) -> int:
-        """Ranks that hold one copy together, and gather its weights."""
+        """Ranks that share one replica and gather its weights."""
         return self.ranks // self.replicas
 
     def owners(self, experts: bool) -> int:
-        """Ranks that share a weight's rows and gather them; of an expert's those that hold the same experts."""
+        """Ranks that share a weight's rows and gather them; for experts, the ranks that hold the same experts."""
         return self.shards // self.experts if experts else self.shards
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of so many `rows` of `row` numbers each. experts: it holds those of a mixture, an expert a row. narrow: ranks
-    gather it in bfloat16.
+    """A weight of `rows` rows with `row` numbers each.
+
+    Attributes:
+        experts: It stacks the experts of a mixture, one per row.
+        narrow: It is gathered in bfloat16.
     """
 
     rows: int
@@ -49,40 +52,48 @@ class Weight:
 
     @property
     def size(self) -> int:
-        """Numbers in it."""
+        """Its number of parameters."""
         return self.rows * self.row
 
     def whole(self, spread: Spread) -> int:
-        """Numbers of it that a rank computes with: all, or its own experts."""
+        """Parameters that a rank computes with: all, or its own experts'."""
         return self.size // spread.experts if self.experts else self.size
 
     def sent(self, itemsize: int) -> int:
-        """Bytes of each number of it where it is gathered. itemsize: where it stays."""
+        """Bytes per parameter when it is gathered. `itemsize` is that of its shards."""
         return BFLOAT16 if self.narrow else itemsize
 
     def held(self, spread: Spread) -> int:
-        """Numbers of it on the first rank, which is also what every rank gives when it is gathered, padding included."""
+        """Parameters on the first rank: also what each rank sends in an all-gather, padding included."""
         rows = self.rows // spread.experts if self.experts else self.rows
         return -(-rows // spread.owners(self.experts)) * self.row
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights that lie whole on a rank at the same time. kept: from the forward to the backward pass, gathered once."""
+    """Weights that are gathered together. `kept`: gathered once and kept from the forward to the backward pass."""
 
     weights: tuple[Weight, ...]
     kept: bool = False
 
     def whole(self, spread: Spread, itemsize: int) -> int:
-        """Bytes of it that lie on a rank once it is gathered. itemsize: of a number in its shards."""
+        """Bytes on a rank once it is gathered. `itemsize` is that of its shards."""
         return sum(weight.whole(spread) * weight.sent(itemsize) for weight in self.weights)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the arithmetic of a model depends on besides its weights, in numbers a token: `hidden` states; `queries`, `keys`
-    (and as many values) of a layer; `taken` experts of `expert_width` in each of `mixtures` layers; `width` of a dense
-    layer's middle.
+    """The dimensions that activations and traffic depend on, in numbers per token.
+
+    Attributes:
+        hidden: Hidden state.
+        layers: Layers of the model.
+        queries: Queries of a layer.
+        keys: Keys of a layer, and as many values.
+        width: Intermediate size of a dense layer.
+        mixtures: Layers with a mixture of experts.
+        taken: Experts per token in such a layer.
+        expert_width: Intermediate size of an expert.
     """
 
     hidden: int
@@ -97,7 +108,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a rank sends in a training micro-batch, in one that is only read, and once a step, in bytes."""
+    """Bytes that a rank sends per training micro-batch, per micro-batch that is only read (forward pass), and per step."""
 
     what: str
     training: float = 0.0
@@ -105,13 +116,13 @@ class Sent:
     step: float = 0.0
 
     def total(self, work: Work) -> float:
-        """Bytes in a step."""
+        """Bytes per step."""
         return self.training * work.training + self.reading * work.reading + self.step
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the fullest rank reads in a step: training micro-batches and those only read, and the tokens of both."""
+    """The work of the fullest rank in a step: micro-batches to train on and to only read, and the tokens of both."""
 
     training: int
     reading: int
@@ -120,7 +131,7 @@ class Work:
 
 
 def spread_of(scale: ScaleConfig, ranks: int) -> Spread:
-    """The spread that the settings ask for. Raises ValueError for numbers that do not divide one another."""
+    """The spread that the settings ask for. Raises ValueError for numbers that do not divide each other."""
     if ranks % scale.replicas:
         raise ValueError(
             f"scale.replicas = {scale.replicas} does not divide {ranks} ranks: all copies of the model lie on as many ranks"
@@ -134,19 +145,20 @@ def spread_of(scale: ScaleConfig, ranks: int) -> Spread:
 
 
 def held(weights: Iterable[Weight], spread: Spread) -> int:
-    """Numbers of the model on the first rank, the fullest."""
+    """Parameters on the first rank, the fullest."""
     return sum(weight.held(spread) * count for weight, count in Counter(weights).items())
 
 
 def unevenness(weights: Sequence[Weight], spread: Spread) -> float:
-    """What the fullest rank holds, over the mean of all."""
+    """Ratio of the fullest rank's parameters to the mean."""
     return held(weights, spread) * spread.shards / sum(weight.size for weight in weights)
 
 
 def gathered(layers: Sequence[Layer], spread: Spread, itemsize: int) -> int:
-    """Bytes that are whole on a rank at the worst, in a backward pass: what is kept, and of one other layer the weights and
-    their gradient, with the weights of the one below, which are fetched ahead, and the gradient of the one above, which is
-    being added up. itemsize: of a number in its shards, and of a gradient that is added up.
+    """Peak bytes of gathered weights and gradients on a rank, in a backward pass.
+
+    That is all kept layers, one other layer's weights and gradient, the prefetched weights of the layer below it and the
+    gradient of the layer above it, which is still being reduced. `itemsize`: of shards and of reduced gradients.
     """
     kept = sum(layer.whole(spread, itemsize) for layer in layers if layer.kept)
     parts = [layer for layer in layers if not layer.kept]
@@ -156,16 +168,24 @@ def gathered(layers: Sequence[Layer], spread: Spread, itemsize: int) -> int:
 
 
 def cast(weights: Iterable[Weight], embedded: int, experts: bool) -> int:
-    """Numbers of layers that are copied under autocast, and kept for the backward pass where no forward pass is made again.
-    weights: that a pass reads in float32. experts: those of experts are copied too. Neither the head, which is computed in
-    float32, nor the embeddings.
+    """Parameters that autocast copies and keeps for the backward pass (without checkpointing). Excludes the embeddings and
+    the head, which is computed in float32.
+
+    Args:
+        weights: Those that a pass reads in float32.
+        embedded: Parameters of the embeddings.
+        experts: Whether the experts' weights are copied too.
     """
     return sum(weight.size for weight in weights if experts >= weight.experts and weight.size != embedded)
 
 
 def ring(layers: Iterable[Layer], spread: Spread, experts: bool, itemsize: int, added: bool = False) -> int:
-    """Bytes that a rank sends to gather these layers once; of dense weights or experts. added: to add up their gradients,
-    which have `itemsize` bytes a number, as the shards.
+    """Bytes that a rank sends in one all-gather of these layers' weights, or in the reduce-scatter of their gradients.
+
+    Args:
+        experts: Count the experts' weights; otherwise the dense ones.
+        itemsize: Bytes per number of the shards and of gradients.
+        added: Reduce-scatter gradients instead.
     """
     of = (weight for layer in layers for weight in layer.weights if weight.experts == experts)
     parts = sum(weight.held(spread) * (itemsize if added else weight.sent(itemsize)) for weight in of)
@@ -173,8 +193,8 @@ def ring(layers: Iterable[Layer], spread: Spread, experts: bool, itemsize: int, 
 
 
 def exchanged(shape: Shape, tokens: float, spread: Spread) -> float:
-    """Numbers that a rank sends to others' experts and back, in one forward or backward pass over so many tokens: dispatch
-    and combine, 2 layers x tokens x k x H, but for the part that stays if all experts are chosen equally often.
+    """Numbers that a rank sends to experts on other ranks and back (dispatch and combine), in one forward or backward pass:
+    2 layers x tokens x k x H, minus the part that stays local if all experts are chosen equally often.
     """
     return 2 * shape.mixtures * tokens * shape.taken * shape.hidden * (spread.experts - 1) / spread.experts
 
@@ -182,8 +202,11 @@ def exchanged(shape: Shape, tokens: float, spread: Spread) -> float:
 def sent(
     layers: Sequence[Layer], shape: Shape, spread: Spread, work: Work, itemsize: int, checkpointing: bool
 ) -> list[Sent]:
-    """All that a rank sends in a micro-batch. itemsize: bytes a weight, a gradient and a hidden state. checkpointing: the
-    backward pass makes the forward pass again.
+    """Everything that a rank sends in a micro-batch.
+
+    Args:
+        itemsize: Bytes per weight, gradient and hidden-state number.
+        checkpointing: The backward pass repeats the forward pass.
     """
     again = [layer for layer in layers if not layer.kept]
     table = []
@@ -207,16 +230,16 @@ def sent(
 
 
 def published(weights: Iterable[Weight], spread: Spread, itemsize: int) -> Sent:
-    """What a rank sends so that each layer is whole on the rank that writes it for the engine: the rows that it holds, but
-    not those of layers that it writes itself. Copies of the model share the work.
+    """Bytes that a rank sends to publish weights to the engine. Each layer is gathered on the rank that writes it, so a rank
+    sends the rows it holds, except for layers that it writes itself. Replicas share the work.
     """
     rows = held(weights, spread) * (spread.shards - 1) / spread.shards / spread.replicas
     return Sent("weights for the engine", step=rows * itemsize)
 
 
 def activations(shape: Shape, tokens: int, itemsize: int, checkpointing: bool) -> float:
-    """Bytes that a forward pass over so many tokens leaves for the backward pass: an estimate, by what a layer of a
-    transformer usually saves. With checkpointing those of one layer and the inputs of all others.
+    """Estimated bytes of activations saved for the backward pass, from what a transformer layer usually saves. With
+    checkpointing: those of one layer, and the inputs of all layers.
     """
     attention = 5 * shape.hidden + 5 * (shape.queries + 2 * shape.keys)
     dense, mixture = 5 * shape.width, shape.taken * (2 * shape.hidden + 5 * shape.expert_width)
@@ -228,10 +251,14 @@ def activations(shape: Shape, tokens: int, itemsize: int, checkpointing: bool) -
 
 
 def sampling(shape: Shape, vocabulary: int, rows: int, length: int, read: int, itemsize: int) -> float:
-    """Bytes that the embedded sampler takes for `rows` completions of `length` tokens each, prompts included: an estimate.
+    """Estimated bytes of the embedded sampler: the larger of decoding (KV cache of all rows, logits of a token) and prefill
+    (KV cache, activations of one layer).
 
-    Keys and values, with the logits from which a token is drawn, or with what a layer makes of the `read` tokens of prompts
-    that a pass reads. itemsize: of a key or value.
+    Args:
+        rows: Completions in the batch.
+        length: Tokens of each completion, prompt included.
+        read: Prompt tokens in a prefill pass.
+        itemsize: Bytes per number of keys and values.
     """
     cached = 2 * shape.layers * shape.keys * itemsize
     reading = activations(replace(shape, layers=1), read, itemsize, checkpointing=True) + cached * read
@@ -239,8 +266,8 @@ def sampling(shape: Shape, vocabulary: int, rows: int, length: int, read: int, i
 
 
 def smallest(weights: Sequence[Weight], spread: Spread, bytes_each: float, memory: float, most: int = 100_000) -> int | None:
-    """The smallest number of ranks, with as many replicas and ranks for the experts, on which `bytes_each` for each number
-    held fit into `memory` bytes; None where no number up to `most` would do.
+    """The smallest number of ranks, with the same replicas and expert parallelism, on which `bytes_each` bytes per parameter
+    held fit into `memory` bytes; None if no number up to `most` suffices.
     """
     unique = Counter(weights)
     for ranks in range(spread.experts * spread.replicas, most + 1, spread.experts * spread.replicas):
@@ -251,7 +278,7 @@ def smallest(weights: Sequence[Weight], spread: Spread, bytes_each: float, memor
 
 
 def evener(weights: Sequence[Weight], spread: Spread) -> Spread | None:
-    """The same ranks with the fewest replicas that make the shards even; None where they are, or none does."""
+    """The same ranks with the fewest replicas that make the shards even; None if they are even already, or none does."""
     if unevenness(weights, spread) <= EVEN:
         return None
     for replicas in range(spread.replicas + 1, spread.ranks // spread.experts + 1):

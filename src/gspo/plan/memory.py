@@ -1,4 +1,4 @@
-"""What a rank's memory holds in a run, on paper, by what for: all the time, in a pass, and while sampling."""
+"""Predicted memory of a rank, by purpose: throughout the run, in a pass, and while sampling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COPIES = "copies of weights for products"
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The largest that a rank trains on: its tokens, those of them that were sampled, and how many there are an update."""
+    """The largest micro-batch of a rank: its tokens, how many of them were sampled, and micro-batches per update."""
 
     tokens: int
     sampled: int
@@ -32,9 +32,15 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a rank. standing: all the time but for gradients, which are not there while it samples. passing: what a pass
-    takes on top; apart: what of all this is never there together. copied: the embedded sampler's copies of the model;
-    sampling: what sampling takes on top. read: what the host needs to read weights that are then packed.
+    """Memory of a rank, in bytes.
+
+    Attributes:
+        standing: Allocated throughout the run, by purpose. Only gradients are freed while sampling.
+        passing: Allocated during a pass on top, by purpose.
+        copied: The embedded sampler's copies of the model.
+        sampling: Allocated while sampling on top.
+        apart: The part of `standing` and `passing` that never exists at the same time as the rest.
+        read: Host memory to read weights that are then packed.
     """
 
     standing: dict[str, int]
@@ -46,22 +52,22 @@ class Memory:
 
     @property
     def state(self) -> int:
-        """What stands, gradients too."""
+        """Standing memory, gradients included."""
         return sum(self.standing.values())
 
     @property
     def together(self) -> float:
-        """In a pass at its fullest, but for copies."""
+        """Peak during a pass, without copies of the model."""
         return self.state + sum(self.passing.values()) - self.apart
 
     @property
     def fullest(self) -> float:
-        """In a pass, or where it samples itself."""
+        """Peak over passes and sampling, copies of the model included."""
         return self.copied + max(self.together, self.state - self.standing.get(GRADIENTS, 0) + self.sampling)
 
 
 def memory_of(config: Config, paper: ShardedLayout, spread: Spread, part: MicroBatch, prompt: int, length: int) -> Memory:
-    """Of the fullest rank. length: of a prompt with its completion, in tokens."""
+    """Memory of the fullest rank. `length` counts the tokens of a prompt with its completion."""
     itemsize = host_memory.itemsize(config)
     copied = host_memory.copies(config, spread.ranks) * sum(weight.size for weight in paper.weights) * itemsize
     sampling = sampling_bytes(config, paper, prompt, length, itemsize)
@@ -94,7 +100,7 @@ def memory_of(config: Config, paper: ShardedLayout, spread: Spread, part: MicroB
 def whole(
     config: Config, paper: ShardedLayout, kept: ActivationMemory | None, part: MicroBatch, itemsize: int
 ) -> dict[str, float]:
-    """What a pass through a whole model takes. kept: as it was rehearsed; None where it could not be."""
+    """Bytes of a pass through an unsharded model, by purpose. `kept` comes from `rehearsed`; None if that failed."""
     shape, tokens = paper.shape, part.tokens
     vocabulary, frozen = paper.embedded // shape.hidden, bool(config.lora.rank)
     logits = footprint(part.sampled, vocabulary, shape.hidden, frozen, narrow=itemsize < FLOAT32)
@@ -102,7 +108,7 @@ def whole(
         rows = in_shards(config, paper, Spread(1), tokens, itemsize)
     elif config.train.gradient_checkpointing:
         rows = {
-            COPIES: 0.0 if config.lora.rank else kept.fixed,  # autocast keeps those of trained weights to the end of a pass
+            COPIES: 0.0 if config.lora.rank else kept.fixed,  # autocast caches those of trained weights until a pass ends
             ACTIVATIONS: float(tokens * shape.layers * shape.hidden * itemsize),
             LAYER: tokens * (kept.layer + way_back(shape, BFLOAT16 if narrowed(config) else itemsize)) + kept.fixed_layer,
         }
@@ -112,13 +118,15 @@ def whole(
 
 
 def way_back(shape: Shape, itemsize: int) -> int:
-    """Bytes of a token's gradients within a layer, an estimate: two of the widest and two hidden states."""
+    """Estimated bytes of a token's gradients within a layer: two of the widest activation and two hidden states."""
     return 2 * itemsize * (max(shape.width, shape.taken * shape.expert_width) + shape.hidden)
 
 
 def apart(passing: dict[str, float], gradients: int, part: MicroBatch, checkpointing: bool) -> float:
-    """Bytes that are not there at the same time. With checkpointing autocast's copies go before the logits come, and these
-    before a layer is passed again; and where an update is one micro-batch, its gradients come as all else goes.
+    """Bytes of gradients and `passing` that never exist at the same time as the rest.
+
+    With checkpointing, autocast's copies are freed before the logits are made, and the logits before a layer is recomputed.
+    If an update is a single micro-batch, its gradients appear while everything else is freed.
     """
     every, turns = sum(passing.values()), 0.0
     copies, logits, layer = (passing.get(name, 0.0) for name in (COPIES, LOGITS, LAYER))
@@ -131,19 +139,19 @@ def apart(passing: dict[str, float], gradients: int, part: MicroBatch, checkpoin
 
 
 def narrowed(config: Config) -> bool:
-    """Whether products are in bfloat16 and weights are not."""
+    """Whether matrix products run in bfloat16 while the weights do not."""
     model = config.model
     return autocast_type(model.autocast, computed_on(model), DTYPES[model.dtype]) is not None
 
 
 def in_shards(config: Config, paper: ShardedLayout, spread: Spread, tokens: int, itemsize: int) -> dict[str, float]:
-    """What a pass takes where weights are gathered, by formula."""
+    """Bytes of a pass with gathered weights, by purpose, by formula."""
     checkpointing = config.train.gradient_checkpointing
     rows: dict[str, float] = {}
     if spread.shards > 1:
         rows["gathered layers"] = cost_model.gathered(paper.layers, spread, itemsize)
     if narrowed(config) and not checkpointing:
-        layers = [layer for layer in paper.layers if spread.ranks == 1 or not layer.kept]  # norms, the head
+        layers = [layer for layer in paper.layers if spread.ranks == 1 or not layer.kept]  # kept: norms, the head
         every = (weight for layer in layers for weight in layer.weights if not weight.narrow)
         if copies := cost_model.cast(every, paper.embedded, experts=spread.experts == 1):
             rows["bfloat16 copies of weights"] = BFLOAT16 * copies
@@ -152,14 +160,14 @@ def in_shards(config: Config, paper: ShardedLayout, spread: Spread, tokens: int,
 
 
 def sampling_bytes(config: Config, paper: ShardedLayout, prompt: int, length: int, itemsize: int) -> float:
-    """Bytes that the embedded sampler takes for a batch of completions of `length` tokens, prompt included; 0 with vLLM."""
+    """Bytes of the embedded sampler for a batch of completions of `length` tokens, prompt included; 0 with vLLM."""
     if config.sampler.engine != "embedded":
         return 0.0
     rollout, narrow = config.rollout, narrowed(config)
     rows = min(config.sampler.batch_size, rollout.num_prompts * rollout.num_generations)
     read = min(PREFILL_TOKENS, -(-rows // rollout.num_generations) * prompt)
     vocabulary = paper.embedded // paper.shape.hidden
-    kept = narrow and config.model.quantize == "none"  # of experts alone: under inference mode autocast keeps no copy
+    kept = narrow and config.model.quantize == "none"  # only experts': in inference mode autocast caches no copies
     cast = sum(weight.size for weight in paper.weights if weight.experts) if kept else 0
     taken = cost_model.sampling(paper.shape, vocabulary, rows, length, read, BFLOAT16 if narrow else itemsize)
     return BFLOAT16 * cast + taken

@@ -1,4 +1,4 @@
-"""What one process holds of a model, and what a pass takes on top, in bytes, by formula."""
+"""Memory of a model in one process, and of a pass on top, in bytes, by formula."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from dataclasses import dataclass
 
 from gspo.assembly.host_memory import FLOAT32, MOMENTS
 
-SMALL, SCALED = 4096, 256  # bitsandbytes keeps moments of smaller weights in float32; so many numbers share a scale
+SMALL, SCALED = 4096, 256  # bitsandbytes keeps moments of smaller weights in float32; numbers that share a scale
 
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """A model in one process. weights: bytes of all of them and its buffers, as they are kept. trained: numbers in each that
-    is trained; width: bytes of such a number. whole: bytes of the largest packed weight while a product reads it.
+    """Memory of a model in one process.
+
+    Attributes:
+        weights: Bytes of all weights and buffers, as stored.
+        trained: Parameters in each trained weight.
+        width: Bytes per trained parameter.
+        whole: Bytes of the largest packed weight, unpacked for a matrix product.
     """
 
     weights: int
@@ -23,8 +28,13 @@ class ModelMemory:
 
 @dataclass(frozen=True)
 class ActivationMemory:
-    """What autograd keeps of a pass through the model without its head: bytes for each token, and whatever the tokens; and
-    the same of its largest layer.
+    """Bytes that autograd saves in a pass through the model without its head.
+
+    Attributes:
+        each: Per token.
+        fixed: Independent of the number of tokens.
+        layer: Per token, in the largest layer.
+        fixed_layer: Independent of the number of tokens, in the largest layer.
     """
 
     each: float
@@ -34,7 +44,7 @@ class ActivationMemory:
 
 
 def moments(trained: tuple[int, ...], width: int, bits8: bool) -> int:
-    """Bytes of AdamW's moments. bits8: bitsandbytes' own, a byte each and a scale for 256 of them."""
+    """Bytes of AdamW's moments. `bits8`: bitsandbytes' 8-bit moments, one byte each and a scale per 256 of them."""
     if not bits8:
         return MOMENTS * width * sum(trained)
     return MOMENTS * sum(n * FLOAT32 if n < SMALL else n + FLOAT32 * -(-n // SCALED) for n in trained)

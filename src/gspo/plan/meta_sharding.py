@@ -1,7 +1,7 @@
-"""A model in shards as a rank would hold it, without weights, and without the other ranks.
+"""A sharded model as one rank would hold it, without weights and without the other ranks.
 
-transformers lays the model out on the meta device, among the ranks of a fake process group, as sharded.py has it laid out
-among real ones. What is counted here is what FSDP2 would put on the rank.
+transformers shards the model on the meta device over a fake process group, just as sharded.py does over a real one. What is
+counted here is what FSDP2 would place on the rank.
 """
 
 from __future__ import annotations
@@ -31,9 +31,15 @@ from gspo.plan.cost_model import Layer, Shape, Spread, Weight
 
 @dataclass(frozen=True)
 class ShardedLayout:
-    """What is known of a model in shards. held: numbers on the rank that was asked for. layers: what is gathered together; a
-    head that is tied to the embeddings is gathered apart from them. weights: each once. embedded: numbers that are only
-    looked up.
+    """The layout of a sharded model.
+
+    Attributes:
+        name: The model's class.
+        held: Parameters on the chosen rank.
+        layers: Weights that are gathered together. A head tied to the embeddings is gathered separately from them.
+        weights: Each weight once.
+        shape: The dimensions that activations and traffic depend on.
+        embedded: Parameters of the embeddings, which are only looked up.
     """
 
     name: str
@@ -46,7 +52,7 @@ class ShardedLayout:
 
 @contextmanager
 def fake_ranks(size: int, number: int = 0) -> Iterator[None]:
-    """This process is rank `number` of `size` ranks that do not exist. Raises RuntimeError where it is one of real ones."""
+    """Makes this process rank `number` of a fake process group. Raises RuntimeError if it is already in a real one."""
     if dist.is_initialized():
         raise RuntimeError("this process is one of real ranks already: count on paper in a process of its own")
     dist.init_process_group("fake", rank=number, world_size=size, store=FakeStore())
@@ -57,8 +63,9 @@ def fake_ranks(size: int, number: int = 0) -> Iterator[None]:
 
 
 def on_paper(cfg: ModelConfig, spread: Spread, number: int = 0) -> ShardedLayout:
-    """The model that `cfg` names, of which only config.json is read, as rank `number` would hold it, and gather it on GPUs.
-    Raises ValueError where it cannot be laid out so.
+    """The layout of the model of `cfg` on rank `number`, gathered as on GPUs. Only config.json is read.
+
+    Raises ValueError if the model cannot be sharded that way.
     """
     config = read_config(cfg)
     taken, there = (found[1] if found else 0 for found in mixture(config))
@@ -88,7 +95,7 @@ def on_paper(cfg: ModelConfig, spread: Spread, number: int = 0) -> ShardedLayout
 
 
 def check_experts(cfg: ModelConfig, spread: Spread, there: int) -> None:
-    """Raises ValueError where scale.experts asks for what the model has not."""
+    """Raises ValueError if the model has no experts, or a number of them that scale.experts does not divide."""
     if spread.experts > 1 and there < 2:
         raise ValueError(
             f"scale.experts = {spread.experts}: model.path = {cfg.path!r} is no mixture of experts: set it to 1"
@@ -101,7 +108,7 @@ def check_experts(cfg: ModelConfig, spread: Spread, there: int) -> None:
 
 
 def laid_out(model: Any, cfg: ModelConfig, spread: Spread) -> Any:
-    """The model in shards, as `from_pretrained` makes them before it reads weights."""
+    """The model sharded as `from_pretrained` does it before it reads weights."""
     layout = DistributedConfig(fsdp_size=spread.shards, dp_replicate_size=spread.replicas, ep_size=spread.experts)
     try:
         layout, _, mesh = model.prepare_distribute_model(layout)
@@ -111,7 +118,7 @@ def laid_out(model: Any, cfg: ModelConfig, spread: Spread) -> Any:
 
 
 def experts_of(model: nn.Module, there: int) -> set[nn.Parameter]:
-    """The weights that hold all experts of a mixture, an expert a row, and what stands beside them in their module."""
+    """Weights that stack all experts of a mixture, one per row, and parameters beside them with as many rows."""
     found: set[nn.Parameter] = set()
     for module in model.modules():
         own = list(module.parameters(recurse=False))
@@ -121,13 +128,14 @@ def experts_of(model: nn.Module, there: int) -> set[nn.Parameter]:
 
 
 def weight_of(parameter: nn.Parameter, experts: bool, narrow: bool = False) -> Weight:
-    """Its rows, and the numbers in one."""
+    """The Weight of a parameter: its rows, and the numbers per row."""
     return Weight(len(parameter), math.prod(parameter.shape[1:]), experts, narrow)
 
 
 def layers_of(model: Any, there: int) -> tuple[Layer, ...]:
-    """The weights by the outermost module, below the root, that gathers them, and whether they are kept. Those of the root
-    are, as are those of modules that FSDP does not reshard after the forward pass.
+    """The weights, grouped by the outermost module below the root that gathers them.
+
+    Kept for the backward pass are those of the root, and of modules that FSDP does not reshard after the forward pass.
     """
     experts = experts_of(model, there)
     units = shards(model)[1:]
@@ -150,8 +158,8 @@ def layers_of(model: Any, there: int) -> tuple[Layer, ...]:
 
 
 def shape_of(model: Any, taken: int, there: int) -> Shape:
-    """What the arithmetic depends on, by the configuration; the experts' width by their weights. Without attention there are
-    no queries and keys.
+    """The dimensions of the model, from its config; the experts' width from their weights. A model without attention has no
+    queries and keys.
     """
     config = model.config.get_text_config()
     hidden, heads = config.hidden_size, getattr(config, "num_attention_heads", None) or 0

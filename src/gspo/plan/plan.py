@@ -1,4 +1,4 @@
-"""What a run on several ranks needs, on paper: nothing is started and no weights are read (`gspo plan`)."""
+"""`gspo plan`: the predicted memory and traffic of a run. Nothing is started and no weights are read."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gspo.plan.meta_sharding import ShardedLayout, on_paper
 from gspo.types import Completion
 
 GB = 1e9
-WIDE = 48  # characters of a row's name
+WIDE = 48  # width of the column of row names
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a prompt, and of a completion (None: the longest that the run allows)."""
+    """Tokens per prompt and per completion (None: the longest that the run allows)."""
 
     prompt: int = 512
     completion: int | None = None
@@ -40,7 +40,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Prediction:
-    """All figures are predictions. memory: of the fullest rank, which is the leader."""
+    """The plan of a run. All figures are predictions; `memory` is that of the fullest rank, the leader."""
 
     paper: ShardedLayout
     spread: Spread
@@ -50,7 +50,7 @@ class Prediction:
 
 
 def plan(config: Config, lengths: Lengths) -> Prediction:
-    """The plan of a run by rewards. Raises ValueError for settings that no run could begin with."""
+    """The plan of a reinforcement learning run. Raises ValueError for settings with which no run could start."""
     config = checked(config)
     spread = cost_model.spread_of(config.scale, config.scale.ranks or 1)
     paper = on_paper(config.model, spread)
@@ -65,7 +65,7 @@ def plan(config: Config, lengths: Lengths) -> Prediction:
 
 
 def checked(config: Config) -> Config:
-    """The resolved settings. Raises ValueError for what is not counted."""
+    """The resolved settings. Raises ValueError for those that the plan does not cover."""
     check_required(config, "model.path")
     config, _ = resolved(config)
     if (config.scale.ranks or 1) > 1:
@@ -83,24 +83,25 @@ def checked(config: Config) -> Config:
 
 
 def largest(config: Config) -> Config:
-    """The settings of the stage that samples most in a step, as those of the whole run."""
+    """`config` with the rollout settings of the stage that samples most in a step."""
     if not config.stage:
         return config
-    room(config, Outline(None, read_config(config.model)).context_length)  # type: ignore[arg-type]  # no text is read
+    room(config, Outline(None, read_config(config.model)).context_length)  # type: ignore[arg-type]  # needs no tokenizer
     each = [rollout_at(config.rollout, config.stage, step) for step in (1, *(stage.at for stage in config.stage))]
     return dataclasses.replace(config, rollout=max(each, key=lambda one: one.num_generations * one.max_completion_length))
 
 
 def work_of(config: Config, ranks: int, lengths: Lengths) -> tuple[Work, MicroBatch]:
-    """What the fullest rank reads in a step whose completions are all as long as one another, and the largest part of it
-    that is trained on at once. config: resolved.
+    """The work of the fullest rank in a step with completions of equal length, and its largest training micro-batch.
+
+    `config` must be resolved.
     """
     algorithm, rollout = config.algorithm, config.rollout
     updates, share = algorithm.mini_batches or 1, config.train.layout in ("shared", "packed")
     longest = lengths.completion or rollout.max_completion_length
 
     def read(prompts: int) -> list[tuple[int, int]]:
-        """The tokens in each micro-batch of the rank that has most, and how many were sampled."""
+        """Tokens and sampled tokens of each micro-batch, on the rank with the most completions."""
         batch = list(completions(prompts, rollout.num_generations, lengths.prompt, longest))
         dealt = [[batch[i] for i in mine] for mine in load_balance.split_evenly(batch, ranks, share)]
         fullest = max(dealt, key=len)
@@ -116,7 +117,7 @@ def work_of(config: Config, ranks: int, lengths: Lengths) -> tuple[Work, MicroBa
 
 
 def completions(prompts: int, generations: int, prompt: int, completion: int) -> Iterator[Completion]:
-    """Stand-ins of one length, each row a single number in memory."""
+    """Yields stand-in completions of equal length. A row of tokens is a single number in memory, expanded."""
     sampled = torch.arange(prompt + completion) >= prompt
     nothing = torch.zeros(1).expand(completion)
     for number in range(prompts):
@@ -126,7 +127,7 @@ def completions(prompts: int, generations: int, prompt: int, completion: int) ->
 
 
 def describe(plan: Prediction, config: Config, lengths: Lengths, memory: float | None) -> Iterator[str]:
-    """The lines of `gspo plan`. memory: of a rank, in GiB."""
+    """Yields the lines of `gspo plan`. `memory` is that of a rank, in GiB."""
     paper, spread, held = plan.paper, plan.spread, plan.memory
     yield "All figures are predicted, none is measured. Nothing was started and no weights were read."
     size = sum(weight.size for weight in paper.weights)
@@ -159,7 +160,7 @@ def describe(plan: Prediction, config: Config, lengths: Lengths, memory: float |
 
 
 def sending(plan: Prediction) -> Iterator[str]:
-    """What a rank sends, with an empty line below."""
+    """The table of bytes that a rank sends, with an empty line below."""
     yield f"{'sent by a rank, predicted, in GB':<{WIDE}}{'a micro-batch':>14}{'a step':>12}"
     for kind in plan.sent:
         once = f"{kind.training / GB:14.3f}" if kind.training else " " * 14
@@ -169,12 +170,12 @@ def sending(plan: Prediction) -> Iterator[str]:
 
 
 def row(name: str, amount: float, width: int = 12) -> str:
-    """A figure in its line."""
+    """A table row: a name and its figure."""
     return f"{'  ' + name:<{WIDE}}{amount:{width}.2f}"
 
 
 def leading(plan: Prediction, config: Config) -> Iterator[str]:
-    """What the leader needs beside that where it samples itself."""
+    """What the leader needs on top if it samples itself (embedded sampler)."""
     if not plan.memory.sampling:
         return
     count = host_memory.copies(config, plan.spread.ranks)
@@ -187,7 +188,7 @@ def leading(plan: Prediction, config: Config) -> Iterator[str]:
 
 
 def uneven(plan: Prediction) -> Iterator[str]:
-    """What to do where the fullest rank has more than its share."""
+    """The remedy if shards are uneven."""
     factor = cost_model.unevenness(plan.paper.weights, plan.spread)
     if factor <= cost_model.EVEN:
         return
@@ -202,7 +203,7 @@ def uneven(plan: Prediction) -> Iterator[str]:
 
 
 def fitting(plan: Prediction, config: Config, memory: float) -> Iterator[str]:
-    """Whether it fits."""
+    """Whether the run fits `memory` GiB per rank, and the remedy if not."""
     held, room = plan.memory, memory * GIB
     fits = held.state <= room
     if held.fullest <= room:
@@ -232,7 +233,7 @@ def fitting(plan: Prediction, config: Config, memory: float) -> Iterator[str]:
 
 
 def smaller(config: Config) -> Iterator[str]:
-    """What makes a pass smaller and is not done yet."""
+    """Ways to make a pass smaller that the settings do not use yet."""
     if not config.train.gradient_checkpointing:
         yield "set train.gradient_checkpointing = true"
     yield "lower train.micro_batch_tokens"
@@ -243,7 +244,7 @@ def smaller(config: Config) -> Iterator[str]:
 
 
 def assumptions(plan: Prediction, config: Config, lengths: Lengths) -> Iterator[str]:
-    """What the figures rest on, with the options that change it."""
+    """The assumptions behind the figures, with the options that change them."""
     rollout, work = config.rollout, plan.work
     length = lengths.completion or rollout.max_completion_length
     yield "assumed"
@@ -269,7 +270,7 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths) -> Iterator[
 
 
 def render(config: Config, lengths: Lengths, memory: float | None) -> tuple[str, bool]:
-    """The text of `gspo plan`, and whether the state fits `memory` GiB a rank, copies included (None: it is not asked)."""
+    """The text of `gspo plan`, and whether state and copies fit `memory` GiB per rank (True if `memory` is None)."""
     config = largest(config)
     made = plan(config, lengths)
     text = "\n".join(line.rstrip() for line in describe(made, config, lengths, memory))

@@ -1,1 +1,1 @@
-"""Figures and pages, from the files of runs alone."""
+"""Figures and pages, made only from the files of runs."""

@@ -1,4 +1,4 @@
-"""How every figure of gspo looks: size, colours for a light and a dark page, axes, legend."""
+"""The common look of all figures: size, colours for a light and a dark page, axes, legend."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from gspo.safe import replace_file, visible
 
-SIZE = (4.8, 3.0)  # inches: small, so that the letters are large on the page
+SIZE = (4.8, 3.0)  # inches: small, so that the text is large on the page
 DPI = 180
-LONGEST = 46  # characters of a label in the legend
+LONGEST = 46  # characters of a title or a label in the legend
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of one rendering; `series` can be told apart by the colour-blind."""
+    """Colours of one rendering; `series` is safe for colour-blind readers."""
 
     paper: str
     ink: str
@@ -45,7 +45,7 @@ DARK = Theme("#171a20", "#d9dee5", "#3a414c", ("#62b0ff", "#ff9a5c", "#3fd0a6", 
 
 @contextmanager
 def canvas(theme: Theme) -> Iterator[tuple[Figure, Axes]]:
-    """An empty figure in the colours of `theme`, to be drawn on and saved within."""
+    """Yields an empty figure in the colours of `theme`. Draw and save it inside the context."""
     ink = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), theme.ink)
     paper = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.paper)
     faint = dict.fromkeys(("axes.edgecolor", "grid.color"), theme.faint)
@@ -71,9 +71,14 @@ def finish(
     dots: bool = False,
     alone: bool = False,
 ) -> None:
-    """Title, unit of the y axis, few ticks, and a legend below the axes, off the data. log: a logarithmic y axis. top: where
-    it ends. zero: it begins at 0. dots: room beside the outermost points. alone:
-    a single line has a legend too.
+    """Sets the title, the unit of the y axis, few ticks, and a legend below the axes, off the data.
+
+    Args:
+        log: Whether the y axis is logarithmic.
+        top: Upper end of the y axis.
+        zero: Whether the y axis begins at 0.
+        dots: Whether to leave room beside the outermost points.
+        alone: Whether a single line gets a legend too.
     """
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
@@ -90,7 +95,7 @@ def finish(
     handles, labels = ax.get_legend_handles_labels()
     shown = [(h, _short(label)) for h, label in zip(handles, labels) if label]
     rows = _legend(figure, shown) if len(shown) > (0 if alone else 1) else 0
-    # Fixed margins in inches: the axes of all figures are alike on the page, whatever their legends are.
+    # Fixed margins in inches, so that the axes of all figures look alike on the page, whatever their legends.
     width, height = SIZE[0], SIZE[1] + 0.21 * rows
     figure.set_size_inches(width, height)
     figure.subplots_adjust(0.92 / width, (0.58 + 0.21 * rows) / height, 1 - 0.15 / width, 1 - 0.4 / height)
@@ -98,19 +103,19 @@ def finish(
 
 
 def _short(label: str) -> str:
-    """A label that fits the width of a figure: a long one loses its middle."""
+    """Shortens a label to the width of a figure, by cutting its middle."""
     label = visible(label)
     return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}"
 
 
 def _legend(figure: Figure, shown: list[tuple[Any, str]]) -> int:
-    """The legend, in two columns if they fit; returns its rows."""
-    length = 2.8 if any(_broken(handle) for handle, _ in shown) else 1.6  # a mark hides the gaps of a short line
+    """Draws the legend, in two columns if they fit. Returns its number of rows."""
+    length = 2.8 if any(_broken(handle) for handle, _ in shown) else 1.6  # a marker hides the gaps of a short line
     place: Any = {"loc": "lower left", "bbox_to_anchor": (0.04, 0.0), "borderaxespad": 0.3, "handlelength": length}
     for columns in (2, 1):
         legend = figure.legend(*zip(*shown), frameon=False, fontsize=10, columnspacing=1.6, ncols=columns, **place)
         for text in legend.get_texts():
-            text.set_parse_math(False)  # a name may have dollars in it
+            text.set_parse_math(False)  # a name may contain dollar signs
         if columns == 1 or legend.get_window_extent().x1 < figure.bbox.x1:
             return -(-len(shown) // columns)
         legend.remove()
@@ -118,17 +123,17 @@ def _legend(figure: Figure, shown: list[tuple[Any, str]]) -> int:
 
 
 def _broken(handle: Any) -> bool:
-    """Whether the legend shows a line with gaps for it. Dots alone have no line."""
+    """Whether the legend shows a dashed or dotted line for it. Markers alone have no line."""
     line = handle[0] if isinstance(handle, ErrorbarContainer) else handle
     return isinstance(line, Line2D) and line.get_linestyle() not in ("-", "None")
 
 
 def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> str:
-    """Limits and ticks of the y axis, without long decimals; returns its label."""
+    """Sets limits and ticks of the y axis, without long decimals. Returns its label."""
     if log:
         low, high = ax.dataLim.intervaly
         ax.set_ylim(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high) + 1e-9))
-        ax.set_yscale("log")  # after its limits: of one value alone matplotlib makes none without a warning
+        ax.set_yscale("log")  # after the limits: for a single value matplotlib would warn
         ax.yaxis.set_major_locator(LogLocator(numticks=6))
         ax.yaxis.set_minor_locator(NullLocator())
         return unit
@@ -145,11 +150,11 @@ def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> s
 
 
 def save(figure: Figure, light: Path, dark: Path) -> None:
-    """Saves `figure`, which has the colours of LIGHT: to `light` as it is, to `dark` in the colours of DARK.
+    """Saves `figure`, drawn in the colours of LIGHT: to `light` as it is, to `dark` in the colours of DARK.
 
-    Most of the time that a figure takes goes into where everything stands, which is the same in both: it is laid out once.
+    Layout takes most of the time and is the same for both, so it is done once.
     """
-    figure.dpi = DPI  # whatever matplotlib is set to here, outside of `canvas`
+    figure.dpi = DPI  # independent of matplotlib's settings outside of `canvas`
     size = figure.canvas.get_width_height(physical=True)
     first, second = _Recorder(*size, figure.dpi), RendererAgg(*size, figure.dpi)
     figure.draw(first)
@@ -163,7 +168,7 @@ def save(figure: Figure, light: Path, dark: Path) -> None:
 
 
 class _Recorder(RendererAgg):
-    """Draws, and keeps what it drew: (method, graphics context, arguments, named arguments)."""
+    """A renderer that also records what it draws: (method, graphics context, arguments, named arguments)."""
 
     def __init__(self, width: float, height: float, dpi: float):
         super().__init__(width, height, dpi)
@@ -185,7 +190,7 @@ _DARK_OF = {
 
 
 def _darkened(value: Any) -> Any:
-    """A colour of LIGHT, or an array of them [n, 4], as those of DARK; anything else as it is."""
+    """Maps a colour of LIGHT, or an array of colours [n, 4], to DARK; anything else stays as it is."""
     if isinstance(value, tuple) and len(value) in (3, 4):
         return (*_DARK_OF.get(value[:3], value[:3]), *value[3:])
     if isinstance(value, np.ndarray) and value.ndim == 2 and value.shape[1] == 4:

@@ -1,4 +1,4 @@
-"""What a run said of itself: why it failed, and its warnings, each kind once."""
+"""The events of a run: why it failed, and its warnings, grouped by kind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[-−+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 @dataclass
 class Warned:
-    """A warning that may have come again with other numbers. text: as it came first. steps: when, in order."""
+    """A warning that may repeat with other numbers. `text`: its first form. `steps`: when it came, in order."""
 
     text: str
     steps: list[int] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Warned:
 
 
 def warnings(folder: Path, run: RunMetrics) -> list[str]:
-    """The run's warnings. Those that differ in numbers alone are one, with how often they came, and when."""
+    """The warnings of a run, then its losses. Warnings that differ only in numbers are merged, with count and steps."""
     found: dict[str, Warned] = {}
     for step, text in _events(folder, "warning"):
         text = _STEP.sub("", text)
@@ -48,12 +48,12 @@ def warnings(folder: Path, run: RunMetrics) -> list[str]:
 
 
 def ended(folder: Path, kind: str, run: RunMetrics) -> str:
-    """Why the run ended, by an event of this kind, "error" or "collapse"; "" where it did not, or went on later."""
+    """Why the run ended, by its last event of this kind ("error" or "collapse"); "" if it has none or went on later."""
     return next((text for step, text in reversed(_events(folder, kind)) if step >= steps(run)), "")
 
 
 def sandbox(folder: Path) -> str:
-    """In what sandbox the run's programs ran last, as it said; "" where it ran none."""
+    """The sandbox that the run's programs last ran in, by its own events; "" if it ran none."""
     return next((text for _, text in reversed(_events(folder, "info")) if text.startswith("programs run in ")), "")
 
 

@@ -17,19 +17,19 @@ def steps(run: RunMetrics) -> int:
 
 
 def seconds(run: RunMetrics) -> float:
-    """Time of the steps and the evaluations."""
+    """Total time of the steps and the evaluations, in seconds."""
     return float(run.series("time/step")[1].sum() + run.series("time/eval")[1].sum())
 
 
 def duration(length: float) -> str:
-    """Seconds in the unit that suits them."""
+    """Formats seconds in a suitable unit."""
     if length < 180:
         return f"{length:.0f}{NBSP}s" if length >= 10 else f"{length:.1f}{NBSP}s"
     return f"{length / 60:.0f}{NBSP}min" if length < 7200 else f"{length / 3600:.1f}{NBSP}h"
 
 
 def count(number: float) -> str:
-    """A large number, short."""
+    """Formats a large number briefly."""
     for size, name in ((1e9, "billion"), (1e6, "million")):
         if number >= size:
             return f"{number / size:.1f} {name}"
@@ -42,7 +42,7 @@ def plural(number: int, word: str) -> str:
 
 
 def mean(run: RunMetrics, key: str) -> float | None:
-    """The mean of a metric over the run; None where it has no value."""
+    """The mean of a metric over the run; None if it has no values."""
     values = run.series(key)[1]
     return float(values.mean()) if len(values) else None
 
@@ -55,35 +55,35 @@ def ends(run: RunMetrics, key: str) -> tuple[float, ...]:
 
 
 def change(values: Sequence[float], form: str) -> str:
-    """Values with arrows between them."""
+    """Formats values with arrows between them."""
     return ARROW.join(form.format(value) for value in values).replace("-", "−")
 
 
 def percent(share: float | None) -> str:
-    """A share in percent; "" for None."""
+    """Formats a share in percent; "" for None."""
     if share is None:
         return ""
     return f"{100 * share:.0f}{NBSP}%" if share >= 0.1 or share == 0 else f"{100 * share:.2g}{NBSP}%"
 
 
 def accuracy(run: RunMetrics) -> str:
-    """Of the first and the last evaluation."""
+    """Formats the accuracy of the first and the last evaluation."""
     values = run.series("eval/accuracy")[1]
     return ARROW.join(percent(v) for v in ([values[0], values[-1]] if len(values) > 1 else values))
 
 
 def with_interval(run: RunMetrics) -> list[dict[str, Any]]:
-    """The lines with an accuracy and its interval."""
+    """The metric lines that have an accuracy and its interval."""
     keys = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
     return [line for line in run.lines if all(is_number(line.get(key)) for key in keys)]
 
 
 def interval(line: dict[str, Any]) -> str:
-    """The 95 % interval of an accuracy."""
+    """Formats the 95 % interval of an accuracy."""
     return f"{100 * line['eval/accuracy_low']:.0f}–{percent(line['eval/accuracy_high'])}"
 
 
 def last_interval(run: RunMetrics) -> str:
-    """That of the last evaluation, in brackets; "" without one."""
+    """The 95 % interval of the last evaluation, in brackets; "" if there is none."""
     lines = with_interval(run)
     return f" ({interval(lines[-1])})" if lines else ""

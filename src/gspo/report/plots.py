@@ -1,7 +1,6 @@
-"""Figures of one run, or of several in the same axes, from what their run folders hold.
+"""Figures of one run, or of several runs on shared axes, from their run folders.
 
-Reads files only, and imports nothing else of gspo but their reader and the canvas. Each figure is drawn twice, for a light
-and for a dark page.
+Reads only files, and imports only this package's modules from gspo. Each figure is drawn twice, for a light and a dark page.
 """
 
 from __future__ import annotations
@@ -31,20 +30,27 @@ from gspo.report.marks import (
 )
 from gspo.report.read import RunMetrics, read_run, run_names
 
-EXACT = ("accuracy", "lr", "range")  # without noise, or few: no running mean
-SHARE = 2.0  # what goes beyond counts something: it is no share, and no reward of 0 and 1 with a little added
+EXACT = ("accuracy", "lr", "range")  # without noise, or few points: no running mean
+SHARE = 2.0  # a larger value is a count, not a share or a reward of 0 and 1 with a small bonus
 Keys = tuple[tuple[str, str], ...]
 DASHES = ("-", "--", ":")
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure: its file name, title, unit of the y axis, what it shows in a sentence, and how it is drawn.
+    """One figure: its file name, title, unit of the y axis, a sentence about what it shows, and how it is drawn.
 
-    `keys` are (metric, label) pairs; the first that a run has stands for the figure when several runs are
-    compared. `scale` multiplies the values. `marks` draws onto the axes of a single run what is not a line of
-    `keys` (`only_marks`: instead of them). `prefix` takes every metric that begins so as a key. `compare` is
-    the title when several runs are compared. `of_clip` goes on with the caption where the clip range is drawn.
+    Attributes:
+        keys: (metric, label) pairs. If several runs are compared, only the first that they have is drawn.
+        scale: Factor applied to the values.
+        log: Whether the y axis is logarithmic.
+        top: Upper end of the y axis.
+        marks: Draws what is not a line of `keys` onto the axes of a single run.
+        only_marks: Whether `marks` replaces the lines.
+        dots: Whether points get dots and error bars.
+        prefix: Every metric that begins with it becomes a key.
+        compare: The title if several runs are compared.
+        of_clip: Added to the caption if the clip range is drawn.
     """
 
     name: str
@@ -63,7 +69,7 @@ class Plot:
     of_clip: str = ""
 
     def explained(self, runs: Sequence[RunMetrics]) -> str:
-        """The caption of a figure of these runs. {labels} in it stands for what its lines are called."""
+        """The caption for a figure of these runs. `{labels}` in it is replaced by the labels of its lines."""
         keys = self.keys if len(runs) == 1 else self.keys[:1]
         words = self.caption.format(labels="; ".join(label for _, label in keys))
         if len(runs) > 1:
@@ -78,7 +84,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure on the disk, in both renderings."""
+    """A figure on disk, in both renderings."""
 
     name: str
     title: str
@@ -153,9 +159,9 @@ PLOTS = (
 
 
 def draw(run_dirs: Sequence[str | Path], out: str | Path | None = None) -> list[Drawn]:
-    """Draw every figure that the runs have data for, in `out` (default: figures/ of the first run).
+    """Draws every figure that the runs have data for into `out` (default: figures/ of the first run).
 
-    Several runs share the axes, each with a colour of its own; their files are called `compare-NAME.png`.
+    Several runs share the axes, each in its own colour; their files are called `compare-NAME.png`.
     """
     runs = [read_run(folder, name) for folder, name in zip(run_dirs, run_names(run_dirs))]
     out = Path(out) if out is not None else Path(run_dirs[0]) / "figures"
@@ -173,28 +179,28 @@ def draw(run_dirs: Sequence[str | Path], out: str | Path | None = None) -> list[
 
 
 def _with_keys(plot: Plot, runs: list[RunMetrics]) -> Plot | None:
-    """The plot with the keys that the runs have, or None where there is nothing to draw."""
+    """The plot with the keys that the runs have; None if there is nothing to draw."""
     keys = plot.keys
     if plot.prefix:
         names = dict.fromkeys(k for run in runs for line in run.lines for k in line if k.startswith(plot.prefix))
         keys = tuple((k, k.removeprefix(plot.prefix).replace("_", " ")) for k in names)
     keys = tuple((k, label) for k, label in keys if any(len(run.series(k)[0]) for run in runs))
-    if plot.name == "lost":  # nothing lost, nothing to see
+    if plot.name == "lost":  # only metrics that are not 0 throughout
         keys = tuple((k, label) for k, label in keys if any(run.series(k)[1].any() for run in runs))
     if plot.name == "range" and all(len(set(run.series(k)[1].tolist())) < 2 for run in runs for k, _ in keys):
-        return None  # it was fixed
-    policy_loss = plot.name == "loss" and any(len(run.series("reward")[0]) for run in runs)  # says nothing
+        return None  # a fixed range
+    policy_loss = plot.name == "loss" and any(len(run.series("reward")[0]) for run in runs)  # tells nothing
     if plot.prefix == "reward/":
         keys = _alike(keys, runs, large=plot.name == "reward_counts") if len(keys) > 1 else ()
     if not keys or policy_loss:
         return None
-    lines = keys if len(runs) == 1 else keys[:1]  # several runs show the first alone
+    lines = keys if len(runs) == 1 else keys[:1]  # several runs show only the first
     values = np.concatenate([run.series(k)[1] for run in runs for k, _ in lines])
     return Plot(**{**vars(plot), "keys": keys, "log": plot.log and bool((values > 0).any())})
 
 
 def _alike(keys: Keys, runs: list[RunMetrics], large: bool) -> Keys:
-    """Of parts on one axis, those that count, and dwarf the others, get an axis of their own."""
+    """Splits parts of the reward between two figures: counts would dwarf the others, so `large` has them alone."""
     most = {key: max(float(np.abs(run.series(key)[1]).max(initial=0.0)) for run in runs) for key, _ in keys}
     counts = [pair for pair in keys if most[pair[0]] > SHARE]
     if len(counts) == len(keys):
@@ -228,7 +234,7 @@ def _draw_one(plot: Plot, runs: list[RunMetrics], theme: Theme) -> Figure:
 
 
 def _line(ax: Axes, plot: Plot, run: RunMetrics, key: str, label: str, colour: str, style: str = "-") -> int:
-    """A line, and its running mean where it is long. Returns the points on either side that this takes in, 0 for none."""
+    """Draws a line, with a running mean if it is long. Returns the half-width of the mean's window in points, 0 for none."""
     x, y = run.series(key)
     y = y * plot.scale
     if plot.log:
@@ -239,7 +245,7 @@ def _line(ax: Axes, plot: Plot, run: RunMetrics, key: str, label: str, colour: s
     if window:
         ax.plot(x, y, color=colour, lw=0.7, alpha=0.3)
         ones = np.ones(2 * window + 1)
-        values = np.log(y) if plot.log else y  # on a logarithmic axis one spike would lift all of its window
+        values = np.log(y) if plot.log else y  # geometric mean: on a logarithmic axis a spike would lift its whole window
         y = np.convolve(values, ones, mode="same") / np.convolve(np.ones(len(y)), ones, mode="same")
         y = np.exp(y) if plot.log else y
     dot = "o" if len(x) == 1 or (plot.dots and len(x) <= MOST_DOTS) else None

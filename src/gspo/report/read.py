@@ -1,7 +1,7 @@
 """Reads a run folder: its metrics, and the rollouts of its first and last step.
 
-Anyone may have written into these files. What does not have the type that a run writes is left out here, so that whoever
-draws and tells need not ask. Imports nothing else of gspo.
+These files are not trusted. Values of another type than a run writes are dropped here, so that figures and pages need no
+checks. Imports nothing else from gspo.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-LARGEST = 1e150  # of a number: its square is still one
+LARGEST = 1e150  # magnitude of a number: its square is still finite
 MOST_BYTES = 16 << 20  # read at either end of rollouts.jsonl, which may be huge
 TIMES = (("time/sample", "sampling"), ("time/score", "scoring"), ("time/train", "training"))
 
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """What the figures read of a run folder: its name, the lines of its metrics.jsonl, and the rewards of the completions
-    that were logged in the first and the last step.
+    """The data of a run that figures use: its name, the lines of its metrics.jsonl, and the rewards of the completions that
+    were logged in the first and the last step.
     """
 
     name: str
@@ -36,24 +36,24 @@ class RunMetrics:
         return np.asarray(steps, float), np.asarray(values, float)
 
     def rows(self, keys: Sequence[str]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Steps [n], and values [n] for each key, of the lines that have them all."""
+        """Steps [n], and values [n] for each key, of the lines that have all keys."""
         lines = [r for r in self.lines if all(is_number(r.get(k)) for k in ("step", *keys))]
         steps, *values = (np.array([r[k] for r in lines], float) for k in ("step", *keys))
         return steps, values
 
 
 def is_number(value: Any) -> bool:
-    """Whether a metric has a finite value; one that no figure has room for counts as none."""
+    """Whether a metric has a finite value. A value too large for any figure does not count."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def is_step(value: Any) -> bool:
-    """Whether this is the number of a step."""
+    """Whether a value is the number of a step."""
     return type(value) is int and 0 <= value < 1 << 53
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file. A missing file is empty; a half-written line is passed over."""
+    """Yields the objects of a JSONL file. A missing file counts as empty; malformed (half-written) lines are skipped."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -64,7 +64,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_run(run_dir: str | Path, name: str | None = None) -> RunMetrics:
-    """A run from its folder. Raises ValueError where no step has been written."""
+    """Reads a run from its folder. Raises ValueError if it has no step yet."""
     folder = Path(run_dir)
     lines = [_metrics(line) for line in read_lines(folder / "metrics.jsonl") if is_step(line.get("step", 0))]
     if not lines:
@@ -81,7 +81,7 @@ def read_run(run_dir: str | Path, name: str | None = None) -> RunMetrics:
 
 
 def run_names(run_dirs: Sequence[str | Path]) -> list[str]:
-    """A short name for each run: its folder's, with the parent's where two are alike."""
+    """A short name for each run: that of its folder, with the parent's if two are the same."""
     paths = [Path(d).resolve() for d in run_dirs]
     names = [p.name for p in paths]
     return [n if names.count(n) == 1 else f"{p.parent.name}/{n}" for n, p in zip(names, paths)]
@@ -112,7 +112,7 @@ def last_step(path: Path) -> list[dict[str, Any]]:
             start = max(0, size - length)
             file.seek(start)
             lines = file.read(length).split(b"\n")
-            rows = [row for row in map(_row, lines[1 if start else 0 :]) if row]  # the first may be half a line
+            rows = [row for row in map(_row, lines[1 if start else 0 :]) if row]  # the first line may be incomplete
             whole = start == 0 or (rows and rows[0]["step"] != rows[-1]["step"])
             if whole or length >= MOST_BYTES:
                 return [row for row in rows if row["step"] == rows[-1]["step"]]
@@ -120,7 +120,7 @@ def last_step(path: Path) -> list[dict[str, Any]]:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    """The object in a line of JSON; None for anything else."""
+    """Parses a line of JSON that holds an object; None for anything else."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -129,12 +129,12 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _metrics(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of metrics: numbers, lists, and null for what had no value."""
+    """A line of metrics, reduced to numbers, lists, and null for metrics without a value."""
     return {key: value for key, value in line.items() if value is None or is_number(value) or isinstance(value, list)}
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A rollout, each field of the type that a run writes; None for what is none."""
+    """Parses a rollout, with each field of the type that a run writes; None if the line is no rollout."""
     row = _object(line)
     if row is None or not is_step(row.get("step")):
         return None
@@ -154,7 +154,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """What was said in a conversation: `role` and `content`, perhaps the `turn`, its `reward`, and why it was `left_out`."""
+    """A message of a conversation: `role`, `content`, and optionally `turn`, `reward`, and why it was `left_out`."""
     texts = {key: str(message[key]) for key in ("role", "content", "left_out") if message.get(key) is not None}
     reward, turn = message.get("reward"), message.get("turn")
     return texts | ({"reward": reward} if is_number(reward) else {}) | ({"turn": turn} if is_step(turn) else {})

@@ -1,6 +1,6 @@
-"""Sample rollouts of a run as HTML: a completion before and after training, tokens coloured by their log-ratio.
+"""Sample rollouts of a run as HTML: a completion before and after training, and tokens coloured by their log-ratio.
 
-Imports nothing else of gspo but the reader of run folders.
+Imports nothing from gspo but the reader of run folders.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from gspo.report.read import first_step, last_step
 
-MOST_TOKENS = 2000  # shown of one completion; longer ones lose their middle
+MOST_TOKENS = 2000  # shown per completion; longer ones lose their middle
 MOST_COLOURED = 6  # completions whose tokens are coloured
-MOST_ROWS = 512  # of a step that are looked through for a pair
+MOST_ROWS = 512  # rollouts of a step that are searched for a pair
 SHADES = 4
-ROUNDING = 1e-5  # of a log-probability: what differs by less looks alike
+ROUNDING = 1e-5  # of a log-probability: the colour scale never ends below it
 Escape = Callable[[Any], str]
 
 
 def before_and_after(folder: Path, escape: Escape) -> str:
-    """A completion of the first evaluation beside one of the last, to the same held-out prompt; without evaluations, of the
-    first and the last step, to prompts much alike.
+    """A completion of the first evaluation beside one of the last, to the same held-out prompt. Without evaluations, they
+    are from the first and the last step, to similar prompts.
 
-    Both are ordinary: each has the median reward of its side. "" where there are no two steps.
+    Both are typical: each has the median reward of its side. "" if there are no two steps.
     """
     pair = None
     for name in ("evaluations.jsonl", "rollouts.jsonl"):
@@ -51,8 +51,8 @@ def before_and_after(folder: Path, escape: Escape) -> str:
 
 
 def _conversation(row: dict[str, Any], escape: Escape, completions: Callable[[int], str] | None = None) -> str:
-    """The prompt and the completion; a conversation turn by turn: who spoke, and what it was worth. completions: the HTML of
-    what the policy said in a turn; None: the text.
+    """The prompt and the completion; or a conversation turn by turn, with speakers and rewards. `completions`: returns the
+    HTML of the policy's tokens in a turn; None for plain text.
     """
     if not row.get("dialogue"):
         completion = completions(0) if completions else escape(_shorten(str(row.get("completion", ""))))
@@ -73,14 +73,14 @@ def _conversation(row: dict[str, Any], escape: Escape, completions: Callable[[in
 
 
 def _right(row: dict[str, Any], escape: Escape) -> str:
-    """The right answer, where the data has one."""
+    """The correct answer, if the data has one."""
     text = row.get("answer", "")
     return f'<p class="about">Right answer: <b>{escape(_shorten(text, 400))}</b></p>' if text else ""
 
 
 def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The rollouts that `before_and_after` shows: of the pairs of completions to prompts most alike one where both have the
-    median reward of their side, or nearly, and the first is of median length.
+    """Chooses the rollouts that `before_and_after` shows. Among the pairs with the most similar prompts, it picks one whose
+    rewards are nearest to the median of either side, with a first completion of median length.
     """
     first, last = ([row for row in rows if row.get("reward") is not None][:MOST_ROWS] for rows in (first, last))
     if not first or not last or first[0]["step"] == last[0]["step"]:
@@ -109,7 +109,7 @@ def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tupl
 
 
 def coloured(path: Path, escape: Escape) -> str:
-    """Completions of the last step whose tokens carry log-ratios, each token in its colour; "" for none."""
+    """Completions of the last step with tokens coloured by their log-ratios; "" if none has log-ratios."""
     rows = [row for row in last_step(path) if row.get("tokens") and row.get("log_ratio")][:MOST_COLOURED]
     if not rows:
         return ""
@@ -132,9 +132,9 @@ def coloured(path: Path, escape: Escape) -> str:
 
 
 def shade(value: float | None, top: float) -> str:
-    """The CSS class of a log-ratio: u1 to u4 for more likely, d1 to d4 for less, "" near 0.
+    """The CSS class of a log-ratio: u1 to u4 for more likely, d1 to d4 for less likely, "" near 0.
 
-    From `top` on the colour is full.
+    The colour saturates at `top`.
     """
     if value is None or not math.isfinite(value):
         return ""
@@ -143,7 +143,7 @@ def shade(value: float | None, top: float) -> str:
 
 
 def _tokens(row: dict[str, Any], top: float, escape: Escape, turn: int) -> str:
-    """Those of a turn that were trained on."""
+    """The tokens of a turn that were trained on."""
     nothing, turns = [None] * len(row["tokens"]), row.get("token_turns") or [0] * len(row["tokens"])
     each = zip(row["tokens"], row["log_ratio"], row.get("logp") or nothing, turns)
     tokens = [entry[:3] for entry in each if entry[3] == turn]

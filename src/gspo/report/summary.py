@@ -1,4 +1,4 @@
-"""What came of a run, in words and key figures: the headline, the sentences below it, the tiles."""
+"""The result of a run in words and key figures: the headline, the sentences below it, the tiles."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from gspo.report.events import ended
 from gspo.report.numbers import ARROW, NBSP, change, ends, mean, percent, plural
 from gspo.report.read import RunMetrics
 
-Tile = tuple[str, str, str]  # name, value, what else to know
+Tile = tuple[str, str, str]  # name, value, note
 
 
 class RunSummary(NamedTuple):
-    """A run as the page tells of it. supervised: it imitated rows. served: agents handed over what it learned from. error:
-    what ended it, "" for nothing. collapsed: why the guard stopped it, "" where it did not. planned: steps that it was to
-    have, 0 if that is not known.
+    """A run as its page describes it.
+
+    Attributes:
+        run: Its metrics.
+        config: Its configuration.
+        supervised: Whether it imitated rows.
+        served: Whether agents submitted the trajectories that it learned from.
+        error: The error that ended it; "" for none.
+        collapsed: Why the guard stopped it; "" if it did not.
+        planned: Number of planned steps; 0 if unknown.
     """
 
     run: RunMetrics
@@ -30,7 +37,7 @@ class RunSummary(NamedTuple):
 
 
 def tell(folder: Path, run: RunMetrics, config: dict[str, Any]) -> RunSummary:
-    """What the folder says."""
+    """Summarises the run in a folder."""
     keys = {key for line in run.lines for key in line}
     planned = get(config, "train", "steps")
     served = "turns/trained" in keys  # agents decide how many steps there are
@@ -47,7 +54,7 @@ def tell(folder: Path, run: RunMetrics, config: dict[str, Any]) -> RunSummary:
 
 
 def get(config: dict[str, Any], section: str, key: str) -> Any:
-    """A setting; None where it is not there."""
+    """A setting; None if it is missing."""
     table = config.get(section)
     return table.get(key) if isinstance(table, dict) else None
 
@@ -56,11 +63,11 @@ def origin(told: RunSummary) -> str:
     """Where the numbers come from: run, algorithm, data, model."""
     kind = "supervised fine-tuning" if told.supervised else get(told.config, "algorithm", "name")
     parts = [told.run.name, kind, get(told.config, "task", "source"), get(told.config, "model", "path")]
-    return " · ".join(str(part) for part in parts if part and not str(part).startswith("(given"))  # from Python: no name
+    return " · ".join(str(part) for part in parts if part and not str(part).startswith("(given"))  # rows from Python
 
 
 def headline(told: RunSummary) -> str:
-    """What came of it, in words and numbers. What went wrong comes first."""
+    """The result in words and numbers. Failures come first."""
     done = numbers.steps(told.run)
     of = f"{done} of {told.planned} steps" if told.planned > done else plural(done, "step")
     if told.error:
@@ -72,7 +79,7 @@ def headline(told: RunSummary) -> str:
 
 
 def _result(told: RunSummary) -> str:
-    """The figure that counts."""
+    """The main figure: held-out accuracy, otherwise the reward, otherwise the loss."""
     run = told.run
     if len(run.series("eval/accuracy")[0]):
         return f"Held-out accuracy {numbers.accuracy(run)}"
@@ -85,7 +92,7 @@ def _result(told: RunSummary) -> str:
 
 
 def lead(told: RunSummary) -> str:
-    """What stands below the headline: the result of a run that failed, the intervals, the reward, how much was clipped."""
+    """The sentences below the headline: result of a failed run, intervals, reward, share of clipped tokens."""
     run, sentences = told.run, []
     ended_badly = bool(told.error or told.collapsed)
     if ended_badly and _result(told):
@@ -110,7 +117,7 @@ def lead(told: RunSummary) -> str:
 
 
 def _certainty(run: RunMetrics) -> list[str]:
-    """How sure the accuracies are, and whether they differ."""
+    """Sentences about the intervals of the accuracies, and whether they overlap."""
     lines = numbers.with_interval(run)
     if not lines:
         return []
@@ -149,14 +156,14 @@ def tiles(told: RunSummary) -> list[Tile]:
 
 
 def _ends_at(run: RunMetrics, key: str) -> str:
-    """Of which steps a metric's first and last values are: a run that failed may have no last ones."""
+    """The steps of a metric's first and last values. A failed run may lack the last ones."""
     steps = run.series(key)[0]
     whole = steps[-1] == numbers.steps(run)
     return "first and last step" if whole else f"steps {steps[0]:.0f} and {steps[-1]:.0f}"
 
 
 def _watched(run: RunMetrics, config: dict[str, Any], where: str) -> list[Tile]:
-    """Of the reward functions with weight 0, which only watch."""
+    """The reward functions with weight 0, which are only monitored."""
     functions, weights = (get(config, "reward", key) for key in ("functions", "weights"))
     found = []
     for function, weight in zip(*(each if isinstance(each, list) else () for each in (functions, weights))):
@@ -186,7 +193,7 @@ def _of_updates(run: RunMetrics) -> list[Tile]:
 
 
 def _of_queries(run: RunMetrics) -> list[Tile]:
-    """Of stages and refreshes, where there were any."""
+    """Stages and refreshes, if there were any."""
     found = []
     stages, lengths, active, resting, unseen = (
         run.series(key)[1]

@@ -1,1 +1,1 @@
-"""What a completion is worth: named rewards and functions in processes, models, judges and preferences."""
+"""Rewards of completions: named rewards and functions in subprocesses, reward models, judges and preferences."""

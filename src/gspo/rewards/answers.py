@@ -1,6 +1,6 @@
-"""The final answer of a completion to a problem with one: where it stands, and whether it is the right one.
+"""Extracts the final answer of a completion and compares it with the right one.
 
-Imports nothing heavy: math-verify is imported where the two cannot be compared as integers or as text.
+Imports nothing heavy: math-verify is imported only if comparing as integers or text does not decide.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from functools import cache
 from typing import Any
 
-DIGITS = 4000  # Python reads no longer integers
+DIGITS = 4000  # Python parses no longer integers
 _BOX = re.compile(r"\\(?:fbox|boxed)(?![a-zA-Z])\s*")
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname)\s*\{([^{}]*)\}")
 _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![a-zA-Z])|(?<![0-9])\s+|\s+(?![0-9])")
@@ -17,7 +17,7 @@ _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.0*)?")
 
 
 def tagged(completion: str) -> str | None:
-    """What stands in the last complete <answer>...</answer> of a completion, stripped; None without one."""
+    """The content of the last complete <answer>...</answer> of a completion, stripped; None if there is none."""
     start = completion.rfind("<answer>", 0, max(0, completion.rfind("</answer>")))
     if start < 0:
         return None
@@ -25,9 +25,9 @@ def tagged(completion: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last \boxed{...} or \fbox{...} of a text, stripped; None without one.
+    r"""The content of the last \boxed{...} or \fbox{...} of a text, stripped; None if there is none.
 
-    Braces within are matched. A box that never closes is the last one too, and empty: the reply was cut off in its answer.
+    Nested braces are matched. If the last box never closes, the reply was cut off within its answer, and the content is "".
     """
     boxes = [*_BOX.finditer(text)]
     if not boxes:
@@ -37,7 +37,7 @@ def boxed(text: str) -> str | None:
         return text[last.end() : last.end() + 1].strip()
     depth, i = 0, last.end()
     while i < len(text):
-        if text[i] == "\\":  # \{ opens nothing
+        if text[i] == "\\":  # an escaped brace does not nest
             i += 2
             continue
         depth += (text[i] == "{") - (text[i] == "}")
@@ -48,8 +48,8 @@ def boxed(text: str) -> str | None:
 
 
 def final(completion: str) -> str | None:
-    """The answer of a completion: in its last <answer> tags if it has any, there in the last box if there is one; else in
-    its last box. None where it has neither.
+    """The answer of a completion: the last box within the last <answer> tags, else the content of the tags; without tags,
+    the last box. None if there is neither.
     """
     inside = tagged(completion)
     box = boxed(completion if inside is None else inside)
@@ -57,13 +57,13 @@ def final(completion: str) -> str | None:
 
 
 def normal(answer: str) -> str:
-    """An answer as it votes: an integer in its shortest form, other text without what only its looks need."""
+    """An answer in the form used for voting: an integer in its shortest form, other text without formatting."""
     number = integer(answer)
     return _bare(answer) if number is None else str(number)
 
 
 def integer(answer: str) -> int | None:
-    """The integer that a text writes, as `+033`, `1,234` or `\\text{33}`; None for anything else, and beyond DIGITS."""
+    """The integer that a text denotes, such as `+033`, `1,234` or `\\text{33}`; None for anything else, or beyond DIGITS."""
     bare = _bare(answer)
     if len(bare) > DIGITS or not _INTEGER.fullmatch(bare):
         return None
@@ -71,7 +71,7 @@ def integer(answer: str) -> int | None:
 
 
 def _bare(answer: str) -> str:
-    """Without dollars, thin spaces and the wrappers of text."""
+    """The text without dollar signs, thin spaces, text wrappers and a final period."""
     text = answer.replace("{,}", ",").replace("\\$", "").replace("$", "")
     while (plain := _WRAPPED.sub(r"\1", text)) != text:
         text = plain
@@ -79,10 +79,10 @@ def _bare(answer: str) -> str:
 
 
 def same(answer: str, right: str) -> bool:
-    """Whether an answer is the right one: as integers, as text, else by math-verify, which knows equal forms.
+    """Whether an answer is right: compared as integers, then as text, then by math-verify, which knows equivalent forms.
 
-    A percentage is a hundredth: 33 % is 0.33, and not 33, unless the right answer is a percentage too. Raises ValueError
-    where math-verify cannot read the right answer.
+    A percentage means hundredths: 33 % is 0.33 and not 33, unless the right answer is a percentage too. Raises ValueError if
+    math-verify cannot parse the right answer.
     """
     numbers = integer(answer), integer(right)
     if None not in numbers:
@@ -95,15 +95,15 @@ def same(answer: str, right: str) -> bool:
 
 
 def verified(text: str, right: str) -> bool:
-    """Whether math-verify finds the right answer in a text, and a percentage only where one is right. Raises ValueError
-    where it cannot read the right answer.
+    """Whether math-verify finds the right answer in a text. A percentage means hundredths, unless the right answer has a %
+    too. Raises ValueError if math-verify cannot parse the right answer.
     """
     from math_verify import parse, verify
 
     gold = _parsed(right)
     if not gold:
         raise ValueError(f"math-verify cannot read the right answer {right!r:.80}")
-    # No limits of its own: they raise an alarm in the middle of sympy; this process can be killed instead.
+    # No math-verify timeouts: they raise an alarm in the middle of sympy. This process can be killed instead.
     found = parse(text, parsing_timeout=None)
     if found and "%" not in right and (share := _share(found[0])) is not None:
         found = [share]
@@ -111,7 +111,7 @@ def verified(text: str, right: str) -> bool:
 
 
 def _share(found: Any) -> Any:
-    """A percentage as the number that it is, for math-verify holds 33 % for equal to 33 as well; None for anything else."""
+    """The value of a percentage, since math-verify accepts 33 % as equal to 33 as well; None for anything else."""
     from sympy import Rational, UnevaluatedExpr
 
     hundredth = UnevaluatedExpr(Rational(1, 100))
@@ -126,5 +126,5 @@ def _parsed(right: str) -> list[Any]:
 
 
 def _in_math(text: str) -> str:
-    text = text.replace("\\$", "")  # money, and no mathematics
+    text = text.replace("\\$", "")  # money, not math
     return text if "$" in text or "\\boxed" in text else f"${text}$"

@@ -1,4 +1,4 @@
-"""What a reward function is called with, by its signature: functions written for gspo and for TRL's GRPOTrainer."""
+"""Builds the arguments of a reward function from its signature: for functions written for gspo or for TRL's GRPOTrainer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 NOT_SUPPLIED = ("log_extra", "log_metric", "environments")
-"""What TRL hands to reward functions and gspo does not."""
+"""Arguments that TRL passes to reward functions and gspo does not."""
 ALWAYS = ("prompts", "completions")
-"""What every call gets."""
+"""Arguments of every call."""
 TRL = {"completion_ids", "trainer_state", *NOT_SUPPLIED}
-"""Parameters by which a function shows that it was written for TRL."""
+"""Parameters that mark a function as written for TRL."""
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 Parameters = list[inspect.Parameter] | None
-"""What a function takes; None where Python cannot tell."""
+"""The parameters of a function; None if Python cannot tell."""
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """How far the training is, under the names of TRL's trainer_state: steps that are done, and steps in all (0: no
-    training, as in an evaluation alone).
+    """Training progress, under the names of TRL's trainer_state.
+
+    Attributes:
+        global_step: Completed steps.
+        max_steps: Total steps; 0 without training, as in a standalone evaluation.
     """
 
     global_step: int = 0
@@ -34,8 +37,13 @@ class TrainerState:
 
 
 class RewardInput(NamedTuple):
-    """One completion to score. opens_thinking: the prompt ends inside an open <think>. group: the prompt's id. ids: the
-    completion's tokens. state: how far the training is.
+    """One completion to score.
+
+    Attributes:
+        opens_thinking: The prompt ends inside an open <think>.
+        group: Id of the prompt.
+        ids: Token ids of the completion.
+        state: Training progress.
     """
 
     prompt: str | list[dict[str, Any]]
@@ -49,12 +57,15 @@ class RewardInput(NamedTuple):
 
 
 class Arguments:
-    """What `function` is called with.
+    """Builds the arguments for calls of `function`.
 
-    One without **keywords gets what it names, others all columns. A decorator with **keywords hands them on, so it also gets
-    what the function within names, but it may give that itself. One that names what only TRL has is called as TRL does: its
-    **keywords hold more than columns, and for a chat prompt its completion is a list with one message. Raises ValueError for
-    a function that cannot do without what gspo does not have. required: the columns without which it cannot be called.
+    A function without **keywords gets the columns that it names, others get all columns. A decorator with **keywords
+    forwards them, so it also gets those that the wrapped function names, which it may instead supply itself. A function with
+    a TRL parameter is called as TRL does: its **keywords hold more than columns, and for a chat prompt its completion is a
+    list with one message. Raises ValueError for a function that requires an argument that gspo does not have.
+
+    Attributes:
+        required: Columns without which the function cannot be called.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -81,7 +92,7 @@ class Arguments:
                 )
 
     def of(self, rows: Sequence[RewardInput], text_of: Callable[[RewardInput], str]) -> dict[str, Any]:
-        """The keyword arguments of a call for `rows`. All of it is the call's own: what it changes, no other call sees."""
+        """The keyword arguments of a call for `rows`, copied: what one call modifies, no other call sees."""
         prompts = [_copied(row.prompt) for row in rows]
         completions: list[Any] = [text_of(row) for row in rows]
         if self.like_trl:
@@ -98,9 +109,9 @@ class Arguments:
 
 
 def _own_parameters(function: Callable[..., Any]) -> Parameters:
-    """Those of the function itself, which may be a decorator's."""
+    """The parameters of the function itself, which may be a decorator."""
     if hasattr(function, "__wrapped__") and hasattr(function, "__signature__"):
-        return None  # a decorator that shows the signature of what is within
+        return None  # a decorator that shows the signature of the wrapped function
     return _parameters(function, follow_wrapped=False)
 
 
@@ -116,9 +127,7 @@ def _takes_any(parameters: Parameters) -> bool:
 
 
 def _message(prompt: Any, text: str) -> Any:
-    """A completion as TRL has it. A last message of the assistant, which the completion continues, moves from the prompt to
-    it.
-    """
+    """A completion in TRL's form. A final assistant message, which it continues, moves from the prompt into it."""
     if isinstance(prompt, str):
         return text
     begun = prompt.pop()["content"] if prompt and prompt[-1].get("role") == "assistant" else ""
@@ -128,5 +137,5 @@ def _message(prompt: Any, text: str) -> Any:
 def _copied(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
-    except Exception:  # what cannot be copied, such as an open file, is handed over itself
+    except Exception:  # not copyable, such as an open file: passed as is
         return value

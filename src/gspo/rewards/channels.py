@@ -1,4 +1,4 @@
-"""Where reward functions run, so that a call can be given up: processes that can be killed, threads that can be left."""
+"""Where reward functions run, so that a call can be abandoned: subprocesses can be killed, threads can be left behind."""
 
 from __future__ import annotations
 
@@ -20,51 +20,52 @@ from gspo.workers.json_codec import Junk, unpacked
 from gspo.workers.processes import kill, spawn
 
 START = 300.0
-"""Seconds that a worker may take to import what it needs."""
+"""Seconds for a worker to import what it needs."""
 GRACE = 0.5
-"""Seconds on top of a call's limit, for messages, and for async calls to be cancelled from within."""
+"""Seconds beyond a call's timeout, for messages and for async calls to be cancelled from within."""
 MAX_LOST = 8
-"""Calls of one function that may hang or crash in one scoring; the completions after that are not scored."""
+"""Calls of one function that may hang or crash per scoring; completions after that are not scored."""
 LONGEST, PER_ROW = 1 << 16, 1 << 13
-"""Bytes that a message of a worker may have, and as many more for each row that it is asked about."""
+"""Maximum bytes of a worker's message: LONGEST, plus PER_ROW for each row of the request."""
 MODULE = "gspo.rewards.worker"
 
 
 class Lost(Exception):
-    """A call whose process died, or sent what it should not."""
+    """A call whose process died or sent an invalid message."""
 
 
 class Channel(Protocol):
-    """Where reward functions run."""
+    """A subprocess or thread that runs reward functions."""
 
     def send(self, name: str, rows: list[RewardInput], level: int) -> None:
-        """Ask for the scores of `rows`."""
+        """Requests the scores of `rows`."""
         ...
 
     def receive(self, timeout: float) -> NextResults:
-        """The next results, within `timeout` seconds. Raises Late or Lost."""
+        """Returns the next results, within `timeout` seconds. Raises Late or Lost."""
         ...
 
     def restart(self) -> None:
-        """Give up the call at work."""
+        """Abandons the call in progress."""
         ...
 
 
 def score_rows(
     channel: Channel, name: str, rows: list[RewardInput], timeout: float, way: CallMode, note_results: Callable[[int], None]
 ) -> list[Result]:
-    """Each row's result by the function `name`; only a row whose own call fails, hangs or crashes has an
-    error.
+    """Results of the function `name`, one per row; only a row whose own call fails, hangs or crashes gets an error.
 
-    timeout: seconds that one call may take. way: how the function is called; time-outs change it. note_results: told how
-    many more rows have a result.
+    Args:
+        timeout: Seconds per call.
+        way: How the function is called; updated after timeouts.
+        note_results: Called with the number of additional rows that have a result.
     """
     results: list[Result] = []
     level, late, lost = way.level, False, 0
 
     def failed(why: str, by_time: bool) -> None:
         nonlocal late
-        if len(rows) > 1:  # one alone says nothing about many
+        if len(rows) > 1:  # a failed single call says nothing about batched calls
             late |= by_time
             way.failed(len(rows), why, by_time)
 
@@ -101,33 +102,36 @@ def score_rows(
 
 
 def _group(rows: list[RewardInput]) -> int:
-    """How many of the rows, from the first on, are completions to the same prompt."""
+    """Number of leading rows that are completions of the same prompt."""
     return next((i for i, row in enumerate(rows) if row.group != rows[0].group), len(rows))
 
 
 class Worker:
-    """A process for the named rewards. It starts at once and is waited for at its first call.
+    """A subprocess for the named rewards. It starts at once; the first call waits for it.
 
-    What it sends is checked: a grader can write into its process's socket. Junk costs the process, never the run.
+    Its messages are validated, since a grader can write into its process's socket. An invalid one costs the process, never
+    the run.
     """
 
     def __init__(self, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
         self.request, self.variables, self.notice = (names, reward, task, code), reward.env, ""
-        self.mark = ""  # checksum of the files of its rewards
-        self.asked: dict[str, list[str]] = {}  # by each reward, the columns without which it cannot be called
-        self.changed = False  # whether they changed, since it began or since this was last asked
+        self.mark = ""  # checksum of the source files of its rewards
+        self.asked: dict[str, list[str]] = {}  # required columns of each reward
+        self.changed = False  # whether the checksum changed since the start or the last check
         self._spawn()
         self.ready = self.begun = self.closed = False
         self.lock = threading.Lock()
         self.limit = reward.timeout
-        self.call = self.open = 0  # the number of the last call, and how many of its rows have no result yet
-        self.silent = 0  # messages without a result since the last one with some
+        self.call = self.open = 0  # number of the last call, and count of its rows without a result yet
+        self.silent = 0  # messages without results since the last one with some
 
     def _spawn(self) -> None:
         self.process, self.connection = spawn(MODULE, self.request, self.variables)
 
     def wait(self) -> None:
-        """Until it has imported what it needs. Raises ValueError where it cannot; Lost, where it could before."""
+        """Waits until the imports are done. Raises ValueError if they fail and RuntimeError if the process does not start;
+        in a restarted worker, Late or Lost instead.
+        """
         if self.ready:
             return
         try:
@@ -142,7 +146,7 @@ class Worker:
             raise ValueError(problem)
 
     def _started(self) -> str:
-        """Why it cannot work, "" where it can. Raises as `_read` does."""
+        """Returns why it cannot work, or "". Raises as `_read` does."""
         match self._read(START, START):
             case ["ready", "", str(notice), str(mark), dict(asked)] if all(map(_is_asked, asked.items())):
                 self.changed |= self.begun and mark != self.mark
@@ -155,7 +159,7 @@ class Worker:
                 raise Lost(_junk(message))
 
     def send(self, name: str, rows: list[RewardInput], level: int) -> None:
-        """Ask for scores. Raises Lost, or ValueError for a column that cannot be sent to another process."""
+        """Requests the scores of `rows`. Raises Lost, or ValueError for a column that cannot be sent to another process."""
         self.wait()
         self.call, self.open, self.silent = self.call + 1, len(rows), 0
         try:
@@ -166,11 +170,11 @@ class Worker:
             self.connection.send(data)
         except TimeoutError:
             raise Lost("its process does not read what it is sent") from None
-        except OSError:  # dead: `receive` says so
+        except OSError:  # dead: `receive` reports it
             pass
 
     def receive(self, timeout: float) -> NextResults:
-        """The next results. Raises Late or Lost, and ValueError for rows with what the worker cannot import."""
+        """Returns the next results. Raises Late or Lost, or ValueError for rows with values the worker cannot import."""
         match self._read(timeout, self.limit):
             case ["unreadable", self.call, str(why)]:
                 raise ValueError(f"the reward workers cannot read the rows ({why:.300}): use plain values")
@@ -182,7 +186,7 @@ class Worker:
                 raise Lost(_junk(message))
         self.open -= len(results)
         self.silent = 0 if results else self.silent + 1
-        if self.silent > 1:  # one announces the next level
+        if self.silent > 1:  # a single one announces the next level
             raise Lost("its process sends messages without results")
         read: list[Result] = [(None, error[:300]) if error is not None else checked(value) for value, error in results]
         return NextResults(level, read, failed[:300], late, grouped)
@@ -202,7 +206,7 @@ class Worker:
             raise Lost(f"its process died ({status.format(code=code)})") from None
 
     def restart(self) -> None:
-        """Kill the process and start another. Raises RuntimeError once closed."""
+        """Kills the process and starts another. Raises RuntimeError if closed."""
         with self.lock:
             if self.closed:
                 raise RuntimeError("the reward worker is closed")
@@ -211,7 +215,7 @@ class Worker:
             self.ready = False
 
     def close(self) -> None:
-        """Kill the process, for good."""
+        """Kills the process for good."""
         with self.lock:
             self.closed = True
             kill(self.process)
@@ -236,7 +240,7 @@ def _junk(message: Any) -> str:
 
 
 class Thread:
-    """A daemon thread for a Python callable. One that hangs is left behind: Python cannot kill it."""
+    """A daemon thread for a Python callable. A hanging one is left behind, since Python cannot kill it."""
 
     def __init__(self, function: RewardFunction, timeout: float) -> None:
         self.function, self.timeout = function, timeout
@@ -251,25 +255,25 @@ class Thread:
         threading.Thread(target=_serve, args=arguments, daemon=True).start()
 
     def send(self, name: str, rows: list[RewardInput], level: int) -> None:
-        """Ask for scores."""
+        """Requests the scores of `rows`."""
         self.inbox.put((rows, level))
 
     def receive(self, timeout: float) -> NextResults:
-        """The next results. Raises Late."""
+        """Returns the next results. Raises Late."""
         try:
             return self.outbox.get(timeout=timeout)
         except queue.Empty:
             raise Late(self.timeout) from None
 
     def restart(self) -> None:
-        """Leave the thread behind and start another. Raises RuntimeError once closed."""
+        """Leaves the thread behind and starts another. Raises RuntimeError if closed."""
         if self.closed:
             raise RuntimeError("the reward thread is closed")
         self._leave()
         self._start()
 
     def close(self) -> None:
-        """Let the thread end, for good."""
+        """Lets the thread end for good."""
         self.closed = True
         self._leave()
 

@@ -1,4 +1,4 @@
-"""A sequence classifier of transformers in this process: texts -> one score each. Padding changes no score."""
+"""An in-process transformers sequence classifier: one score per text. Padding does not change scores."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gspo.config.import_function import pick_device
 from gspo.config.rewards import RewardModelConfig
 from gspo.rewards.transcripts import Messages, text_of, words_of
 
-disable_progress_bar()  # of loading weights: the run has its own
+disable_progress_bar()  # for loading weights: the run shows its own
 WHERE = "reward_model.path"
 
 
 class Classifier:
-    """Scores conversations by the logit or probability of one label. Its weights are read by `load`."""
+    """Scores conversations by the logit or probability of one label. `load` reads the weights."""
 
     def __init__(self, cfg: RewardModelConfig) -> None:
-        """Reads all but the weights. Raises ValueError for what is wrong with it."""
+        """Reads everything but the weights. Raises ValueError if the classifier is unusable."""
         self.cfg = cfg
         self.device = pick_device(cfg.device, "reward_model.device")
         self.model: Any = None
@@ -51,14 +51,14 @@ class Classifier:
             raise ValueError(f"{WHERE} = {self.cfg.path!r}: {hint}{first}") from error
 
     def load(self) -> None:
-        """Reads the weights. Raises ValueError where some are not there: its score would be random."""
+        """Reads the weights. Raises ValueError if some are missing, since the score would be random."""
         if self.model is not None:
             return
         cfg = self.cfg
         options: dict[str, Any] = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
         if not cfg.allow_pickle:
             options["use_safetensors"] = True
-        with torch.random.fork_rng(devices=[]):  # weights that are not there would be drawn
+        with torch.random.fork_rng(devices=[]):  # missing weights would be drawn from the global generator
             model, loading_info = self._read(
                 lambda: AutoModelForSequenceClassification.from_pretrained(
                     cfg.path, dtype=getattr(torch, cfg.dtype), output_loading_info=True, **options
@@ -73,9 +73,10 @@ class Classifier:
         self.model = model.to(self.device).eval().requires_grad_(False)
 
     def encode(self, messages: Messages) -> tuple[list[int], list[int]] | None:
-        """Token ids and token types of a conversation that ends with the completion; None where it is too long.
+        """Token ids and token types of a conversation that ends with the completion; None if it is too long.
 
-        With a chat template, of the whole; without one, of prompt and completion as a pair of texts.
+        With a chat template, the whole conversation is rendered; without one, prompt and completion are encoded as a pair of
+        texts.
         """
         special = not self.tokenizer.chat_template
         if special:
@@ -91,12 +92,12 @@ class Classifier:
             return None
         if self.cfg.too_long == "right":
             return ids[: self.longest], types[: self.longest]
-        first = int(special and ids[0] in self.tokenizer.all_special_ids)  # [CLS], which such a classifier reads
+        first = int(special and ids[0] in self.tokenizer.all_special_ids)  # keep [CLS], which such a classifier reads
         return ids[:first] + ids[first + extra :], types[:first] + types[first + extra :]
 
     @torch.inference_mode()
     def scores(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[float]:
-        """The score of each row of token ids and types, in batches of rows of about one length."""
+        """The score of each row of token ids and types, batched by similar length."""
         scores = [0.0] * len(rows)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
         for start in range(0, len(order), self.cfg.batch_size):
@@ -106,10 +107,10 @@ class Classifier:
         return scores
 
     def _batch(self, rows: Sequence[tuple[list[int], list[int]]]) -> Tensor:
-        """[B] scores. Padding stands on the right, so that no token before it sees it."""
+        """Scores [B] of a batch, padded on the right so that no earlier token sees the padding."""
         config = self.model.config.get_text_config()
         pad = config.pad_token_id
-        if pad is None:  # then the score is read at a row's last token: it is found where it differs from the padding
+        if pad is None:  # the score is read at the last token that differs from the padding: choose one that ends no row
             ends = {ids[-1] for ids, _ in rows}
             pad = next(token for token in range(len(ends) + 1) if token not in ends)
         ids = pad_sequence([torch.tensor(ids) for ids, _ in rows], True, pad).to(self.device)
@@ -136,7 +137,7 @@ class Classifier:
 
 
 def label_of(config: Any, cfg: RewardModelConfig) -> int:
-    """The number of the label that the score is of. Raises ValueError where it is not said, or unknown."""
+    """Index of the label whose score is used. Raises ValueError if it is ambiguous or unknown."""
     names = {int(number): str(name) for number, name in config.id2label.items()}
     if cfg.label is None:
         if len(names) == 1:

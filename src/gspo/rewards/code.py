@@ -1,4 +1,4 @@
-"""The reward `code`: whether a program says what it should. All is compared outside of the sandbox, as plain data."""
+"""The reward `code`: whether a program gives the expected results. They are compared outside the sandbox, as plain data."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from gspo.sandbox.types import Case, Limits, Outcome, Program
 from gspo.sandbox.watch import BACKSTOP
 
 DIGITS = 10_000
-"""Characters of the longest number that is compared as one."""
-# The first word of a fence. C is compiled as C++ is.
+"""Maximum characters of a word that is compared as a number."""
+# First word of a fence. C is compiled as C++.
 CPP = re.compile(r"c|cc|cxx|(?:c\+\+|cpp|g\+\+|gnu\+\+)\w*")
 
 
 class Block(NamedTuple):
-    """A program and its language, by its fence."""
+    """A program, and its language as given by its fence."""
 
     source: str
     language: str
 
 
 def program_of(text: str) -> Block | None:
-    """The code in the last complete fenced block of a text; None without one."""
+    """The code of the last complete fenced block of a text; None if there is none."""
     lines = text.replace("\r\n", "\n").split("\n")
     begun: int | None = None
     last: tuple[int, int] | None = None
@@ -52,8 +52,8 @@ def program_of(text: str) -> Block | None:
 
 
 def same_stdout(output: str, expected: str) -> bool:
-    """Whether a program's output is the expected one: the same number of lines, each the same text without the blanks
-    around it, or the same decimal numbers one by one.
+    """Whether a program's output is the expected one: the same number of lines, each with the same text up to surrounding
+    whitespace, or the same decimal numbers one by one.
     """
     lines, wanted = output.strip().split("\n"), expected.strip().split("\n")
     return len(lines) == len(wanted) and all(map(_same_line, lines, wanted))
@@ -71,12 +71,12 @@ def _same_number(word: str, wanted: str) -> bool:
         return False
     try:
         return Decimal(word) == Decimal(wanted)
-    except InvalidOperation:  # no number, or a signaling one
+    except InvalidOperation:  # not a number, or a signaling NaN
         return False
 
 
 def same_value(value: Any, expected: Any) -> bool:
-    """Whether a function returned what is expected. Both are plain data, so that `==` is Python's own. A tuple at the top
+    """Whether a function returned the expected value. Both are plain data, so `==` is Python's own. A tuple at the top level
     counts as a list.
     """
     try:
@@ -91,7 +91,7 @@ def _listed(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class CodeTest:
-    """A test of a program and the right answer to it, which stays out of the sandbox: text for a program, plain data for a
+    """A test of a program and its expected result, which stays outside the sandbox: text for a program, plain data for a
     function.
     """
 
@@ -99,7 +99,7 @@ class CodeTest:
     expected: Any
 
     def passed(self, outcome: Outcome) -> bool:
-        """Whether the program was right."""
+        """Whether the program passed."""
         if outcome.status != "ok":
             return False
         same = same_stdout if self.case.arguments is None else same_value
@@ -107,7 +107,7 @@ class CodeTest:
 
 
 def tests_of(columns: Mapping[str, Any], column: str) -> list[CodeTest]:
-    """The tests in a column. Raises ValueError for what are no tests, or none."""
+    """The tests in a column. Raises ValueError if they are invalid or there are none."""
     cell = columns.get(column)
     try:
         rows = json.loads(cell) if isinstance(cell, str) else cell
@@ -128,13 +128,13 @@ def _test(row: Any, where: str) -> CodeTest:
 
 
 def _empty(others: Mapping[Any, Any]) -> bool:
-    """Tables give every test all fields, and None to those that it has not."""
+    """Whether a test's other fields are all None: tables give every test all fields."""
     return all(value is None for value in others.values())
 
 
 def opened(config: CodeConfig, compiles: str = "") -> tuple[Sandbox, str]:
-    """The sandbox that `code.sandbox` asks for, and what a run shall say of it. compiles: what asks for C++, or "".
-    Raises RuntimeError where there is no sandbox, or no compiler for what asks for it.
+    """Opens the sandbox set by `code.sandbox`; returns it with a notice for the run to show. compiles: What needs C++, or
+    "". Raises RuntimeError if there is no sandbox, or no compiler for `compiles`.
     """
     try:
         sandbox = open_sandbox(config.sandbox)  # type: ignore[arg-type]
@@ -154,7 +154,9 @@ def opened(config: CodeConfig, compiles: str = "") -> tuple[Sandbox, str]:
 
 
 class CodeReward:
-    """The reward `code`. Opens its sandbox; raises RuntimeError where there is none, or no compiler for C++ alone."""
+    """The reward `code`. Opens its sandbox; raises RuntimeError if there is none, or no compiler for C++ as the only
+    language.
+    """
 
     def __init__(self, config: CodeConfig) -> None:
         self.config = config
@@ -166,7 +168,7 @@ class CodeReward:
         )  # fmt: skip
 
     def __call__(self, completion: str, columns: Mapping[str, Any]) -> float:
-        """The score of a completion, without its thinking. Raises ValueError for tests that are none, RuntimeError where the
+        """The score of a completion whose thinking was removed. Raises ValueError for invalid tests, RuntimeError if the
         sandbox itself fails.
         """
         stages = tests_by_stage(columns, self.config)
@@ -189,15 +191,13 @@ class CodeReward:
 
 
 def tests_by_stage(columns: Mapping[str, Any], config: CodeConfig) -> list[list[CodeTest]]:
-    """The tests of a row: those that the prompt shows, if there are such, and all others. Raises ValueError."""
+    """The tests of a row: those shown in the prompt, if any, then all others. Raises ValueError."""
     names = [config.public_column] if config.public_column else []
     return [tests_of(columns, name) for name in (*names, config.tests_column)]
 
 
 def function_of(columns: Mapping[str, Any], stages: Sequence[Sequence[CodeTest]], config: CodeConfig) -> str | None:
-    """The function that a row's tests call; None for whole programs. Raises ValueError where tests and function do not go
-    together.
-    """
+    """The function that a row's tests call; None for whole programs. Raises ValueError if tests and function mismatch."""
     called = {test.case.arguments is not None for stage in stages for test in stage}
     name = columns.get(config.function_column) or None
     if called == {True} and isinstance(name, str):
@@ -211,5 +211,5 @@ def function_of(columns: Mapping[str, Any], stages: Sequence[Sequence[CodeTest]]
 
 
 def longest(config: CodeConfig) -> float:
-    """Seconds of wall time after which something must have gone wrong with the scoring of one completion."""
+    """Wall-clock seconds after which the scoring of one completion must have gone wrong."""
     return BACKSTOP * (LONGEST + config.total_seconds + config.seconds + USUAL.compile_seconds + 3)

@@ -1,4 +1,4 @@
-"""The named rewards, and how a reward function is called. Imports no torch: the reward workers run it."""
+"""The named rewards, and how a reward function is called. Imports no torch, since reward workers run it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ from gspo.rewards.code import CodeReward
 from gspo.rewards.programs import Programs
 
 BATCH, TOGETHER, SINGLY = 0, 1, 2
-"""How a function is called: once for all; once a completion, all at a time (async); once a completion, one by one."""
+"""Call levels: a call for all completions; a call per completion, concurrently (async); a call per completion, in turn."""
 
 Result = tuple[float | None, str | None]
 """A value (None: no opinion) and an error (None: none)."""
 
 
 class NextResults(NamedTuple):
-    """The level at work, and the results of the next rows; `failed` says why the level before it was given up. grouped:
-    a call is for all completions to a prompt.
+    """Results of the next rows.
+
+    Attributes:
+        level: Call level in use.
+        failed: Why the previous level was abandoned, or "".
+        late: Whether that was a timeout.
+        grouped: Whether a call takes all completions of a prompt.
     """
 
     level: int
@@ -43,18 +48,18 @@ class NextResults(NamedTuple):
 
 
 class Late(Exception):
-    """A call that took longer than `reward.timeout`."""
+    """A call that exceeded `reward.timeout`."""
 
     def __init__(self, timeout: float) -> None:
         super().__init__(f"took longer than {timeout:g} s (reward.timeout)")
 
 
 class WrongLength(ValueError):
-    """A call that returned more or fewer values than it was asked for: nobody knows which belongs to which completion."""
+    """A call that returned the wrong number of values, so that they cannot be matched to completions."""
 
 
 def by_group(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a reward function that compares completions: each call gets all completions to one prompt and no others, also
+    """Marks a reward function that compares completions: each call gets all completions of one prompt and no others, also
     after another call failed.
     """
     function.by_group = True  # type: ignore[attr-defined]
@@ -62,13 +67,13 @@ def by_group(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PerCompletion:
-    """A scorer of ours: one completion at a time. notice: what a run shall say of it."""
+    """A built-in scorer, called once per completion. notice: Text for the run to show."""
 
     def __init__(self, score: Callable[[RewardInput], float | None], notice: str = "") -> None:
         self.score, self.notice = score, notice
 
     def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[NextResults]:
-        """Each row's result as soon as it is there."""
+        """Yields each row's result as soon as it is available."""
         yield NextResults(SINGLY)
         for row in rows:
             try:
@@ -79,10 +84,10 @@ class PerCompletion:
 
 
 class RewardFunction:
-    """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async, or one in TRL's shape.
+    """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async, or one with TRL's signature.
 
-    Without `**columns` in its signature it gets the columns that it names. What it may say of itself, as attributes:
-    by_group, see there; spoken: it wants completions without their thinking. Raises ValueError as Arguments does.
+    Without `**columns` in its signature it gets the columns that it names. Optional attributes of the function: by_group,
+    see there; spoken: it gets completions without their thinking. Raises ValueError as Arguments does.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -94,17 +99,19 @@ class RewardFunction:
         self.arguments = Arguments(function)
 
     def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[NextResults]:
-        """The results in the order of the rows, from one call if that works, else from one call a row; by group, from
-        one call a group.
+        """Yields the results in row order, from one call if that works, else from one call per row; by group, from one call
+        per group.
 
-        `timeout` (seconds) cancels async calls; a plain call that hangs is the caller's to notice. A message
-        without results announces the next level.
+        A message without results announces the next level.
+
+        Args:
+            timeout: Seconds after which an async call is cancelled. The caller must detect a plain call that hangs.
         """
         failed, late = "", False
         if level == BATCH and len(rows) > 1 and not self.by_group:
             try:
                 results = self._call(rows, runner, timeout)
-            except WrongLength as error:  # alone a completion may get a value, but it would not be its own
+            except WrongLength as error:  # a call per completion may return a value, but maybe not its own
                 yield NextResults(BATCH, [(None, describe(error))] * len(rows))
                 return
             except BaseException as error:  # one row at a time shows which is to blame
@@ -125,7 +132,7 @@ class RewardFunction:
             yield NextResults(SINGLY, results)
 
     def _units(self, rows: list[RewardInput]) -> list[list[RewardInput]]:
-        """The rows of each call, where there are several."""
+        """The rows of each call, if there are several calls."""
         if not self.by_group:
             return [[row] for row in rows]
         return [list(group) for _, group in groupby(rows, lambda row: row.group)]
@@ -154,7 +161,7 @@ async def _within(awaitable: Awaitable[Any], timeout: float) -> Any:
     try:
         async with limit:
             return await awaitable
-    except BaseException:  # whatever the function makes of being cancelled
+    except BaseException:  # whatever the function raises when cancelled
         if limit.expired():
             raise Late(timeout) from None
         raise
@@ -174,7 +181,7 @@ def _results(returned: Any, count: int) -> list[Result]:
 
 
 def checked(value: Any) -> Result:
-    """A reward as a float (data/reward_bounds.py) or None, or the error that it is."""
+    """A reward as a float (data/reward_bounds.py) or None, or an error if it is invalid."""
     if value is None:
         return None, None
     try:
@@ -190,7 +197,7 @@ def checked(value: Any) -> Result:
 def load(
     name: str, reward: RewardConfig, task: TaskConfig, code: CodeConfig | None = None
 ) -> PerCompletion | RewardFunction:
-    """The reward of that name. Raises ValueError when it cannot be had."""
+    """The reward named `name`. Raises ValueError if it is unavailable."""
     if name == "task":
         sources = [s for s in (task.source, task.eval_source) if s and s.startswith(reasoning_gym.PREFIX)]
         datasets = {source: reasoning_gym.open_task(source, task.config, seed=0, size=1) for source in sources}
@@ -198,7 +205,7 @@ def load(
     if name == "exact":
         return PerCompletion(lambda row: _exact(row, reward.answer_column))
     if name == "math":
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that we keep the time ourselves
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
         try:
             import math_verify  # noqa: F401
         except ImportError as error:
@@ -210,16 +217,16 @@ def load(
     function = load_function(name, "reward.functions")
     if not isinstance(getattr(function, "__self__", None), Programs):
         return RewardFunction(function)
-    programs = Programs(code or CodeConfig(), [name])  # a benchmark's reward, in the sandbox that is asked for
+    programs = Programs(code or CodeConfig(), [name])  # a benchmark's reward, in the configured sandbox
     score = getattr(programs, function.__name__)
     arguments = Arguments(score)
     return PerCompletion(lambda row: score(**arguments.of([row], spoken))[0], programs.notice)
 
 
 def spoken(row: RewardInput) -> str:
-    """A completion without its thinking: what follows the last </think>; nothing if the thinking never ended.
+    """A completion without its thinking: the text after the last </think>; "" if the thinking never ended.
 
-    It may have begun in the prompt.
+    The thinking may have started in the prompt.
     """
     completion = row.completion
     if "</think>" in completion:
@@ -228,9 +235,9 @@ def spoken(row: RewardInput) -> str:
 
 
 def gold(row: RewardInput, column: str) -> str:
-    """The right answer of a row: the column's text, or what follows a last line's "#### " in it, as in GSM8K.
+    """The right answer of a row: the column's text, or the text after the last "#### " at the start of a line, as in GSM8K.
 
-    Raises ValueError when it is empty, or neither text nor a number.
+    Raises ValueError if it is empty, or neither text nor a number.
     """
     value = row.columns.get(column)
     if problem := uncomparable(value):
@@ -262,7 +269,7 @@ def _exact(row: RewardInput, column: str) -> float:
 
 
 def _same_number(text: str, right: str) -> bool:
-    """Whether a text is another spelling of a number: 7 of 7.0, which a column of numbers may become."""
+    """Whether a text is another spelling of a number, such as 7 for 7.0, which a column of numbers may turn it into."""
     try:
         return Decimal(text) == Decimal(right)
     except InvalidOperation:

@@ -1,4 +1,4 @@
-"""Requests to an HTTP endpoint from any thread or event loop: bounded, timed, repeated and counted."""
+"""Requests to an HTTP endpoint from any thread or event loop, with a concurrency limit, timeouts, retries and counters."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from gspo.config.import_function import describe
 
 T = TypeVar("T")
 NO_KEY = "none"
-"""What is sent to an endpoint that asks for no key: the client wants one."""
+"""Sent to an endpoint without a key, since the client requires one."""
 
 
 class Failed(Exception):
-    """A request without a response, after its retries. status: of HTTP, where there was one. late: it took too long."""
+    """A request without a response after its retries.
+
+    Attributes:
+        status: HTTP status, if there was one.
+        late: Whether it timed out.
+    """
 
     def __init__(self, why: str, status: int | None = None, late: bool = False) -> None:
         super().__init__(why)
@@ -30,13 +35,13 @@ class Failed(Exception):
 
 
 class Unreadable(Exception):
-    """A response that does not say what it should."""
+    """A response without the expected content."""
 
 
 def api_key_of(variable: str, where: str) -> str:
-    """The API key in an environment variable; NO_KEY where no variable is named. Raises ValueError where it is not set.
+    """The API key in an environment variable; NO_KEY if no variable is named. Raises ValueError if the variable is not set.
 
-    where: the configuration key, for the error. What is no name of a variable is not shown: it may be the key itself.
+    where: Configuration key, for the error. An invalid variable name is not shown: it may be the key itself.
     """
     if not variable:
         return NO_KEY
@@ -52,14 +57,19 @@ def api_key_of(variable: str, where: str) -> str:
 
 
 class EndpointClient:
-    """An endpoint, with an event loop and thread of its own, so that one bound holds for all who ask.
+    """An endpoint with its own event loop and thread, so that one concurrency limit holds for all callers.
 
-    timeout: seconds for one response, retries included. retries: of 429, 5xx and lost connections, by the client, with its
-    growing waits and as Retry-After says. total: what was counted; reasons: why there was no opinion.
+    Args:
+        timeout: Seconds per response, retries included.
+        retries: Retries after 429, 5xx and lost connections, by the openai client with its backoff and Retry-After.
+
+    Attributes:
+        total: Counters.
+        reasons: How often each reason left a question without an opinion.
     """
 
     def __init__(self, name: str, url: str, key: str, timeout: float, retries: int, max_concurrent: int) -> None:
-        """Raises ValueError without the client's package."""
+        """Raises ValueError without the package openai."""
         try:
             import openai
         except ImportError:
@@ -77,11 +87,11 @@ class EndpointClient:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Does the work in the line's own loop."""
+        """Schedules a coroutine in the client's own event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def request(self, send: Callable[[Any], Awaitable[T]]) -> T:
-        """What `send(client)` returns; in the line's own loop. Raises Failed."""
+        """Returns the result of `send(client)`; runs in the client's own event loop. Raises Failed."""
         async with self._slots:
             self.total["requests"] += 1
             begin = time.perf_counter()
@@ -100,17 +110,17 @@ class EndpointClient:
                 self.total["seconds"] += time.perf_counter() - begin  # type: ignore[assignment]
 
     def _clean(self, text: str) -> str:
-        """An error in one line, without the key, which an endpoint may repeat."""
+        """An error on one line, without the key, which an endpoint may echo."""
         cleaned = text if self._key == NO_KEY else text.replace(self._key, "***")
         return " ".join(cleaned.split())[:200]
 
     def note(self, reason: str) -> None:
-        """A question that got no opinion."""
+        """Counts a question that got no opinion."""
         self.reasons[reason] += 1
         self.total["failed"] += 1
 
     def counts(self) -> dict[str, float]:
-        """What was counted since this was last asked. Warns of reasons that are new."""
+        """Counts since the last call. Warns of new reasons."""
         for reason, count in list(self.reasons.items()):
             kind = reason[:40]
             if kind not in self._warned:
@@ -123,7 +133,7 @@ class EndpointClient:
         return new
 
     def close(self) -> None:
-        """Ends the line; what is under way is given up."""
+        """Closes the client and cancels pending requests."""
         if self._thread.is_alive():
             self.run(self._end())
             self._thread.join(5.0)

@@ -23,15 +23,15 @@ from gspo.rewards.transcripts import common_start, conversations, rewarded, text
 
 ALONE = "a group of one has nothing to be compared with"
 NO_LIMIT = 1e8
-"""Seconds, three years: each request has its own limit."""
+"""Seconds (three years): each request has its own timeout."""
 
 
 class Judge:
-    """A reward function: asks a model at an OpenAI-compatible endpoint what completions are worth by a rubric.
+    """A reward function that asks a model at an OpenAI-compatible endpoint to judge completions by a rubric.
 
-    In mode "score" each completion is judged alone; in the others ("group", "rank", "pairs") all completions to a prompt,
-    and each call gets those of one prompt. A completion without a readable response of the judge gets None, never a number.
-    Equal completions to a prompt get equal rewards. The API key stands in an environment variable.
+    In mode "score" each completion is judged on its own; in the other modes ("group", "rank", "pairs") each call gets all
+    completions of one prompt. A completion without a readable response gets None, never a number. Equal completions of a
+    prompt get equal rewards. The API key comes from an environment variable.
     """
 
     limit = NO_LIMIT
@@ -39,7 +39,7 @@ class Judge:
     __name__ = "judge"
 
     def __init__(self, config: JudgeConfig | None = None, **fields: Any) -> None:
-        """The fields of [judge], as a JudgeConfig or by name. Raises ValueError for what is missing or out of range."""
+        """Takes the fields of [judge], as a JudgeConfig or by name. Raises ValueError if one is missing or out of range."""
         self.config = config or from_dict({"judge": fields}).judge
         config = self.config
         check_judge(config)
@@ -51,15 +51,15 @@ class Judge:
         self._pending: dict[str, asyncio.Task[Any]] = {}
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
-        """A reward for each completion, or None; by group, the completions are those to one prompt."""
+        """A reward or None for each completion; by group, the completions are those of one prompt."""
         cells = columns.get(self.config.reference_column or "") or [None] * len(completions)
         questions = [text_of(prompt) for prompt in prompts]
         references = [None if reference is None else str(reference) for reference in cells]
         return await self._in_loop(lambda: self._judge(questions, list(completions), references))
 
     async def score_group(self, group: Any, reference: str | None = None) -> TrajectoryGroup:
-        """The group with rewards set, for `model.train`. What all trajectories begin with is the question, the rest of each
-        its completion. A trajectory without an opinion is left out and counted as an exception.
+        """The group with rewards set, for `model.train`. The common prefix of all trajectories is the question, the rest of
+        each its completion. A trajectory without an opinion is left out and counted as an exception.
         """
         transcripts = conversations(group)
         start = common_start(transcripts)
@@ -69,32 +69,31 @@ class Judge:
         return rewarded(group, await self._in_loop(lambda: self._judge(*arguments)), "judge")
 
     def wait(self) -> None:
-        """Asks one small question. Raises ValueError where the endpoint refuses it or cannot be reached."""
+        """Sends one small question. Raises ValueError if the endpoint refuses it or cannot be reached."""
         probe = judge_prompts.scored(self.config.rubric, "1 + 1 = ?", "2", None, self.config.scale)
         try:
             self.line.run(self._complete(probe)).result()
         except Failed as error:
             raise ValueError(f"judge.url = {self.config.url!r}, judge.model = {self.config.model!r}: {error}") from None
         except Unreadable:
-            pass  # the next response may be better; those that are not are counted
-        self.line.counts()  # this one is not
+            pass  # the next response may be readable; unreadable ones are counted
+        self.line.counts()  # excludes this request from the counts
 
     def counts(self) -> dict[str, float]:
-        """What was counted since this was last asked: requests, responses from the cache, repeated requests, questions
-        without an opinion (failed), tokens read and written, and seconds of waiting, added up over requests. Warns of new
-        reasons for none.
+        """Counts since the last call: requests, cache hits, retries, questions without an opinion (failed), tokens read and
+        written, and seconds of waiting, summed over requests. Warns of new reasons for a missing opinion.
         """
         return self.line.counts()
 
     def close(self) -> None:
-        """Ends its connections."""
+        """Closes its connections and the cache."""
         self.line.close()
         self.cache.close()
 
     async def _in_loop(self, work: Callable[[], Any]) -> Any:
         return await asyncio.wrap_future(self.line.run(work()))
 
-    # What follows runs in the line's own loop.
+    # The methods below run in the client's own event loop.
 
     async def _judge(self, prompts: list[str], completions: list[str], references: list[str | None]) -> list[float | None]:
         config = self.config
@@ -114,7 +113,7 @@ class Judge:
             values = await self._pairs(prompts[0], distinct, references[0])
         else:
             values = await self._together(prompts[0], distinct, references[0])
-        if config.mode == "rank":  # each completion takes a place, equal ones too
+        if config.mode == "rank":  # each completion takes a place, duplicates too
             return from_ranks([values[distinct.index(completion)] for completion in completions])
         return [values[distinct.index(completion)] for completion in completions]
 
@@ -127,7 +126,7 @@ class Judge:
         return await self._ask(question) or [None] * len(completions)
 
     async def _pairs(self, prompt: str, completions: list[str], reference: str | None) -> list[float | None]:
-        """Bradley-Terry strengths; each two are asked about in both orders, which count as one game."""
+        """Bradley-Terry strengths; each pair is judged in both orders, which count as one game."""
         if len(completions) == 1:
             return [0.0]
         rubric = self.config.rubric
@@ -147,7 +146,7 @@ class Judge:
         return rewards(len(completions), outcomes)
 
     async def _ask(self, question: Question) -> Any:
-        """What the judge says, or None, which is counted. A question that is being asked is not asked again."""
+        """The judge's verdict, or None, which is counted. A question in flight is not sent twice."""
         config = self.config
         key = key_of([self.line.url, config.model, config.request, question.messages("")])
         cached = self.cache.get(key)
@@ -155,7 +154,7 @@ class Judge:
             try:
                 verdict = question.read(judge_prompts.object_of(cached))
             except Unreadable:
-                pass  # the file was changed by others
+                pass  # the cache file was changed from outside
             else:
                 self.line.total["cached"] += 1
                 return verdict
@@ -171,14 +170,14 @@ class Judge:
         return verdict
 
     async def _attempts(self, question: Question, key: str) -> tuple[Any, str]:
-        """What the judge says, or why it says nothing."""
+        """The judge's verdict, or the reason for none."""
         reason = ""
         for attempt in range(self.config.retries + 1):
             self.line.total["retries"] += attempt > 0
             try:
                 text = await self._complete(question)
                 verdict = question.read(judge_prompts.object_of(text))
-            except Failed as error:  # the client has repeated it
+            except Failed as error:  # already retried by the client
                 return None, str(error)
             except Unreadable as error:
                 reason = f"unreadable response: {error}"

@@ -1,4 +1,4 @@
-"""What a judge is asked, and how its responses are read. What does not say exactly what it should is unreadable."""
+"""Prompts for a judge, and parsing of its responses. A response in any but the exact form is unreadable."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ Form: {{"reason": "one short sentence", "better": "A" or "B" or "tie"}}"""
 
 @dataclass(frozen=True)
 class Question:
-    """One request to a judge. parts: titles and texts of the material. read: from the response's object to what it says."""
+    """One request to a judge.
+
+    Attributes:
+        parts: Titles and texts of the material.
+        read: Parses the response's JSON object into the verdict.
+    """
 
     rubric: str
     task: str
@@ -46,20 +51,20 @@ class Question:
     read: Callable[[dict[str, Any]], Any]
 
     def messages(self, code: str) -> list[dict[str, str]]:
-        """The request's messages. code: what makes the marker lines of this request unlike all others."""
+        """The chat messages of the request. code: Makes this request's marker lines differ from all others."""
         material = "\n\n".join(f"<<<{code} {title}>>>\n{text}\n<<<{code} END OF {title}>>>" for title, text in self.parts)
         rules = RULES.format(code=code, rubric=self.rubric, task=self.task)
         return [{"role": "system", "content": rules}, {"role": "user", "content": material}]
 
 
 def scored(rubric: str, question: str, completion: str, reference: str | None, scale: int) -> Question:
-    """Asks for the score of one completion; read as a number in [0, 1]."""
+    """Question for the score of one completion, read as a number in [0, 1]."""
     parts = _parts(question, reference, [("REPLY", completion)])
     return Question(rubric, SCORE.format(scale=scale), parts, lambda response: _number(response.get("score"), scale) / scale)
 
 
 def together(rubric: str, question: str, completions: Sequence[str], reference: str | None, scale: int) -> Question:
-    """Asks for the scores of several completions; read as a list of numbers in [0, 1]."""
+    """Question for the scores of several completions, read as a list of numbers in [0, 1]."""
     task = GROUP.format(n=len(completions), scale=scale)
     parts = _parts(question, reference, _numbered(completions))
     return Question(
@@ -68,7 +73,7 @@ def together(rubric: str, question: str, completions: Sequence[str], reference: 
 
 
 def ranked(rubric: str, question: str, completions: Sequence[str], reference: str | None) -> Question:
-    """Asks for the ranks of several completions; read as a list of numbers, 1 the best."""
+    """Question for the ranks of several completions, read as a list of numbers, 1 for the best."""
 
     def read(response: dict[str, Any]) -> list[float]:
         ranks = _numbers(response, "ranks", len(completions), len(completions))
@@ -80,7 +85,7 @@ def ranked(rubric: str, question: str, completions: Sequence[str], reference: st
 
 
 def paired(rubric: str, question: str, a: str, b: str, reference: str | None) -> Question:
-    """Asks which of two completions is better; read as 1 (a), 0 (b) or 0.5 (a tie)."""
+    """Question which of two completions is better, read as 1 (a), 0 (b) or 0.5 (a tie)."""
     outcomes = {"A": 1.0, "B": 0.0, "tie": 0.5}
 
     def read(response: dict[str, Any]) -> float:
@@ -102,7 +107,7 @@ def _numbered(completions: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def object_of(text: str) -> dict[str, Any]:
-    """The one JSON object in a response, after any thinking. Raises Unreadable where there is none, or more than one."""
+    """The single JSON object of a response, after any thinking. Raises Unreadable if there is none or more than one."""
     spoken = text.rpartition("</think>")[2]
     start, end = spoken.find("{"), spoken.rfind("}")
     if start < 0 or end < start:
@@ -124,13 +129,13 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _number(value: Any, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Unreadable("no number where a score should be")
-    if not 0 <= value <= high:  # nan too
+    if not 0 <= value <= high:  # rejects NaN too
         raise Unreadable(f"a score outside of 0 to {high:g}")
     return float(value)
 
 
 def _numbers(response: dict[str, Any], name: str, n: int, high: float) -> list[float]:
-    """The numbers of completions 1 to n."""
+    """The numbers given to completions 1 to n."""
     numbers = response.get(name)
     keys = [str(i) for i in range(1, n + 1)]
     if not isinstance(numbers, dict) or set(numbers) != set(keys):

@@ -1,6 +1,4 @@
-"""Preferences within a group -> rewards: who beat whom, or who came first, as one number for each completion. All in
-float64.
-"""
+"""Rewards from preferences within a group: pairwise outcomes or ranks become one number per completion. All in float64."""
 
 from __future__ import annotations
 
@@ -14,17 +12,17 @@ from typing import Any
 import numpy as np
 
 METHODS = ("bradley_terry", "win_rate")
-STEPS = 100  # at most, of Newton's method, which takes about ten
-CLOSE = 1e-12  # gradient at which it has converged, as a share of the games
-ROUNDING = 1e-12  # of the objective, relative: a step that lowers it by less may be a step up
-DIGITS = 8  # of a strength behind the point: further ones depend on the order of completions and on the processor
+STEPS = 100  # maximum Newton steps; about ten are enough
+CLOSE = 1e-12  # convergence threshold of the gradient, as a share of the games
+ROUNDING = 1e-12  # relative, of the objective: a smaller decrease may in fact be an increase
+DIGITS = 8  # decimals of a strength: further ones depend on the order of completions and on the processor
 
 
 def wins(n: int, outcomes: Iterable[tuple[int, int, float]]) -> np.ndarray:
-    """W [n, n]: games that i won against j, of outcomes (i, j, o): o = 1 where i was better, 0 where j was, 0.5 for a tie.
+    """W [n, n]: games that i won against j, from outcomes (i, j, o): o = 1 if i was better, 0 if j was, 0.5 for a tie.
 
-    Cycles and repeated games are allowed. Raises ValueError for a completion that there is none of, against itself, or
-    another o.
+    Cycles and repeated games are allowed. Raises ValueError for an index out of range, a game against itself, or an o
+    outside [0, 1].
     """
     games = np.zeros((n, n))
     for i, j, outcome in outcomes:
@@ -32,7 +30,7 @@ def wins(n: int, outcomes: Iterable[tuple[int, int, float]]) -> np.ndarray:
             raise ValueError(
                 f"outcome ({i}, {j}, {outcome}): expected two different completions, numbered from 0 to {n - 1}"
             )
-        if not 0 <= outcome <= 1:  # nan too
+        if not 0 <= outcome <= 1:  # rejects NaN too
             raise ValueError(f"outcome ({i}, {j}, {outcome}): expected 1 (the first is better), 0.5 (a tie) or 0")
         games[i, j] += outcome
         games[j, i] += 1 - outcome
@@ -40,15 +38,15 @@ def wins(n: int, outcomes: Iterable[tuple[int, int, float]]) -> np.ndarray:
 
 
 def bradley_terry(games: np.ndarray, prior: float = 1.0) -> list[float | None]:
-    """Strengths theta in nats, where P(i beats j) = sigmoid(theta_i - theta_j); None for a completion without any game.
+    """Strengths theta in nats, where P(i beats j) = sigmoid(theta_i - theta_j); None for a completion without games.
 
-    games: as `wins` returns. prior: ties that each completion is taken to have had with one of strength 0, so that a
-    completion that won every game has a finite strength. theta is the maximum of
+    games: As returned by `wins`. prior: Number of virtual ties of each completion with one of strength 0, so that a
+    completion that won every game has a finite strength. theta maximises
 
         sum_ij W_ij log sigmoid(theta_i - theta_j) + prior/2 sum_i [log sigmoid(theta_i) + log sigmoid(-theta_i)],
 
-    which is strictly concave; found by Newton's method with step halving, and rounded: completions with the same games have
-    equal strengths.
+    which is strictly concave, by Newton's method with step halving. Strengths are rounded, so that completions with the same
+    games have equal strengths.
     """
     if not (math.isfinite(prior) and prior > 0):
         raise ValueError(f"prior = {prior}: must be above 0, or a completion that always won would have no finite strength")
@@ -74,7 +72,7 @@ def bradley_terry(games: np.ndarray, prior: float = 1.0) -> list[float | None]:
 
 
 def win_rate(games: np.ndarray) -> list[float | None]:
-    """The share of its games that each completion won, a tie counting half (Borda); None for a completion without any."""
+    """Each completion's share of games won, a tie counting half (Borda); None for a completion without games."""
     won, lost = games.sum(1), games.sum(0)
     return [float(w / (w + l)) if w + l else None for w, l in zip(won, lost)]
 
@@ -82,7 +80,8 @@ def win_rate(games: np.ndarray) -> list[float | None]:
 def from_ranks(ranks: Sequence[float | None]) -> list[float | None]:
     """Evenly spaced rewards in [0, 1]: the best (lowest) rank gets 1, the worst 0, equal ranks their mean.
 
-    None stays None and takes no place; alone, a completion gets None. Raises ValueError for a rank that is no finite number.
+    None stays None and takes no place; a single ranked completion gets None. Raises ValueError for a rank that is not
+    finite.
     """
     known_ranks = [rank for rank in ranks if rank is not None]
     if not all(math.isfinite(rank) for rank in known_ranks):
@@ -97,9 +96,14 @@ def from_ranks(ranks: Sequence[float | None]) -> list[float | None]:
 
 
 def rewards(n: int, outcomes: Iterable[tuple[int, int, float]], method: str = "bradley_terry") -> list[float | None]:
-    """The rewards of n completions, by outcomes as in `wins`; None for a completion that was not compared.
+    """The rewards of n completions; None for a completion that was not compared.
 
-    method: "bradley_terry" (strengths, in nats) or "win_rate" (in [0, 1]). Raises ValueError for another.
+    Args:
+        outcomes: As in `wins`.
+        method: "bradley_terry" (strengths, in nats) or "win_rate" (in [0, 1]).
+
+    Raises:
+        ValueError: For another method.
     """
     if method not in METHODS:
         raise ValueError(f"method = {method!r}: allowed are {', '.join(METHODS)}")
@@ -108,22 +112,21 @@ def rewards(n: int, outcomes: Iterable[tuple[int, int, float]], method: str = "b
 
 
 class Preferred:
-    """A reward function of comparisons: `compare(prompt, a, b, **row) -> float | None`, plain or async, says 1 where
-    completion a is better, 0 where b is, 0.5 for a tie, and None for no opinion.
+    """A reward function from pairwise comparisons by `compare(prompt, a, b, **row) -> float | None`, plain or async.
 
-    Each two different completions to a prompt are compared once; equal ones get equal rewards. `method` is that of
-    `rewards`.
+    `compare` returns 1 if completion a is better, 0 if b is, 0.5 for a tie, and None for no opinion. Each pair of distinct
+    completions of a prompt is compared once; equal ones get equal rewards. `method` is that of `rewards`.
     """
 
     by_group = True
 
     def __init__(self, compare: Callable[..., Any], method: str = "bradley_terry") -> None:
-        rewards(0, [], method)  # refuses an unknown one
+        rewards(0, [], method)  # rejects an unknown method
         self.compare, self.method = compare, method
         self.__name__ = getattr(compare, "__name__", type(compare).__name__).strip("<>")
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
-        """The rewards of all completions to one prompt."""
+        """The rewards of all completions of one prompt."""
         row = {name: values[0] for name, values in columns.items()}
         distinct = sorted(set(completions))
         pairs = list(combinations(range(len(distinct)), 2))

@@ -1,7 +1,7 @@
-"""The scoring of benchmarks whose replies are programs: reward functions that run them in a sandbox.
+"""Scoring of benchmarks whose replies are programs: reward functions that run them in a sandbox.
 
-Expected outputs stay outside of it, and what a program says comes out as plain data. Checks of HumanEval and checkers of
-Codeforces run in a second sandbox, after the program has ended.
+Expected outputs stay outside the sandbox, and a program's results come out as plain data. HumanEval's checks and Codeforces'
+checkers run in a second sandbox, after the program has ended.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ CHECKER = Limits(seconds=10.0)
 MODULES = (
     "bisect collections copy datetime functools heapq io itertools json math operator random re statistics string sys typing"
 )
-"""What solutions of LiveCodeBench use without importing it: the sites that the problems come from give it to them."""
+"""Modules that LiveCodeBench solutions use without importing them, since the problems' original sites provide them."""
 _FUTURE = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
 PATIENCE = 3600.0
-"""Seconds after which something must have gone wrong with the scoring of one completion: its tests have their own limits."""
+"""Seconds after which the scoring of one completion must have gone wrong: its tests have their own limits."""
 COMPILED = "codeforces"
-"""The reward that takes C++ too."""
+"""The reward that also accepts C++."""
 LAST = "from builtins import *\nimport sys\nsys.setrecursionlimit(50000)\n"
 
 
 def prelude(source: str) -> str:
-    """Imports of the MODULES of which a program has a name: all of them would cost each test more than the test itself."""
+    """Imports of those MODULES whose names occur in a program: importing all would cost more than a test itself."""
     words = set(re.findall(r"\w+", source))
     used = [name for name in reversed(MODULES.split()) if name in words or words & _public(name)]
     stars = "".join(f"from {name} import *\n" for name in used)
-    return stars + "".join(f"import {name}\n" for name in used) + LAST  # copy is the module, not what copy has of the name
+    return stars + "".join(f"import {name}\n" for name in used) + LAST  # `copy` must be the module, not copy.copy
 
 
 @cache
@@ -49,10 +49,13 @@ def _public(name: str) -> frozenset[str]:
 
 
 class Programs:
-    """The rewards of benchmarks, whose programs run in the sandbox that [code] asks for.
+    """The rewards of program benchmarks, whose programs run in the sandbox configured by [code].
 
-    rewards: the names of those that will be asked for. sandbox, notice: that sandbox, and what a run shall say of it; they
-    raise RuntimeError, with the remedy, where there is none, or no compiler for a reward that needs one.
+    Attributes:
+        rewards: Names of the rewards that will be used.
+        sandbox: The sandbox. Raises RuntimeError, with the remedy, if there is none, or no compiler for a reward that needs
+            one.
+        notice: What the run shows about the sandbox. Raises as `sandbox` does.
     """
 
     def __init__(self, config: CodeConfig, rewards: Sequence[str] = ()) -> None:
@@ -78,8 +81,12 @@ class Programs:
         memory: Sequence[float],
     ) -> list[float]:
         """1 for a completion whose last fenced block, C++ or Python, passes all tests within the problem's limits, else 0.
-        checker: a Python program that is given the names of input, expected output and output, and prints 1 for a right
-        one. seconds, memory: a test's, in CPU seconds and MB.
+
+        Args:
+            checker: Python program that gets the file names of input, expected output and output, and prints 1 for a correct
+                output.
+            seconds: CPU seconds per test.
+            memory: MB per test.
         """
         return [float(_accepted(self.sandbox, *one)) for one in zip(completions, tests, checker, seconds, memory)]
 
@@ -91,8 +98,11 @@ class Programs:
         canonical: Sequence[str],
         check: Sequence[str],
     ) -> list[float]:
-        """1 for a completion whose function passes the problem's checks, else 0. start: what is to be completed. canonical:
-        how it is; it shows with which arguments the checks call.
+        """1 for a completion whose function passes the problem's checks, else 0.
+
+        Args:
+            start: Code to complete.
+            canonical: Reference completion, which shows the arguments of the checks' calls.
         """
         return [float(_completes(self.sandbox, *one)) for one in zip(completions, start, function, canonical, check)]
 
@@ -103,7 +113,7 @@ def _solves(sandbox: Sandbox, completion: str, cell: Any, function: str | None) 
     if found is None or (function and function not in found.source):
         return False
     future = "".join(_FUTURE.findall(found.source))
-    # The prelude has names of its own, such as operator's add: what is called must be the solution's.
+    # The prelude defines names such as operator.add, but the function called must be the solution's.
     chosen = f"\n{function} = Solution().{function}\n" if function and "class Solution" in found.source else ""
     program = Program(f"{future}\n{prelude(found.source)}{_FUTURE.sub('', found.source)}{chosen}", "python", function)
     with contextlib.closing(sandbox.stream(program, [test.case for test in tests], LIVECODEBENCH)) as outcomes:
@@ -127,8 +137,8 @@ def _accepted(sandbox: Sandbox, completion: str, cell: Any, checker: str | None,
 
 
 def _checked(sandbox: Sandbox, checker: str, said: Sequence[tuple[str, str, str]]) -> bool:
-    """Whether the checker takes each output. said: input, expected output and output of each test. An output at which it
-    fails is wrong; raises RuntimeError where it fails at the expected one too.
+    """Whether the checker accepts every output. said: Input, expected output and output of each test. An output on which the
+    checker fails is wrong; raises RuntimeError if it fails on the expected output too.
     """
     with contextlib.closing(_asked(sandbox, checker, said)) as outcomes:
         for (given, expected, _), outcome in zip(said, outcomes):
@@ -155,8 +165,8 @@ def _is_one(text: str) -> bool:
 
 
 def fault_of(sandbox: Sandbox, row: Mapping[str, Any]) -> tuple[str, str]:
-    """Why a problem cannot judge any reply, and in which words its program says so; ("", "") where it can: its checker must
-    take the expected output of the first test, and its canonical solution must pass its checks.
+    """Why a problem cannot judge any reply, and its program's own message; ("", "") if it can: its checker must accept the
+    expected output of the first test, and its canonical solution must pass its checks.
     """
     if checker := row.get("checker"):
         test = row["tests"][0]
@@ -191,7 +201,7 @@ def _completes(sandbox: Sandbox, completion: str, start: str, function: str, can
 
 
 class NoCalls(RuntimeError):
-    """The canonical solution of a problem does not pass its checks."""
+    """The canonical solution of a problem fails its checks."""
 
 
 RECORDED = """
@@ -221,9 +231,7 @@ def verdict__(values):
 
 @cache
 def called(sandbox: Sandbox, start: str, function: str, canonical: str, check: str) -> list[list[Any]]:
-    """The arguments with which a problem's checks call its function. Raises NoCalls where the canonical solution itself
-    does not pass.
-    """
+    """The arguments with which a problem's checks call its function. Raises NoCalls if the canonical solution fails them."""
     program = Program(start + canonical + "\n" + check + RECORDED.format(function=function), "python", "calls__")
     (outcome,) = sandbox.run(program, [Case(arguments=[])], CHECKER)
     if outcome.status != "ok" or not isinstance(outcome.value, list) or not outcome.value:
@@ -238,6 +246,6 @@ for _function in (Programs.livecodebench, Programs.codeforces, Programs.humaneva
 
 
 def columns_of(name: str) -> list[str]:
-    """The columns that the reward of this name needs, where it is one of these; [] for another."""
+    """The columns required by the benchmark reward of this name; [] for other rewards."""
     known = {f"{PROGRAMS}{function.__name__}": function for function in (livecodebench, codeforces, humaneval)}
     return list(inspect.signature(known[name]).parameters)[1:] if name in known else []

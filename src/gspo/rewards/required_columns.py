@@ -1,4 +1,4 @@
-"""What the rewards of a run need of its data: columns, right answers that can be compared, tests."""
+"""What the rewards of a run require of its data: columns, comparable right answers, tests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from gspo.rewards.graders import RewardFunction, uncomparable
 from gspo.rewards.programs import columns_of
 from gspo.types import Prompt
 
-SHOWN = 12  # columns that an error lists
+SHOWN = 12  # columns listed in an error
 
 
 class RequiredColumns:
-    """What the rewards `specs` and the callables need. needs: the columns that settings and callables name, each with its
-    configuration key.
+    """Requirements of the rewards `specs` and of the callables.
+
+    Attributes:
+        needs: Columns named by settings and callables, each with its configuration key.
     """
 
     def __init__(
@@ -32,10 +34,10 @@ class RequiredColumns:
             self.needs |= getattr(function.function, "needs", {})
         self.of_benchmarks = {spec: needed for spec in specs if (needed := columns_of(spec))}
         self.asked: dict[str, Sequence[str]] = {name: function.arguments.required for name, function in functions.items()}
-        self.columns: dict[str, set[str]] = {}  # that prompts of a task have, of those that were checked
+        self.columns: dict[str, set[str]] = {}  # columns of the checked prompts, by task
 
     def check(self, prompts: Iterable[Prompt]) -> None:
-        """Raises ValueError where prompts lack what is needed."""
+        """Raises ValueError if prompts lack what the rewards require."""
         for prompt in prompts:
             self.columns.setdefault(prompt.task, set()).update(prompt.columns)
             try:
@@ -45,7 +47,7 @@ class RequiredColumns:
         self.check_asked({})
 
     def check_asked(self, asked: Mapping[str, Sequence[str]]) -> None:
-        """Adds what functions ask for by their parameters. Raises ValueError for one that no prompt of a task has."""
+        """Adds columns required by function parameters. Raises ValueError for one that all prompts of a task lack."""
         self.asked |= asked
         for name, parameters in self.asked.items():
             for task, columns in self.columns.items():

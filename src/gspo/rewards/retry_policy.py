@@ -1,4 +1,4 @@
-"""How a reward function is called after calls that failed, and what a run says of them."""
+"""How a reward function is called after failed calls, and the run's warnings about them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from collections.abc import Sequence
 from gspo.rewards.graders import BATCH, Result
 
 SKIPPED = "not scored: "
-"""Begins the error of a completion that got no call of its own, as too many before it hung or crashed."""
+"""Prefix of the error of a completion that was not tried, since too many calls before it hung or crashed."""
 
 
 class CallMode:
-    """How a function is called from now on, and what is to be said of it.
+    """How a function is called from now on, and pending warnings about it.
 
-    Calls for many completions that time out would do so in every step, and a judge be paid twice: they are not tried again.
-    grouped: a call is for all completions to a prompt.
+    A batched call that timed out is not retried in later steps: it would time out again, and a paid judge would be billed
+    twice.
+
+    Attributes:
+        grouped: Whether a call takes all completions of a prompt.
     """
 
     def __init__(self) -> None:
         self.level = BATCH
         self.grouped = False
-        self._news: list[tuple[str, bool]] = []  # what failed, and whether by time
+        self._news: list[tuple[str, bool]] = []  # failure, and whether it was a timeout
         self._announced: set[bool] = set()
 
     def failed(self, count: int, why: str, late: bool) -> None:
-        """A call for `count` completions failed, and each gets one of its own."""
+        """Records a failed call for `count` completions, after which each gets its own call."""
         if late in self._announced:
             return
         self._announced.add(late)
@@ -36,8 +39,8 @@ class CallMode:
         self._news.append((f"a call for {count} completions {what}", late))
 
     def news(self, results: Sequence[Result]) -> list[str]:
-        """What is to be said of a scoring, once: a text for the first time-out, one for the first other failure. Where no
-        completion fared better in a call of its own, none of them is to blame.
+        """Warnings about a scoring, each given once: one for the first timeout, one for the first other failure. If every
+        completion failed in its own call too, the function is to blame, not a single completion.
         """
         all_failed = all(error is not None for _, error in results)
         tried = sum(not (error or "").startswith(SKIPPED) for _, error in results)

@@ -1,4 +1,4 @@
-"""A reward model: a trained classifier that scores completions, in this process or behind a server of vLLM."""
+"""A reward model: a trained classifier that scores completions, in this process or behind a vLLM server."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gspo.rewards.transcripts import Messages, conversations, rewarded
 
 
 class RewardModel:
-    """A reward function: the score that a sequence classifier gives to prompt and completion.
+    """A reward function: a sequence classifier's score of prompt and completion.
 
-    One copy of it stands in this process, beside the policy, and scores a whole rollout batch at once; or a server is asked.
-    It reads the prompt's messages and the completion, without thinking, under its own chat template.
+    It runs in this process, beside the policy, and scores a whole rollout batch at once, or behind a server. It reads the
+    prompt's messages and the completion, without thinking, rendered with its own chat template.
     """
 
     limit = NO_LIMIT
@@ -31,13 +31,13 @@ class RewardModel:
     __name__ = "model"
 
     def __init__(self, config: RewardModelConfig | None = None, **fields: Any) -> None:
-        """The fields of [reward_model], as a RewardModelConfig or by name. Raises ValueError for what cannot work."""
+        """Takes the fields of [reward_model], as a RewardModelConfig or by name. Raises ValueError if they are invalid."""
         self.config = config or from_dict({"reward_model": fields}).reward_model
         check_reward_model(self.config)
         self.scorer: Local | Served = Served(self.config) if self.config.url else Local(self.config)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
-        """The score of each completion; None where it is too long, or the server sent none."""
+        """The score of each completion; None if it is too long, or the server returned none."""
         return self.scorer.scores([conversation_of(prompt, completion) for prompt, completion in zip(prompts, completions)])
 
     async def score_group(self, group: Any) -> TrajectoryGroup:
@@ -49,25 +49,25 @@ class RewardModel:
         return rewarded(group, finite, "model")
 
     def wait(self) -> None:
-        """Loads the classifier, or asks the server. Raises ValueError where that fails."""
+        """Loads the classifier, or probes the server. Raises ValueError on failure."""
         self.scorer.wait()
 
     def counts(self) -> dict[str, float]:
-        """What was counted since this was last asked: completions that were too long (`too_long`), or the server's responses
-        as a judge's. Warns the first time that a completion is too long.
+        """Counts since the last call: completions that were too long (`too_long`), or with a server the same counts as a
+        judge. Warns the first time that a completion is too long.
         """
         return self.scorer.counts()
 
     def close(self) -> None:
-        """Ends the connections to a server, or lets the classifier go."""
+        """Closes the connections to the server, or releases the classifier."""
         self.scorer.close()
 
 
 class Local:
-    """The classifier in this process. It is loaded at its first use."""
+    """The classifier in this process, loaded on first use."""
 
     def __init__(self, config: RewardModelConfig) -> None:
-        from gspo.rewards.classifier import Classifier  # torch
+        from gspo.rewards.classifier import Classifier  # imports torch
 
         self.classifier = Classifier(config)
         self.lock = threading.Lock()
@@ -75,7 +75,7 @@ class Local:
         self.warned = False
 
     def wait(self) -> None:
-        """Loads it."""
+        """Loads the classifier."""
         with self.lock:
             self.classifier.load()
 
@@ -101,12 +101,12 @@ class Local:
         return {"too_long": new}
 
     def close(self) -> None:
-        """Lets its memory go."""
+        """Releases its memory."""
         self.classifier.model = None
 
 
 class Served:
-    """The classifier behind `/classify` of a vLLM server, which applies its chat template. One request a completion."""
+    """The classifier behind `/classify` of a vLLM server, which applies its chat template. One request per completion."""
 
     def __init__(self, config: RewardModelConfig) -> None:
         key = api_key_of(config.key_variable, "reward_model.key_variable")
@@ -116,7 +116,7 @@ class Served:
         self.counts, self.close = self.line.counts, self.line.close
 
     def wait(self) -> None:
-        """Asks for one score. Raises ValueError where there is none."""
+        """Requests one score. Raises ValueError if that fails."""
         try:
             self.line.run(self._score(conversation_of("1 + 1 = ?", "2"))).result()
         except Failed as error:
@@ -164,7 +164,7 @@ class Served:
 
 
 def conversation_of(prompt: Any, completion: str) -> Messages:
-    """Prompt and completion as a conversation; a prompt that begins the completion is carried on."""
+    """Prompt and completion as a conversation; a final assistant message of the prompt is continued."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
     if messages and messages[-1].get("role") == "assistant":
         return [*messages[:-1], {"role": "assistant", "content": str(messages[-1]["content"]) + completion}]

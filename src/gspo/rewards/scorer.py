@@ -1,4 +1,4 @@
-"""Rewards: what each completion is worth. A reward that fails costs its completion, never the run."""
+"""Rewards of completions. A failing reward costs its completion, never the run."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ from gspo.types import Prompt, Rollout
 class Rewards:
     """The weighted sum of reward functions.
 
-    Named rewards (`reward.functions`) run in processes that start here, at once and in the background, and
-    are killed when a call hangs. `functions` are Python callables, plain or async,
-    `f(prompts, completions, **columns) -> list[float | None]`; they run in threads, which cannot be killed
-    but are left behind. Weights are those of the names, then those of the callables. `named_callables`: callables
-    for names that need more than a worker has, such as a model; they run in threads too.
+    A callable may have these attributes: by_group and spoken (graders.py); limit, seconds per call in place of
+    reward.timeout; needs, required columns, each with the configuration key that names it; wait(), called before the run;
+    counts(), numbers for the metrics.
 
-    What a callable may say of itself, as attributes: by_group and spoken (graders.py); limit, the seconds that a call may
-    take in place of reward.timeout; needs, the columns that it asks for, each with the configuration key that names it;
-    wait(), called before the run; counts(), numbers for the metrics.
+    Args:
+        reward: Settings. Its named rewards (`reward.functions`) run in subprocesses that start here, at once and in the
+            background, and are killed when a call hangs. Its weights are in the order of the names, then of `functions`.
+        functions: Callables, plain or async, `f(prompts, completions, **columns) -> list[float | None]`. They run in
+            threads, which cannot be killed but are left behind.
+        named_callables: Callables for names that need more than a worker has, such as a model; they run in threads too.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class Rewards:
         named_callables: Mapping[str, Callable[..., Any]] | None = None,
         code: CodeConfig | None = None,
     ) -> None:
-        """Raises ValueError when a reward does not suit the task.
+        """Raises ValueError if a reward does not suit the task.
 
-        Beside callables, the default `task` is dropped where the source has no scorer of its own.
+        With callables, the default `task` is dropped if the source has no scorer of its own.
         """
         sources = [s for s in (task.source, task.eval_source) if s]
         scored = bool(task.source) and all(source.startswith(PREFIX) for source in sources)
@@ -104,18 +105,18 @@ class Rewards:
         self.threads = {name: Thread(function, self.limits[name]) for name, function in self.functions.items()}
 
     def at(self, step: int, steps: int) -> None:
-        """How many steps are done, and how many there are, for functions that ask for it (`trainer_state`)."""
+        """Sets the completed and total steps, for functions that take `trainer_state`."""
         self.state = TrainerState(step, steps)
 
     def check(self, prompts: Iterable[Prompt]) -> None:
-        """Raises ValueError when a prompt lacks a column, such as that with the right answer or one that a function asks
-        for, or when `exact` or `math` cannot compare with what it holds.
+        """Raises ValueError if a prompt lacks a column, such as the right answer or one that a function requires, or if
+        `exact` or `math` cannot compare with its value.
         """
         self.demands.check(prompts)
 
     def wait(self) -> None:
-        """Until the workers are ready. Says what they have to say. Raises ValueError for a reward function that cannot be
-        loaded, or that asks for what the prompts that were checked do not have.
+        """Waits until the workers are ready and shows their notices. Raises ValueError for a reward function that cannot be
+        loaded, or that requires columns that the checked prompts lack.
         """
         for worker in self.workers:
             worker.wait()
@@ -128,7 +129,7 @@ class Rewards:
             getattr(function, "wait", lambda: None)()
 
     def _tell_changes(self) -> None:
-        """Of workers that started again with other files."""
+        """Warns of workers that restarted with changed source files."""
         if any(worker.changed for worker in self.workers):
             for worker in self.workers:
                 worker.changed = False
@@ -139,7 +140,7 @@ class Rewards:
             )
 
     def counts(self) -> dict[str, float]:
-        """What the callables counted since this was last asked, as `scoring/NAME/...`."""
+        """The callables' counts since the last call, as `scoring/NAME/...`."""
         counted: dict[str, dict[str, float]] = {
             name: getattr(function, "counts", dict)() for name, function in self.callables.items()
         }
@@ -148,8 +149,9 @@ class Rewards:
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The rollouts with `reward`, `reward_parts` (by name; None: no opinion, or failed) and `error`.
 
-        `progress` is told how many rollouts are done. Warns of calls for many completions that fail. Raises ValueError
-        for what is wrong with every completion: a reward function that cannot be loaded, a missing answer column.
+        `progress` is called with the number of finished rollouts. Warns of failed calls for many completions. Raises
+        ValueError for a fault that affects every completion: a reward function that cannot be loaded, a missing answer
+        column.
         """
         self.check(rollout.prompt for rollout in rollouts)
         results: dict[str, list[Result]] = {name: [(None, None)] * len(rollouts) for name in self.names}
@@ -176,14 +178,14 @@ class Rewards:
         lanes += [partial(run, thread, name, name, 0, len(rollouts)) for name, thread in self.threads.items()]
         try:
             _in_parallel(lanes)
-        except BaseException:  # Ctrl-C, for one: no result may be left over for the next call
+        except BaseException:  # such as Ctrl-C: no result may be left over for the next call
             self.close()
             self._start()
             raise
         self._tell_changes()
         for name, way in self.ways.items():
             for text in way.news(results[name]):
-                # From this very file, whoever called: the run's log takes the warnings of gspo's own files.
+                # stacklevel=1, so that it comes from this file: the run's log takes warnings from gspo's own files.
                 warnings.warn(f"reward {name}: {text}", stacklevel=1)
         by_rollout = zip(*(results[name] for name in self.names))
         return [
@@ -212,7 +214,7 @@ class Rewards:
         )
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Stops the workers and threads."""
         for worker in self.workers:
             worker.close()
         for thread in self.threads.values():
@@ -239,12 +241,12 @@ def _check(specs: list[str], task: TaskConfig, scored: bool) -> None:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """The names, with _2, _3 ... where one comes again."""
+    """The names, with suffixes _2, _3 ... for duplicates."""
     return [name if (k := names[:i].count(name)) == 0 else f"{name}_{k + 1}" for i, name in enumerate(names)]
 
 
 def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:
-    """At most `count` stretches of about equal size; the completions of one prompt stay together."""
+    """At most `count` ranges (start, stop) of about equal size; the completions of one prompt stay together."""
     ids = [rollout.prompt.id for rollout in rollouts]
     starts = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]
     count = min(count, len(starts))
@@ -262,7 +264,7 @@ def _drain(jobs: queue.SimpleQueue[tuple[str, str, int, int]], worker: Worker, r
 
 
 def _in_parallel(lanes: Sequence[Callable[[], None]]) -> None:
-    """Runs each in a thread; raises the first error once all have ended."""
+    """Runs each lane in a thread; raises the first error once all have ended."""
     errors: list[BaseException] = []
 
     def guarded(lane: Callable[[], None]) -> None:

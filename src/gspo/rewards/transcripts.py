@@ -1,4 +1,4 @@
-"""Conversations as a judge or a reward model reads them, and trajectories with the rewards that these give."""
+"""Conversations as text for judges and reward models, and trajectories with the resulting rewards."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Messages = list[dict[str, Any]]
 
 
 class NoOpinion(Exception):
-    """Stands in a group for a trajectory that got no reward."""
+    """Takes the place of a trajectory without a reward in its group."""
 
 
 def text_of(messages: str | Sequence[dict[str, Any]]) -> str:
-    """A prompt as text: itself, the words of a lone user message, or each message under its role."""
+    """A prompt as text: itself, the text of a lone user message, or each message under its role."""
     if isinstance(messages, str):
         return messages
     if len(messages) == 1 and messages[0].get("role") == "user":
@@ -26,7 +26,7 @@ def text_of(messages: str | Sequence[dict[str, Any]]) -> str:
 
 
 def words_of(message: dict[str, Any]) -> str:
-    """The words of a message and, as JSON, its tool calls."""
+    """The text of a message, and its tool calls as JSON."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "".join(str(part.get("text", "")) for part in content)
@@ -36,7 +36,7 @@ def words_of(message: dict[str, Any]) -> str:
 
 
 def conversations(group: Any) -> list[Messages]:
-    """The messages of each trajectory; those of further histories follow the main one's."""
+    """The messages of each trajectory; those of additional histories follow the main one's."""
     transcripts = []
     for trajectory in group:
         histories = (trajectory, *(getattr(trajectory, "additional_histories", None) or ()))
@@ -45,16 +45,22 @@ def conversations(group: Any) -> list[Messages]:
 
 
 def common_start(transcripts: Sequence[Messages]) -> int:
-    """How many first messages all conversations have in common; at least the last one of each is its own."""
+    """Length of the message prefix shared by all conversations; leaves at least one message to each."""
     most = min((len(messages) for messages in transcripts), default=1) - 1
     return next((i for i in range(most) if any(messages[i] != transcripts[0][i] for messages in transcripts)), max(most, 0))
 
 
 def rewarded(group: Any, values: Sequence[float | None], name: str = "preference") -> TrajectoryGroup:
-    """The group with these rewards, in copies of its trajectories; also in their metrics, as `name`.
+    """The group with these rewards, in copies of its trajectories.
 
-    A trajectory without a reward (None) is left out, and an exception stands in its place, which is counted. Raises
-    ValueError where there are not as many values as trajectories.
+    A trajectory without a reward is left out; an exception takes its place and is counted.
+
+    Args:
+        values: Reward of each trajectory, or None.
+        name: Metric of the trajectory that holds the reward too.
+
+    Raises:
+        ValueError: If the numbers of values and trajectories differ.
     """
     trajectories = list(group)
     if len(values) != len(trajectories):

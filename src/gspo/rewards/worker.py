@@ -1,6 +1,6 @@
-"""A process that scores completions: `python -m gspo.rewards.worker FD`. Graders may hang, crash or print. No torch.
+"""A subprocess that scores completions: `python -m gspo.rewards.worker FD`. Graders may hang, crash or print. No torch.
 
-It talks over a socket of its own, so that graders may use stdin and stdout, and ends when the socket closes.
+It communicates over its own socket, so that graders may use stdin and stdout, and ends when the socket closes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from gspo.workers.processes import GONE, opened
 
 
 def serve(connection: Frames, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
-    """Says ["ready", why not, what a run shall say of it, the mark of its modules, the columns that each name asks for], the
-    first three "" or a text; then scores what is asked, a pickled (number of the call, name, rows, level), and sends
-    ["results", number, *NextResults] until all rows are done, or ["unreadable", number, why].
+    """Loads the rewards `names`, then serves scoring requests.
+
+    First it sends ["ready", problem, notice for the run, checksum of the modules, required columns by name]; problem is ""
+    on success. A request is a pickled (call number, pickled (name, rows, level)). The replies are ["results", number,
+    *NextResults] until all rows are done, or ["unreadable", number, why].
     """
 
     def say(*message: Any) -> None:
@@ -54,7 +56,7 @@ def serve(connection: Frames, names: list[str], reward: RewardConfig, task: Task
 
 
 def _mark(names: list[str]) -> str:
-    """A checksum of the files of the modules that are named."""
+    """A checksum of the source files of the named modules."""
     found = hashlib.sha256()
     for name in names:
         module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
@@ -64,8 +66,8 @@ def _mark(names: list[str]) -> str:
 
 
 def _limit_memory(size: int) -> None:
-    """A power tower in a completion must not eat the machine. Bytes that are written count, not addresses that are only
-    reserved, of which a GPU's driver takes more than there is memory.
+    """Limits memory, so that a power tower in a completion cannot exhaust the machine. Written bytes count, not reserved
+    addresses, of which a GPU driver takes more than there is memory.
     """
     import resource
 

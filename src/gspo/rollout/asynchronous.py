@@ -1,4 +1,4 @@
-"""Sampling that runs ahead of the trainer by at most k weight versions, and never waits for it."""
+"""Asynchronous sampling: runs ahead of the trainer by at most k weight versions, and never waits for it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from gspo.rollout.stages import sampling_at
 from gspo.rollout.synchronous import restored_group, saved_group
 from gspo.types import Group, Prompt, Rollout, Sampling
 
-POLL = 0.01  # seconds between two looks at the engine
+POLL = 0.01  # polling interval in seconds
 
 
 @dataclass
 class Flight:
-    """The completions to one prompt on their way. number: its place in the stream of prompts. so_far: its completions as
-    they were saved, until they go on. jobs: those that are being sampled.
+    """The completions of one prompt that are in progress.
+
+    Attributes:
+        number: Index in the stream of prompts.
+        so_far: Saved partial completions, until they are resumed.
+        jobs: Completions that are being sampled.
     """
 
     number: int
@@ -31,17 +35,19 @@ class Flight:
     jobs: list[Job] = field(default_factory=list)
 
     def known(self) -> list[Rollout]:
-        """Its completions, as far as they are known."""
+        """Its completions, as far as they have been sampled."""
         return [job.so_far for job in self.jobs] if self.jobs else self.so_far
 
 
 class AsynchronousSource:
-    """Groups, batch after batch, while others are being sampled (rollout.max_staleness = k > 0).
+    """Groups, batch after batch, while later ones are being sampled (rollout.max_staleness = k > 0). A RolloutSource.
 
-    (k + 1) x num_prompts groups are under way, and a batch takes the oldest: the order is that of the prompts, whatever
-    their completions' lengths, so no length is favoured. A long completion, or an episode of a slow environment, has k steps
-    more to end before the trainer waits for it, and no token is older than k versions. done: batches handed out. As in
-    ports.RolloutSource.
+    (k + 1) x num_prompts groups are in progress, and a batch takes the oldest. The order is that of the prompts regardless
+    of completion length, so no length is favoured. A long completion, or an episode in a slow environment, has k more steps
+    to finish before the trainer waits for it, and no token is older than k versions.
+
+    Attributes:
+        done: Number of batches handed out.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class AsynchronousSource:
     unused: Sequence[str | None] = ()
 
     def fresh(self) -> list[Rollout]:
-        """Those by which the sampler proved the present weights."""
+        """The probes with which the sampler verified the current weights."""
         return self.sampler.probes
 
     def __iter__(self) -> Iterator[Group]:
@@ -91,7 +97,7 @@ class AsynchronousSource:
         self.report("scoring", done, total)
 
     def _begin(self) -> None:
-        """Has as many groups under way as may be."""
+        """Starts groups up to the limit, and resumes saved ones."""
         while len(self.flights) < (self.delay + 1) * self.num_prompts:
             number, step = self.prompts.position, self._step(len(self.flights))
             (prompt,) = self.prompts.take(1, step)
@@ -106,36 +112,38 @@ class AsynchronousSource:
                 ]
 
     def _step(self, place: int) -> int:
-        """The step that trains on the flight of this place."""
+        """The step that trains on the flight at this place in the queue."""
         return self.done + 1 + place // self.num_prompts
 
     def _wait(self) -> list[Flight]:
-        """The groups of the next batch, done."""
+        """Waits for all groups of the next batch."""
         batch = list(self.flights)[: self.num_prompts]
         jobs = [job for flight in batch for job in flight.jobs]
         while True:
             ended = [job for job in jobs if job.done()]
             for job in ended:
-                job.result()  # raises at once where the engine is lost
+                job.result()  # raises immediately if the engine is lost
             self.report("sampling", len(ended), len(jobs))
             if len(ended) == len(jobs):
                 return batch
             time.sleep(POLL)
 
     def drop(self) -> None:
-        """Gives up what is under way, after the weights went back: their prompts are not trained on in this pass."""
+        """Cancels everything in progress after a rewind of the weights. The affected prompts are skipped for the rest of
+        this pass.
+        """
         for flight in self.flights:
             for job in flight.jobs:
                 job.cancel()
         self.flights.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is under way, half-finished completions included, in plain types."""
+        """Everything in progress, including partial completions, in plain types."""
         flights = [{"number": flight.number} | saved_group(flight.prompt, flight.known()) for flight in self.flights]
         return {"done": self.done, "prompts": self.prompts.state_dict(), "flights": flights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; completions go on where they were, episodes that had not ended begin again."""
+        """Continue from `state_dict()`: completions resume where they were, unfinished episodes start over."""
         self.prompts.load_state_dict(state["prompts"])
         self.done = state["done"]
         for flight in state["flights"]:

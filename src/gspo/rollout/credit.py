@@ -1,4 +1,4 @@
-"""Groups of scored rollouts -> completions with advantages. A failed rollout is data, counted here."""
+"""Scored groups -> completions with advantages. Failed rollouts are counted, not raised."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from gspo.types import Completion, Group, Rollout
 
 @dataclass
 class TrainingBatch:
-    """What one rollout batch gives the learner.
+    """The learner's share of a rollout batch.
 
-    groups: the completions of each group that is trained on. advantages: A_i of each rollout, in the order of the rollouts,
-    or A_ik of its turns; None where it is not trained on. counts: metrics.
+    Attributes:
+        groups: The completions of each group that is trained on.
+        advantages: A_i of each rollout, in the order of the rollouts, or A_ik of its turns; None if it is not trained on.
+        counts: Metrics.
     """
 
     groups: list[list[Completion]] = field(default_factory=list)
@@ -32,7 +34,7 @@ class TrainingBatch:
 def training_batch(
     groups: Sequence[Group], row: Algorithm, algorithm: AlgorithmConfig, mask_truncated: bool
 ) -> TrainingBatch:
-    """Advantages, and the completions that have one. Groups that are left out, wholly or in part, are counted."""
+    """Computes advantages, collects the completions that have one, and counts dropped groups."""
     advantages, completions = trained_on(groups, algorithm, mask_truncated)
     left = [group for group in completions if group]
     teaching = [group for group in left if has_signal(group)]
@@ -52,10 +54,10 @@ def training_batch(
 def trained_on(
     groups: Sequence[Group], algorithm: AlgorithmConfig, mask_truncated: bool
 ) -> tuple[list[float | Tensor | None], list[list[Completion]]]:
-    """The advantage of each rollout, None where it is not trained on, and the completions of each group that are.
+    """The advantage of each rollout, None if it is not trained on, and the trained completions of each group.
 
-    A rollout without a reward, and with mask_truncated one that was cut off, leaves its group's mean and standard
-    deviation and every denominator. A group with fewer than two left has none.
+    A rollout without a reward (with mask_truncated, also a truncated one) is excluded from its group's mean and standard
+    deviation and from every denominator. A group with fewer than two remaining rollouts is dropped.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     owner = torch.tensor([i for i, group in enumerate(groups) for _ in group.rollouts], dtype=torch.int64)
@@ -71,12 +73,18 @@ def trained_on(
 
 
 def has_signal(group: Sequence[Completion]) -> bool:
-    """Whether an advantage in a group differs from zero."""
+    """Whether any advantage in a group is non-zero."""
     return any(bool(torch.as_tensor(completion.advantage).any()) for completion in group)
 
 
 def compute_advantages(rollouts: Sequence[Rollout], group: Tensor, algorithm: AlgorithmConfig) -> list[float | Tensor]:
-    """The advantage of each rollout, A_i or A_ik [turns]. group [S]: whose each is."""
+    """The advantage of each rollout, A_i or A_ik [turns].
+
+    Args:
+        rollouts: Scored rollouts.
+        group: [S]. Group index of each rollout.
+        algorithm: Sets the credit, the scale and the discount.
+    """
     scale = algorithm.scale_rewards or "group"
     if algorithm.credit == "completion":
         rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
@@ -85,14 +93,14 @@ def compute_advantages(rollouts: Sequence[Rollout], group: Tensor, algorithm: Al
 
 
 def turn_rewards(rollout: Rollout) -> tuple[float, ...]:
-    """r of each turn: all at the end, where turns are not rewarded apart."""
+    """r of each turn; all of it in the last turn if turns are not rewarded separately."""
     turns = 1 if rollout.turn is None else int(rollout.turn.max()) + 1
     assert rollout.reward is not None
     return rollout.turn_rewards or (*[0.0] * (turns - 1), rollout.reward)
 
 
 def completion_of(rollout: Rollout, advantage: float | Tensor) -> Completion:
-    """A rollout for the learner, with the sampler as its pi_old. advantage: A_i, or A_ik of its turns."""
+    """A rollout as a Completion whose pi_old is the sampler. advantage: A_i, or A_ik of its turns."""
     mu = rollout.logp[rollout.sampled]
     turn = None if rollout.turn is None else rollout.turn[rollout.sampled]
     if isinstance(advantage, Tensor) and advantage.ndim:

@@ -1,4 +1,4 @@
-"""Batches of groups that teach: prompts are sampled until the rewards of enough groups differ (DAPO, arXiv 2503.14476)."""
+"""Dynamic sampling: samples prompts until enough groups have differing rewards (DAPO, arXiv 2503.14476)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from gspo.types import Group, Rollout, Sampling
 
 
 class DynamicSamplingSource:
-    """Groups, batch after batch, each sampled with the weights of the moment that it is asked for (rollout.refill > 0).
+    """Groups, batch after batch, sampled on demand with the current weights (rollout.refill > 0). A RolloutSource.
 
-    A batch begins with num_prompts prompts. Further rounds follow, `refill` at most, while fewer groups than that teach:
-    while fewer have an advantage that is not zero, as training sees it. As in ports.RolloutSource;
-    metrics: also what the step tells of all completions that were sampled for it, and `refill/...`. done: batches handed
-    out.
+    A batch starts with num_prompts prompts. While fewer groups than that have a non-zero advantage, as training computes it,
+    more rounds of prompts follow, at most `refill`.
+
+    Attributes:
+        done: Number of batches handed out.
+        metrics: Also the sampling metrics of all completions sampled for the batch, and `refill/...`.
     """
 
     stale = False
@@ -69,7 +71,7 @@ class DynamicSamplingSource:
                 spent = added(spent, metrics)
                 rounds += 1
         except SamplerError:
-            self.prompts.place = place  # a resumed run asks for them again, from the first round on
+            self.prompts.place = place  # a resumed run samples them again, starting with the first round
             raise
         self.prompts.see(sampled)
         self.metrics = spent | sampled_metrics(sampled)
@@ -84,8 +86,8 @@ class DynamicSamplingSource:
         return [sampled[i] for i in chosen]
 
     def _round(self, count: int, before: int) -> tuple[list[Group], dict[str, float]]:
-        """The groups of the next prompts. before: groups that the batch has already."""
-        # Rounds differ in size, so it is the prompts handed out before it that give each a seed of its own.
+        """Samples the groups of the next prompts. before: number of groups already sampled for the batch."""
+        # The seed depends on the number of prompts handed out, not of rounds, since rounds differ in size.
         assert isinstance(self.sampling.seed, int)
         rollout = rollout_at(self.config, self.prompts.stages, self.done + 1)
         seed = self.sampling.seed * 1_000_003 + self.prompts.position
@@ -98,14 +100,14 @@ class DynamicSamplingSource:
         return sample_groups(self.sampler, self.scorer, prompts, n, sampling, report)
 
     def drop(self) -> None:
-        """Nothing waits here: what a batch has no use for is given up at once, since later it would be stale."""
+        """Nothing waits: surplus groups are discarded at once, since they would be stale later."""
 
     def fresh(self) -> list[Rollout]:
-        """None: no batch is stale."""
+        """Empty: no batch is stale."""
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands among the prompts."""
+        """Position among the prompts, in plain types."""
         return {"done": self.done, "prompts": self.prompts.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -115,8 +117,8 @@ class DynamicSamplingSource:
 
 
 def prompts_to_ask(size: int, teaching: Sequence[bool]) -> int:
-    """Prompts that the next round samples for a batch of `size` groups: as many as are missing, over the share of groups
-    that taught, `size` at most; 0 where there are enough. teaching: of each group sampled so far, whether it teaches.
+    """Number of prompts in the next round for a batch of `size` groups: the missing groups divided by the share of groups
+    with signal so far, at most `size`; 0 if there are enough. teaching: whether each group sampled so far has signal.
     """
     taught = sum(teaching)
     if not taught:
@@ -125,7 +127,7 @@ def prompts_to_ask(size: int, teaching: Sequence[bool]) -> int:
 
 
 def choose(size: int, teaching: Sequence[bool]) -> list[int]:
-    """Which groups make the batch, in the order of their prompts: the first `size` that teach, and where there are fewer,
-    also the first ones that do not.
+    """Indices of the groups in the batch, in prompt order: the first `size` with signal; if there are fewer, filled up with
+    the first ones without.
     """
     return sorted(sorted(range(len(teaching)), key=lambda i: not teaching[i])[:size])

@@ -22,11 +22,17 @@ def evaluate(
     correct_at: float,
     report: Report = lambda phase, done, total: None,
 ) -> tuple[dict[str, float], list[Group]]:
-    """n completions to each prompt. `eval/accuracy` is the mean share of completions to which the first reward function
-    gives at least `correct_at`.
+    """Samples n completions per prompt and scores them. Returns metrics, all named `eval/...` or `time/eval`, and the
+    groups.
 
-    A completion that it did not score counts as wrong: graders fail on bad ones above all. `eval/failed` counts these, and
+    `eval/accuracy` is the mean share of completions to which the first reward function gives at least `correct_at`. A
+    completion that it did not score counts as wrong, since graders mostly fail on bad ones. `eval/failed` counts these, and
     those without a reward.
+
+    Args:
+        n: Completions per prompt.
+        correct_at: Reward of a correct completion.
+        report: Called with the phase, the number of finished completions and their total.
     """
     begin = time.perf_counter()
     groups, _ = sample_groups(sampler, scorer, prompts, n, sampling, lambda *args: report("evaluating", *args[1:]))

@@ -1,4 +1,4 @@
-"""Groups that an agent sampled and scored itself, and handed over."""
+"""Groups that an agent has sampled and scored itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROBES, PROBE_TOKENS = 8, 32
 
 
 class ExternalSource:
-    """The groups that `give` took last, as a RolloutSource. It asks for no prompts."""
+    """A RolloutSource of the groups last passed to `give`. It takes no prompts."""
 
     unused: Sequence[str | None] = ()
 
@@ -24,7 +24,7 @@ class ExternalSource:
         self.metrics: dict[str, float] = {}
 
     def give(self, groups: Sequence[Group]) -> Sequence[Group]:
-        """Groups for the next step."""
+        """Sets the groups of the next step, and returns them."""
         self.groups = groups
         return groups
 
@@ -33,12 +33,12 @@ class ExternalSource:
 
     @property
     def stale(self) -> bool:
-        """Whether some of the groups are of older weights than those of now."""
+        """Whether some tokens were sampled by older weights than the current ones."""
         rollouts = [rollout for group in self.groups for rollout in group.rollouts]
         return bool(rollouts) and staleness(rollouts, self.sampler.version) > 0
 
     def fresh(self) -> list[Rollout]:
-        """Those by which the sampler proved the present weights, or a few that are sampled for it."""
+        """The probes with which the sampler verified the current weights, or a few short completions sampled now."""
         if self.sampler.probes:
             return self.sampler.probes
         first = [group.prompt for group in self.groups[:PROBES]]
@@ -46,27 +46,29 @@ class ExternalSource:
         return self.sampler.generate(prompts, 1, dataclasses.replace(self.sampling, max_new_tokens=PROBE_TOKENS))
 
     def drop(self) -> None:
-        """Nothing waits here."""
+        """Nothing waits."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing waits here."""
+        """Empty."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing waits here."""
+        """Nothing to restore."""
 
 
 class AlreadyScored:
-    """A scorer of what was scored already. It stands in for rewards/scorer.py's, which has prompts to check and workers."""
+    """A scorer for rollouts that already have rewards. It replaces the one in rewards/scorer.py, which checks prompts and
+    runs workers.
+    """
 
     def check(self, prompts: Iterable[Prompt]) -> None:
-        """Nothing is asked of the prompts."""
+        """Accepts all prompts."""
 
     def wait(self) -> None:
-        """Nothing is waited for."""
+        """Returns at once: there are no workers."""
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
-        """The rollouts, with 0 for what others of them counted, so that means are over all."""
+        """The rollouts, with 0 for missing reward parts, so that each mean covers all scored rollouts."""
         names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward_parts)
         return [
             rollout
@@ -76,8 +78,8 @@ class AlreadyScored:
         ]
 
     def counts(self) -> dict[str, float]:
-        """Nothing is counted."""
+        """Empty."""
         return {}
 
     def at(self, step: int, steps: int) -> None:
-        """Nobody asks for it."""
+        """Ignored."""

@@ -1,4 +1,4 @@
-"""What a batch of rollouts tells: rewards, lengths, repetition, staleness."""
+"""Metrics of a batch of rollouts: rewards, lengths, repetition, staleness."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gspo.types import Group, Rollout
 
 
 def repetition(tokens: Sequence[int], n: int = 4) -> float:
-    """Share of the n-grams of a completion that stood in it before; 0 for one of fewer than n tokens."""
+    """Share of the n-grams of a completion that are repeats of earlier ones; 0 for fewer than n tokens."""
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def sampled_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What a step tells of the completions that were sampled for it."""
+    """Metrics of all completions that were sampled for a step."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = [[rollout.reward for rollout in group.rollouts if rollout.reward is not None] for group in groups]
     failed = float(sum(rollout.reward is None for rollout in rollouts))
@@ -28,11 +28,10 @@ def sampled_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def reward_noise(scored: Sequence[Sequence[float]]) -> dict[str, float]:
-    """How far apart the rewards of a step are, NaN where too few are there to tell. scored: the rewards of each group.
+    """Spread of a step's rewards; NaN where there are too few. scored: the rewards of each group.
 
-    reward_std_batch: standard deviation over all completions. reward_min, reward_max: the extremes. reward_se: standard
-    error of the mean reward. Completions to one prompt are not independent, so it comes from the
-    differences between the prompts.
+    reward_std_batch: standard deviation over all completions. reward_min, reward_max: extremes. reward_se: standard error of
+    the mean reward, estimated from the differences between prompts, since completions of one prompt are not independent.
     """
     groups = [group for group in scored if group]
     if not groups:
@@ -45,7 +44,7 @@ def reward_noise(scored: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Means over scored rollouts of the reward and its parts, and the lengths of all."""
+    """Mean reward and reward parts of the scored rollouts, and lengths of all rollouts."""
     scored = [r.reward for r in rollouts if r.reward is not None]
     lengths = [int(r.sampled.sum()) for r in rollouts]
     metrics = {
@@ -59,7 +58,7 @@ def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _parts(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
-    """What each reward function gave, without the completions that it had no opinion on."""
+    """The values of each reward function, without completions on which it had no opinion."""
     parts: dict[str, list[float]] = {name: [] for name in sorted({name for r in rollouts for name in r.reward_parts})}
     for rollout in rollouts:
         for name, value in rollout.reward_parts.items():
@@ -69,19 +68,19 @@ def _parts(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
 
 
 def staleness(rollouts: Sequence[Rollout], version: int) -> float:
-    """How many versions the weights that sampled the tokens lie behind `version`, mean over sampled tokens."""
+    """Mean over sampled tokens of `version` minus the version of the weights that sampled the token."""
     versions = torch.cat([rollout.version[rollout.sampled] for rollout in rollouts])
     return version - float(versions.double().mean())
 
 
 def in_parts(rollouts: Sequence[Rollout]) -> float:
-    """Share of the completions that weights of several versions sampled."""
+    """Share of the completions that were sampled by more than one version of the weights."""
     return sum(len(rollout.version[rollout.sampled].unique()) > 1 for rollout in rollouts) / max(1, len(rollouts))
 
 
 def describe(rollout: Rollout, answer_column: str) -> dict[str, Any]:
-    """A rollout as a line of JSON. answer: what the row has in `answer_column`, if anything. version: the newest weights
-    that sampled any of its tokens.
+    """A rollout as a line of JSON. answer: the value in the row's `answer_column`, if any. version: the newest weights that
+    sampled any of its tokens.
     """
     answer = rollout.prompt.columns.get(answer_column)
     return {

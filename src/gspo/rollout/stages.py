@@ -1,4 +1,4 @@
-"""The prompts of a run over its stages and refreshes (the design stands in data/refresh.py)."""
+"""The prompts of a run across its stages and refreshes (data/refresh.py describes the design)."""
 
 from __future__ import annotations
 
@@ -16,35 +16,39 @@ from gspo.rollout.failures import first
 from gspo.types import Group, Metrics, Prompt, Sampling
 
 TASK = "train"
-"""The pool of task.source."""
+"""Name of the pool of task.source."""
 
 
 class Maker(Protocol):
-    """Gives a new set of queries (refresh.source). Raises RefreshFailed."""
+    """Creates a new set of queries (refresh.source). Raises RefreshFailed."""
 
     def __call__(self, name: str, step: int) -> Pool:
-        """The pool of this name, made after `step` steps."""
+        """The pool with this name, created after `step` steps."""
         ...
 
 
 def stage_name(at: int) -> str:
-    """The pool of a stage with a source of its own, by its first step; 0: of task.source."""
+    """Name of the pool of a stage with its own source, from the first step of the stage; 0: task.source."""
     return f"stage{at}" if at else TASK
 
 
 def sampling_at(sampling: Sampling, rollout: RolloutConfig) -> Sampling:
-    """How completions are sampled under [rollout] of a step."""
+    """The sampling settings with a step's [rollout] applied."""
     return dataclasses.replace(
         sampling, max_new_tokens=rollout.max_completion_length, temperature=rollout.temperature
     )  # fmt: skip
 
 
 class Curriculum:
-    """Which prompts a run takes, step after step (ports.PromptSource).
+    """Selects the prompts of a run, step by step. A PromptSource.
 
-    pools: those of the task and of stages, by name; the sets that refresh.source gave come to them. position: prompts handed
-    out. begun: steps that were done when the last batch was begun. correct_at: reward of a correct completion. make: asks
-    refresh.source for a set; rebuild: makes it of its rows.
+    Attributes:
+        pools: Pools of the task and of stages by name, plus the sets that refresh.source returned.
+        position: Number of prompts handed out.
+        begun: Number of steps finished when the last batch started.
+        correct_at: Reward of a correct completion.
+        make: Requests a new set from refresh.source.
+        rebuild: Recreates such a set from its saved rows.
     """
 
     def __init__(
@@ -61,20 +65,20 @@ class Curriculum:
         self.rollout, self.stages, self.refreshing = rollout or RolloutConfig(), stages, refresh or RefreshConfig()
         self.correct_at, self.make, self.rebuild = correct_at, make, rebuild
         self.position, self.begun = 0, -1
-        self.made: list[tuple[str, int]] = []  # the sets of refresh.source, and the steps after which they came
+        self.made: list[tuple[str, int]] = []  # pools from refresh.source, and the step after which each was created
         self.last: dict[str, float] = {"queries/dropped": 0, "queries/returned": 0, "queries/new": 0}
 
     def at(self, step: int) -> RolloutConfig:
-        """[rollout] for the batch of a step."""
+        """The [rollout] settings for a step's batch."""
         return rollout_at(self.rollout, self.stages, step)
 
     def pool_at(self, step: int) -> Pool:
-        """The prompts of a step's batch, if it were begun now."""
+        """The pool of a step's batch, if the batch started now."""
         return self.pools[self.made[-1][0] if self.made else stage_name(source_at(self.stages, step))]
 
     def begin(self, done: int) -> None:
-        """A batch is begun after `done` steps: what is due is refreshed. Raises RefreshFailed."""
-        if done <= self.begun:  # the batch was lost with its sampler
+        """Announces that a batch starts after `done` steps, and performs a refresh if it is due. Raises RefreshFailed."""
+        if done <= self.begun:  # the sampler was lost during this batch, which starts again
             return
         every, self.last = self.refreshing.every, dict.fromkeys(self.last, 0.0)
         began = next((stage for stage in self.stages if stage.at == done + 1 and stage.source is not None), None)
@@ -92,7 +96,7 @@ class Curriculum:
         self.pools[pool.name] = pool
         self.made.append((pool.name, done))
         ahead = max(self.rollout.delay, self.rollout.max_staleness)
-        while len(self.made) > 1 and self.made[1][1] + ahead <= done:  # nothing of it waits any more
+        while len(self.made) > 1 and self.made[1][1] + ahead <= done:  # none of its prompts are still waiting
             del self.pools[self.made.pop(0)[0]]
 
     def _drop(self, done: int) -> None:
@@ -110,7 +114,7 @@ class Curriculum:
                 )
 
     def _new(self, pool: Pool) -> int:
-        """Queries of a pool that no other pool has."""
+        """Number of queries of a pool that are in no other used pool."""
         others = [other for other in self.pools.values() if other is not pool and other.cursor]
         known = {identity(prompt, True) for other in others for prompt in other.prompts}
         return len({identity(prompt, True) for prompt in pool.prompts} - known)
@@ -121,7 +125,7 @@ class Curriculum:
         return self.pool_at(step).take(k)
 
     def see(self, groups: Sequence[Group]) -> None:
-        """Is shown all groups that were sampled and scored, for the next refresh."""
+        """Receives all groups that were sampled and scored, and counts them for the next refresh."""
         for group in groups if self.stages or self.refreshing.every else ():
             values = [value for value in map(first, group.rollouts) if value is not None]
             pool = next((pool for pool in self.pools.values() if group.prompt.id in pool.number), None)
@@ -129,11 +133,11 @@ class Curriculum:
                 pool.see(group.prompt, len(values), sum(value >= self.correct_at - 1e-9 for value in values))
 
     def find(self, id: str) -> Prompt:
-        """The prompt of this name."""
+        """The prompt with this id."""
         return next(pool.prompts[pool.number[id]] for pool in self.pools.values() if id in pool.number)
 
     def metrics(self, step: int) -> Metrics:
-        """What holds in a step, where stages or a refresh are asked for."""
+        """Metrics of a step, if stages or refreshes are configured."""
         if not self.stages and not self.refreshing.every:
             return {}
         rollout = self.at(step)
@@ -147,24 +151,24 @@ class Curriculum:
 
     @property
     def place(self) -> tuple[int, dict[str, int]]:
-        """Where it stands; set it to take the same prompts again."""
+        """Current position; assign a saved one to take the same prompts again."""
         return self.position, {name: pool.cursor for name, pool in self.pools.items()}
 
     @place.setter
     def place(self, value: tuple[int, dict[str, int]]) -> None:
-        """Goes back."""
+        """Goes back to a saved position."""
         self.position = value[0]
         for name, cursor in value[1].items():
             self.pools[name].cursor = cursor
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next prompt and the next refresh depend on, in plain types."""
+        """All state that the next prompt and the next refresh depend on, in plain types."""
         used = [pool.state_dict() for pool in self.pools.values() if pool.cursor or pool.rows]
         made = [[name, step] for name, step in self.made]
         return {"position": self.position, "begun": self.begun, "last": dict(self.last), "pools": used, "made": made}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`. Raises ValueError where prompts that were trained on are not there any more."""
+        """Continue from `state_dict()`. Raises ValueError if prompts that were trained on no longer exist."""
         self.position, self.begun, self.last = state["position"], state["begun"], dict(state["last"])
         self.made = [(name, step) for name, step in state["made"]]
         for saved in state["pools"]:

@@ -1,4 +1,4 @@
-"""95 % intervals: Student's t, and of an accuracy."""
+"""95 % intervals: Student's t quantile, and the interval of an accuracy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 Z95 = 1.959964  # standard normal quantile of a two-sided 95 % interval
-# Student's, for 1, 2, ... degrees of freedom.
+# Student's t quantiles for 1, 2, ... degrees of freedom.
 T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
@@ -14,7 +14,7 @@ T95 = (
 
 
 def student(freedom: int) -> float:
-    """Student's t quantile of a two-sided 95 % interval; above 30 degrees of freedom by its expansion, good to 1e-4."""
+    """Student's t quantile of a two-sided 95 % interval; above 30 degrees of freedom a series, accurate to 1e-4."""
     if freedom <= len(T95):
         return T95[freedom - 1]
     z = Z95
@@ -22,18 +22,18 @@ def student(freedom: int) -> float:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of their mean; NaN for fewer than two."""
+    """Standard error of the mean; NaN for fewer than two values."""
     n = len(values)
     mean = sum(values) / n if n else math.nan
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n) if n > 1 else math.nan
 
 
 def accuracy_interval(shares: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of the prompts' shares of correct completions, and its 95 % interval.
+    """Mean of the prompts' shares of correct completions, and its 95 % interval. All three are NaN without prompts.
 
-    Wilson's interval, whose n is the number of independent draws with the variance seen between prompts: completions to one
-    prompt are not independent. That variance is itself uncertain, so Student's t takes the place of the normal quantile.
-    Raises nothing: without any prompt all three are NaN.
+    Wilson's interval, where n is the number of independent draws that have the observed variance between prompts:
+    completions of one prompt are not independent. That variance is itself uncertain, so Student's t replaces the normal
+    quantile.
     """
     n = len(shares)
     if n == 0:
@@ -44,8 +44,13 @@ def accuracy_interval(shares: Sequence[float]) -> tuple[float, float, float]:
 
 
 def wilson(p: float, variance: float, draws: float, t: float) -> tuple[float, float]:
-    """Wilson's interval of a share p whose estimate has this variance. draws: the independent draws that p counts as where
-    no variance was seen, or p is 0 or 1. t: the quantile.
+    """Wilson's interval of a share.
+
+    Args:
+        p: The estimated share.
+        variance: Variance of the estimate.
+        draws: Number of independent draws to assume if the variance is 0, or if p is 0 or 1.
+        t: Quantile.
     """
     if variance > 0 and 0 < p < 1:
         draws = p * (1 - p) / variance

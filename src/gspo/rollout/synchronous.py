@@ -1,4 +1,4 @@
-"""Prompts -> sampled and scored groups, each batch with the weights of the moment that it is asked for."""
+"""Synchronous sampling: each batch is sampled and scored on demand with the current weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ from gspo.types import Group, Prompt, Rollout, Sampling
 def sample_groups(
     sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], n: int, sampling: Sampling, report: Report
 ) -> tuple[list[Group], dict[str, float]]:
-    """n scored rollouts of each prompt; the seconds that sampling and scoring took, and what the scorer counted.
+    """Samples and scores n rollouts per prompt.
 
-    `report(phase, done, total)` is told how far it is.
+    Args:
+        n: Rollouts per prompt.
+        report: Called with the phase, the number of finished completions and their total.
+
+    Returns:
+        The groups, and metrics: seconds of sampling and of scoring, and the scorer's counters.
     """
     total = len(prompts) * n
     begin = time.perf_counter()
@@ -33,17 +38,22 @@ def sample_groups(
 
 
 def added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    """Sums by name; what one of them lacks counts 0."""
+    """Sums by name; a missing name counts as 0."""
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}
 
 
 class SynchronousSource:
-    """Groups, batch after batch, each sampled with the weights of the moment that it is asked for.
+    """Groups, batch after batch, sampled on demand with the current weights. A RolloutSource.
 
-    num_prompts groups of num_generations rollouts a batch. delay: batches that wait between sampling and use, so a batch
-    is used `delay` weight versions late (the first ones less). waiting: those that do. newest: the batch sampled last. done:
-    batches handed out, one a step.
-    metrics: the seconds that sampling took for the last batch handed out, and what the scorer counted.
+    A batch has num_prompts groups of num_generations rollouts.
+
+    Attributes:
+        delay: Number of batches that wait between sampling and use, so a batch is used `delay` weight versions late (the
+            first ones less).
+        waiting: Those batches.
+        newest: The batch sampled last.
+        done: Number of batches handed out, one per step.
+        metrics: Sampling and scoring times for the last batch handed out, in seconds, and the scorer's counters.
     """
 
     unused: Sequence[str | None] = ()
@@ -82,8 +92,8 @@ class SynchronousSource:
             yield from self.waiting.popleft()
 
     def _sample(self, step: int) -> list[Group]:
-        """The batch that a step trains on."""
-        # A seed of its own for each batch, also after a resume: the position counts batches.
+        """Samples the batch that this step trains on."""
+        # Each batch has its own seed, also after a resume: the number of the batch comes from the position.
         number = self.prompts.position // self.num_prompts
         assert isinstance(self.sampling.seed, int)
         rollout = rollout_at(self.config, self.prompts.stages, step)
@@ -96,7 +106,7 @@ class SynchronousSource:
                 self.sampler, self.scorer, prompts, rollout.num_generations, sampling, self.report
             )
         except SamplerError:
-            self.prompts.place = place  # a resumed run asks for them again
+            self.prompts.place = place  # a resumed run samples them again
             raise
         self.prompts.see(groups)
         self.metrics = added(self.metrics, metrics)
@@ -104,19 +114,19 @@ class SynchronousSource:
 
     @property
     def stale(self) -> bool:
-        """Whether batches wait."""
+        """Whether batches wait before use."""
         return self.delay > 0
 
     def fresh(self) -> list[Rollout]:
-        """Those of the batch that was sampled last."""
+        """The rollouts of the batch sampled last."""
         return [rollout for group in self.newest for rollout in group.rollouts]
 
     def drop(self) -> None:
-        """Gives up the rollouts that wait."""
+        """Discards the waiting rollouts."""
         self.waiting.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands among the prompts, and the rollouts that wait, in plain types."""
+        """Position among the prompts and the waiting rollouts, in plain types."""
         waiting = [[saved_group(group.prompt, group.rollouts) for group in batch] for batch in self.waiting]
         return {"done": self.done, "prompts": self.prompts.state_dict(), "waiting": waiting}
 
@@ -134,14 +144,14 @@ def saved_group(prompt: Prompt, rollouts: Sequence[Rollout]) -> dict[str, Any]:
 
 
 def restored_group(prompts: PromptSource, saved: Mapping[str, Any]) -> tuple[Prompt, list[Rollout]]:
-    """The prompt and the rollouts of `saved_group`."""
+    """The prompt and the rollouts from the output of `saved_group`."""
     prompt = prompts.find(saved["prompt"])
     return prompt, [restored(prompt, rollout) for rollout in saved["rollouts"]]
 
 
 def plain(rollout: Rollout) -> dict[str, Any]:
-    """A rollout in plain types, without its prompt but for the tokens that were read first: an environment may begin with
-    others than its row says, and may say anything.
+    """A rollout in plain types, without its prompt except the prompt tokens: an environment may start with other tokens than
+    its row. Dialogue values that JSON cannot represent are saved as strings.
     """
     saved = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "prompt"}
     dialogue = json.loads(json.dumps(rollout.dialogue, default=str))
@@ -149,7 +159,7 @@ def plain(rollout: Rollout) -> dict[str, Any]:
 
 
 def restored(prompt: Prompt, saved: Mapping[str, Any]) -> Rollout:
-    """The rollout of `plain`."""
+    """The rollout from the output of `plain`."""
     fields = dict(saved)
     read = dataclasses.replace(prompt, tokens=tuple(fields.pop("prompt_tokens", prompt.tokens)))
     return Rollout(prompt=read, **(fields | {"dialogue": tuple(fields["dialogue"])}))

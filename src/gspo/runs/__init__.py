@@ -1,1 +1,1 @@
-"""A run's folder: its log, its checkpoints, what is shown of it, and the way back into it."""
+"""The run folder: log, checkpoints, progress view, and resuming."""

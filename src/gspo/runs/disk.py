@@ -1,4 +1,4 @@
-"""Files and folders that appear as a whole or not at all, also where a disk is full, fails or is killed in the middle."""
+"""Writes files and folders atomically: whole or not at all, even on a full or failing disk, or if killed halfway."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from gspo.safe import replace_file
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
 READ = (".safetensors", ".pt", ".json", ".jsonl", ".toml", ".jinja", ".model")
 FULL = (errno.ENOSPC, errno.EDQUOT)
-LITTLE = 1 << 20  # bytes: a disk with less to give is full
-# Beside a folder NAME: what will be it, what was it before, and what is being deleted.
+LITTLE = 1 << 20  # bytes: a disk with less free space counts as full
+# Suffixes beside a folder: its next version, its previous one, and one that is being deleted.
 PART, BEFORE, OLD = "part", "before", "old"
 
 
 class SaveError(RuntimeError):
-    """The disk did not take what was to be written."""
+    """The disk refused a write."""
 
 
 def write_folder(final: Path, write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a folder that takes the name `final` at once, when all of it is on the disk. One that was there is
-    replaced, or stays where the disk does not take the new one. Raises SaveError then.
+    """Lets `write` fill a temporary folder, syncs it to disk and renames it to `final`.
+
+    An existing folder is replaced. If the disk refuses the new one, it stays, and SaveError is raised.
     """
     part, before = beside(final, PART), beside(final, BEFORE)
     try:
@@ -53,7 +54,7 @@ def write_folder(final: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a small file by safe.replace_file. Raises SaveError where the disk does not take it."""
+    """Writes a small file atomically. Raises SaveError if the disk refuses it."""
     try:
         replace_file(path, text.encode())
     except OSError as error:
@@ -61,12 +62,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def beside(path: Path, kind: str) -> Path:
-    """The hidden name of what is on its way to `path` or away from it."""
+    """The hidden path beside `path` for its next (PART), previous (BEFORE) or deleted version (OLD)."""
     return path.with_name(f".{path.name}.{kind}")
 
 
 def mend(final: Path) -> None:
-    """Clears up what a kill has left beside `final`; what it was about to replace comes back."""
+    """Cleans up what a killed process left beside `final`, and restores a previous version that it had moved away."""
     before = beside(final, BEFORE)
     if os.path.lexists(before) and not os.path.lexists(final):
         before.rename(final)
@@ -75,23 +76,23 @@ def mend(final: Path) -> None:
 
 
 def sweep(folder: Path, names: str) -> None:
-    """Clears up what kills have left in `folder` beside files and folders whose names match the expression `names`."""
+    """Cleans up in `folder` what killed processes left beside files and folders whose names match the regex `names`."""
     left = re.compile(rf"\.({names})\.({PART}|{BEFORE}|{OLD})")
     for name in {found[1] for path in folder.iterdir() if (found := left.fullmatch(path.name))}:
         mend(folder / name)
 
 
 def remove(folder: Path) -> None:
-    """Takes the folder's name away before anything in it, so that a kill leaves no half of it under that name."""
+    """Renames the folder before deleting it, so that a kill leaves no partial folder under its name."""
     gone = beside(folder, OLD)
     delete(gone)
-    with contextlib.suppress(OSError):  # then it is tried again after the next one
+    with contextlib.suppress(OSError):  # retried after the next checkpoint
         folder.rename(gone)
     delete(gone)
 
 
 def delete(path: Path) -> None:
-    """A file, a link or a folder, if it is there. What cannot be deleted stays."""
+    """Deletes a file, symlink or folder if it exists. Anything in a folder that cannot be deleted stays."""
     with contextlib.suppress(FileNotFoundError):
         if path.is_symlink() or not path.is_dir():
             path.unlink()
@@ -100,15 +101,16 @@ def delete(path: Path) -> None:
 
 
 def write_sums(folder: Path) -> None:
-    """Writes the checksum of every file in `folder` beside them."""
+    """Writes SHA256SUMS with the checksum of every file in `folder`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     lines = [f"{_sum(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def damage(folder: Path) -> str:
-    """Which file of `folder` is not what `write_sums` saw, in words; "" where all are, or there are no checksums. Files
-    that others put there, such as a GGUF or notes, are passed over; of the kinds that are read again none may be unlisted.
+    """Describes the first file of `folder` that does not match its checksum; "" if all match, or there are no checksums.
+
+    Unlisted files (a GGUF, notes) are ignored, unless they have a suffix that gspo reads (READ).
     """
     if not (folder / SUMS).exists():
         return ""
@@ -141,7 +143,7 @@ def _sum(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Until what was written is on the disk."""
+    """Blocks until a file or folder is on disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -150,7 +152,7 @@ def _sync(path: Path) -> None:
 
 
 def refused(path: Path, error: BaseException) -> str:
-    """Why the disk did not take what was to be written; "" for an error of another kind."""
+    """Why the disk refused a write, in words; "" for an error of another kind."""
     # torch and safetensors have their own errors for a full disk, and tokenizers raises a plain Exception.
     if not isinstance(error, (OSError, RuntimeError, SafetensorError)) and type(error) is not Exception:
         return ""

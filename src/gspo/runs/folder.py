@@ -1,4 +1,4 @@
-"""The folder of a run: made, resumed, locked against a second writer."""
+"""The run folder: creating, resuming, and locking it against a second writer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ _SKELETON = {
     "figures",
     SMALLER,
     f".{SMALLER}.part",
-}  # what a kill in the middle of create leaves, or an end before it
+}  # left by a run that ended before or during create: a folder with nothing else counts as unused
 
 
 class RunFolder:
-    """A folder that one run writes to, and no other process at the same time.
+    """A folder that a single run writes to, under a lock.
 
-    `path` holds config.toml, metrics.jsonl, rollouts.jsonl, events.jsonl, checkpoints/, figures/ and, in the
-    end, report.html. Make one with `create` or `resume`; `close` lets go of it, and so does the end of the
-    process.
+    `path` holds config.toml, metrics.jsonl, rollouts.jsonl, events.jsonl, checkpoints/, figures/ and, in the end,
+    report.html. Make one with `create` or `resume`. `close` or the end of the process releases the lock.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -39,9 +38,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, dir: str | Path, config_toml: str) -> RunFolder:
-        """A new run folder with `config_toml` in it.
+        """Creates a run folder with `config_toml` in it.
 
-        Raises ValueError where the folder holds anything already, RuntimeError where another process has it.
+        Raises ValueError if the folder already holds anything, RuntimeError if another process holds the lock.
         """
         folder = cls(dir)
         folder.check_unused()
@@ -52,8 +51,8 @@ class RunFolder:
             raise ValueError(f"log.dir = {str(dir)!r}: cannot make the run folder: {error}") from None
         folder._hold()
         try:
-            folder.check_unused()  # someone may have been faster
-            disk.write_text(folder.config, config_toml)  # last, and at once: a folder with a config.toml is a whole one
+            folder.check_unused()  # again under the lock: another process may have been faster
+            disk.write_text(folder.config, config_toml)  # last and atomically: a folder with config.toml is complete
         except BaseException:
             folder.close()
             raise
@@ -61,9 +60,9 @@ class RunFolder:
 
     @classmethod
     def resume(cls, dir: str | Path) -> RunFolder:
-        """A run folder that `create` made before.
+        """Opens a run folder that `create` made before.
 
-        Raises ValueError where it is none, RuntimeError where another process writes to it.
+        Raises ValueError if it is not one, RuntimeError if another process holds the lock.
         """
         folder = cls(dir)
         if folder.path.is_file():
@@ -87,7 +86,7 @@ class RunFolder:
         return folder
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -99,7 +98,7 @@ class RunFolder:
         self.close()
 
     def check_unused(self) -> None:
-        """Raises ValueError where the folder holds anything already."""
+        """Raises ValueError if the folder already holds anything, or cannot be created."""
         if self.path.is_symlink() and not self.path.exists():
             why = f"a link to {os.readlink(self.path)}, which is not there; make that folder, or give another log.dir"
             raise ValueError(f"log.dir = {str(self.path)!r}: {why}")
@@ -139,7 +138,7 @@ _held: weakref.WeakSet[BinaryIO] = weakref.WeakSet()
 
 
 def _let_go_in_child() -> None:
-    """A forked child shares the lock: had it a copy, it would hold the folder after its parent was killed."""
+    """Closes the locks that a forked child inherits, which would otherwise outlive a killed parent."""
     for lock in list(_held):
         lock.close()
 

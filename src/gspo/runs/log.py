@@ -1,7 +1,7 @@
-"""What is written into a run folder: metrics, rollouts and events, one JSON object a line.
+"""Writes the metrics, rollouts and events of a run into its folder, one JSON object per line.
 
-A line is flushed when it is written, so a killed run loses nothing that it has said. A checkpoint remembers
-how long each file was; resuming cuts them back to that length, and the steps done again are written again.
+Lines are flushed as they are written, so a killed run loses none. A checkpoint stores the length of each file; resuming
+truncates the files to that length, and repeated steps are written again.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ SEPARATORS = str.maketrans({c: f"\\u{ord(c):04x}" for c in "\u0085\u2028\u2029"}
 
 
 class Tracker(Protocol):
-    """Whoever is told the metrics of each step: see runs/trackers.py."""
+    """Receives the metrics of each step: see runs/trackers.py."""
 
     name: str
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Take over the numbers of one step."""
+        """Record the metrics of one step."""
         ...
 
     def close(self) -> None:
-        """Write out what is still held back."""
+        """Write out what is still buffered."""
         ...
 
 
 class Screen(Protocol):
-    """Whoever shows the run while it runs: see runs/progress.py."""
+    """Shows a run in progress: see runs/progress.py."""
 
     def step(self, metrics: dict[str, Any]) -> None:
         """Show the metrics of a step."""
@@ -49,7 +49,7 @@ class Screen(Protocol):
 
 
 class RunLog:
-    """Writes what a run does into its folder, and tells the trackers and the screen.
+    """Writes what a run does into its folder, and forwards it to the trackers and the screen.
 
     `step` is the step that events belong to; `metrics` sets it, and the trainer may.
     """
@@ -65,13 +65,13 @@ class RunLog:
 
     def metrics(self, metrics: dict[str, Any]) -> None:
         """Write the metrics of a step: `step`, and numbers by name. NaN and infinities become null."""
-        self.step = max(self.step, int(metrics.get("step", 0)))  # agents may log for an earlier one
+        self.step = max(self.step, int(metrics.get("step", 0)))  # agents may log for an earlier step
         self._write("metrics.jsonl", [metrics])
         numbers = {k: float(v) for k, v in metrics.items() if k != "step" and is_number(v)}
         for tracker in list(self._trackers):
             try:
                 tracker.log(numbers, self.step)
-            except Exception as error:  # a tracker is a guest: the run goes on without it
+            except Exception as error:  # the run goes on without the tracker
                 self._trackers.remove(tracker)
                 self.warn(f"tracker {tracker.name} failed and gets no more metrics: {error}")
         if self._progress is not None:
@@ -90,7 +90,7 @@ class RunLog:
         self._write("events.jsonl", [{"step": self.step, "kind": kind, "text": without_logins(text)}])
 
     def failed(self, text: str) -> None:
-        """Write down why the run ends here, as far as the disk takes it; who ends it prints it."""
+        """Write the error that ends the run as an event, if the disk allows. The caller prints it."""
         with suppress(OSError, ValueError):
             self.event("error", text)
 
@@ -100,10 +100,10 @@ class RunLog:
         self._print(without_logins(text))
 
     def warn(self, text: str, aloud: bool = True) -> None:
-        """Print a warning and write it as an event, the first time that it is given. aloud: False for one that was printed
-        before in nearly these words, and is only written.
+        """Print a warning and write it as an event, the first time it occurs. `aloud=False` only writes it, for a text that
+        was printed before in similar words.
 
-        A resumed run prints again what it warned of before, and does not write it twice.
+        A resumed run prints earlier warnings again, but does not write them twice.
         """
         text = without_logins(text)
         if text in self._warned:
@@ -116,7 +116,7 @@ class RunLog:
             self._print(f"warning: {text}")
 
     def position(self) -> dict[str, int]:
-        """The length in bytes of each file, for a checkpoint. What was written so far is on the disk."""
+        """The length in bytes of each file, for a checkpoint. Everything written so far is synced to disk first."""
         for name, file in self._files.items():
             try:
                 file.flush()
@@ -126,9 +126,9 @@ class RunLog:
         return {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
 
     def rewind(self, position: dict[str, int]) -> None:
-        """Cut the files back to the `position` of a checkpoint; `{}` empties them.
+        """Truncate the files to the `position` of a checkpoint; `{}` empties them.
 
-        Raises RuntimeError, before anything is cut, where a file is shorter than it was.
+        Raises RuntimeError, before anything is truncated, if a file is shorter than it was at the checkpoint.
         """
         for name, file in self._files.items():
             size, saved_size = os.fstat(file.fileno()).st_size, position.get(name, 0)
@@ -143,7 +143,7 @@ class RunLog:
         self._written = self._old_warnings()
 
     def close(self) -> None:
-        """Close the files and the trackers. The folder stays held until its own `close`."""
+        """Close the files and the trackers. The folder stays locked until its own `close`."""
         for tracker in self._trackers:
             try:
                 tracker.close()
@@ -151,7 +151,7 @@ class RunLog:
                 self.warn(f"tracker {tracker.name} failed to close: {error}")
         self._trackers = []
         for file in self._files.values():
-            with suppress(OSError):  # what the disk does not take has been told by whoever wrote it
+            with suppress(OSError):  # a write that the disk refused was reported when it failed
                 file.close()
 
     def __enter__(self) -> RunLog:
@@ -181,7 +181,7 @@ class RunLog:
             try:
                 event = json.loads(line)
             except ValueError:
-                continue  # a half-written last line, before it is cut off
+                continue  # a half-written last line, not truncated yet
             if isinstance(event, dict) and event.get("kind") == "warning":
                 texts.add(str(event.get("text")))
         return texts
@@ -190,13 +190,13 @@ class RunLog:
 def to_json(row: dict[str, Any]) -> bytes:
     """One line of JSON, newline included. Tensors and arrays become lists; NaN and infinities become null.
 
-    Whatever Python's `splitlines` takes for the end of a line is escaped, so that any reader finds the same lines.
+    Every line separator of Python's `splitlines` is escaped, so that any reader finds the same lines.
     """
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError:
         text = json.dumps(finite(row), ensure_ascii=False, allow_nan=False)
-    # JSON escapes control characters itself. Half a surrogate pair is no UTF-8; its backslash form is its JSON escape.
+    # json.dumps escapes control characters. A lone surrogate is not valid UTF-8; its backslash form is its JSON escape.
     return text.translate(SEPARATORS).encode("utf-8", "backslashreplace") + b"\n"
 
 
@@ -207,7 +207,7 @@ def _plain(value: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """`value` with None for each nan and infinity in it: in numbers, dicts, lists, tuples, and arrays, then lists."""
+    """`value` with None for each NaN and infinity in numbers, dicts, lists, tuples and arrays (which become lists)."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The live view of a run in the terminal; one plain line a step where there is no terminal."""
+"""The live view of a run in the terminal; without a terminal, one plain line per step."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rich.text import Text
 from gspo.runs.log import is_number
 from gspo.safe import visible
 
-REFRESH = 0.2  # seconds between two drawings, so that drawing costs nothing
+REFRESH = 0.2  # minimum seconds between two redraws, so that they cost next to nothing
 HISTORY = 40  # steps in a sparkline
 BARS = "▁▂▃▄▅▆▇█"
-NAME, BAR, LEAST = 17, 30, 5  # columns of a name and of a bar, where there is room; least of a bar or a sparkline
+NAME, BAR, LEAST = 17, 30, 5  # columns of a name and a bar if there is room; minimum of a bar or sparkline
 
-# Metric, its name on the screen, how its value is written.
+# Metric, label on the screen, format of its value.
 SHOWN = (
     ("eval/accuracy", "held-out accuracy", "{:.1%}"),
     ("reward", "reward", "{:.3f}"),
@@ -37,19 +37,24 @@ SHOWN = (
 
 
 class Terminal(Console):
-    """A console whose reader may go away: it is silent then. rich itself would end the program."""
+    """A console that goes quiet when its reader closes the pipe. rich itself would end the program."""
 
     def on_broken_pipe(self) -> None:
-        """Prints no more."""
+        """Stops printing."""
         self.quiet = True
 
 
 class Progress:
-    """Shows how far a run is: its step, its phase, its newest metrics and the time left.
+    """Shows the progress of a run: its step, phase, newest metrics and the time left.
 
-    `start_step` steps of `total_steps` are done already (0 total: a single phase, no steps; None: nobody knows how many).
-    Plain lines where the output is no terminal, in CI, or with TERM=dumb. What is printed meanwhile appears above the view.
-    Where nobody can see it any more (the terminal was closed, `| head` has ended), the run goes on unseen.
+    Prints plain lines if the output is no terminal, in CI, and with TERM=dumb. Other output appears above the live view. If
+    the output is lost (closed terminal, `| head` has ended), the run goes on without it.
+
+    Args:
+        total_steps: 0 for a single phase without steps, None if unknown.
+        start_step: Steps done already.
+        title: Label of the step bar.
+        console: By default standard output.
     """
 
     def __init__(
@@ -86,13 +91,13 @@ class Progress:
             self._live = None
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """What goes on within the step: its name, and how much of it is done (total 0: not known)."""
+        """Show the current phase of the step, and how much of it is done (total 0: unknown)."""
         new = name != self._phase[0]
         self._phase = (name, done, total)
         self._draw(now=new)
 
     def step(self, metrics: dict[str, Any]) -> None:
-        """A step ended (`step` counts from 1; a line with `step` 0 is an evaluation before training)."""
+        """Show the metrics of a finished step (`step` counts from 1; 0 is an evaluation before training)."""
         for key, _, _ in _shown(metrics):
             self._history.setdefault(key, deque(maxlen=HISTORY)).append(float(metrics[key]))
         step = int(metrics.get("step", self.done + 1))
@@ -109,7 +114,7 @@ class Progress:
             self._draw()
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._print(text)
 
     def _show(self, draw: Callable[[], object]) -> None:
@@ -121,7 +126,7 @@ class Progress:
             self._lost = True
 
     def _print(self, text: str) -> None:
-        # Text, not markup: "[/]" in a warning is no tag. Plain lines are not wrapped.
+        # As Text, so that "[/]" in a warning is not parsed as markup. Plain lines are not wrapped.
         self._show(lambda: self._console.print(Text(visible(text)), soft_wrap=self.plain))
         if self.plain:
             self._show(self._console.file.flush)
@@ -134,7 +139,7 @@ class Progress:
             self._show(lambda: live.update(self._view(), refresh=True))
 
     def _seconds_left(self) -> float | None:
-        """Seconds to go, by the pace of the last 20 steps."""
+        """Estimated seconds left, from the pace of the last 20 steps."""
         if len(self._times) < 2 or not self.total:
             return None
         return (self._times[-1] - self._times[0]) / (len(self._times) - 1) * (self.total - self.done)
@@ -149,7 +154,7 @@ class Progress:
         return "  ".join(parts)
 
     def _count(self, step: int) -> str:
-        """How far the run is; without a total where there is none, or where it was passed."""
+        """Step and total, as "3/10"; the step alone if there is no total or it was passed."""
         return f"{step}/{self.total}" if self.total and step <= self.total else f"{step}"
 
     def _view(self) -> RenderableType:
@@ -176,14 +181,14 @@ def _bar(name: str, done: int, total: int, texts: Sequence[str], style: str, wid
     room = min(BAR, width - named - len(text) - 4)
     row = Table.grid(padding=(0, 2, 0, 0))
     row.add_column(width=named, no_wrap=True, overflow="ellipsis")
-    # No total: an empty bar. A pulsing one would need a thread that draws.
+    # Without a total the bar is empty: a pulsing one would need a drawing thread.
     bar = [ProgressBar(total or 1, done if total else 0, width=room, complete_style=style)] if room >= LEAST else []
     row.add_row(Text(name, "bold"), *bar, Text(text, no_wrap=True))
     return row
 
 
 def _numbers(history: Mapping[str, Sequence[float]], width: int) -> Table:
-    """The newest metrics, each with as many of its last values as there is room for."""
+    """The newest metrics, each with a sparkline of as many past values as fit."""
     newest = _shown({key: values[-1] for key, values in history.items()})
     values = [form.format(history[key][-1]) for key, _, form in newest]
     wide = max((len(value) for value in values), default=0)
@@ -198,14 +203,14 @@ def _numbers(history: Mapping[str, Sequence[float]], width: int) -> Table:
 
 
 def _shown(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The metrics to show, as in SHOWN; parts of the reward where there are several, and no policy loss."""
+    """The metrics to show, as rows of SHOWN: also the parts of the reward if there are several, but no policy loss."""
     parts = [key for key in metrics if key.startswith("reward/")]
     rows = [*SHOWN, *((key, key.removeprefix("reward/"), "{:.2f}") for key in parts if len(parts) > 1)]
     return [row for row in rows if is_number(metrics.get(row[0])) and (row[0] != "loss" or "reward" not in metrics)]
 
 
 def _all(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Every metric under its own name, as in SHOWN: what an agent noted, `val/reward`."""
+    """Every metric under its own name, as rows of SHOWN: for those that an agent logged, such as `val/reward`."""
     return [(key, key, "{:.4g}") for key, value in metrics.items() if key != "step" and is_number(value)]
 
 
@@ -218,7 +223,7 @@ def _accuracy(metrics: dict[str, Any]) -> str:
 
 
 def sparkline(values: list[float]) -> str:
-    """Values as little bars from the least to the greatest; equal values lie at the bottom, NaN is a gap."""
+    """Values as bars, scaled from their minimum to their maximum; equal values lie at the bottom, NaN is a gap."""
     real = [v for v in values if is_number(v)]
     if not real:
         return ""

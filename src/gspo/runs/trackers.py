@@ -1,7 +1,7 @@
 """TensorBoard, Weights & Biases and Trackio, each behind `log(metrics, step)` and `close()`.
 
-The libraries are optional and imported when a run asks for them. A resumed run goes on in the same tracker
-run: its id lies in the run folder (`run_id`).
+The libraries are optional and imported only if a run uses them. A resumed run continues the same tracker run, whose id is
+stored in the run folder (`run_id`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,18 @@ from typing import Any
 def open_trackers(
     names: Sequence[str], folder: str | Path, project: str, config: dict[str, Any], step: int = 0
 ) -> list[Any]:
-    """The trackers called `tensorboard`, `wandb` or `trackio`, ready to log.
+    """Opens the trackers, ready to log.
 
-    `folder` is the run folder and names the run. `config` is the resolved configuration as nested tables.
-    `step` is the last step of the checkpoint that the run was resumed from; what TensorBoard has after it is
-    taken back. Raises RuntimeError where a library is missing or does not start, ValueError for another name.
+    Args:
+        names: Any of "tensorboard", "wandb" and "trackio".
+        folder: The run folder, which names the tracker run.
+        project: The project of wandb and trackio.
+        config: The resolved configuration as nested tables.
+        step: The step of the checkpoint to resume from. TensorBoard discards later steps.
+
+    Raises:
+        RuntimeError: If a library is missing or does not start.
+        ValueError: For any other name.
     """
     opened: list[Any] = []
     kinds = {"tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
@@ -39,7 +46,7 @@ def open_trackers(
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raises RuntimeError where a tracker's library is missing."""
+    """Raises RuntimeError if a tracker's library is missing."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise RuntimeError(f"log.trackers: {name!r} needs a library that is not installed: pip install 'gspo[trackers]'")
@@ -52,14 +59,14 @@ class TensorBoard:
 
     def __init__(self, folder: Path, project: str, config: dict[str, Any], step: int) -> None:
         _load("tensorboard", self.name)
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and needed by this tracker only
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only needed here
 
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None, flush_secs=10)
         if not step:
             self._writer.add_text("config", "```\n" + json.dumps(config, indent=2, default=str) + "\n```", 0)
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Write the numbers of one step."""
+        """Write the metrics of one step."""
         for key, value in metrics.items():
             self._writer.add_scalar(key, value, step)
 
@@ -86,7 +93,7 @@ class WandB:
                 resume="allow",
                 dir=str(folder),
                 config=config,
-                settings=wandb.Settings(console="off"),  # the progress view is no log
+                settings=wandb.Settings(console="off"),  # do not capture the live view
             )
         except Exception as error:
             reason = str(error).rstrip(".")
@@ -95,7 +102,7 @@ class WandB:
             ) from error
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Send the numbers of one step. A step that was sent before a crash is kept as it was."""
+        """Send the metrics of one step. A step that was sent before a crash keeps its old values."""
         self._run.log(metrics, step=step)
 
     def close(self) -> None:
@@ -125,7 +132,7 @@ class Trackio:
             raise RuntimeError(f"log.trackers: trackio did not start: {error}") from error
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Send the numbers of one step."""
+        """Send the metrics of one step."""
         self._run.log(metrics, step=step)
 
     def close(self) -> None:
@@ -143,7 +150,7 @@ def _load(module: str, tracker: str) -> Any:
 
 
 def _run_id(folder: Path) -> str:
-    """The id by which trackers know this run folder."""
+    """The tracker run id of this run folder, created on first use."""
     path = folder / "run_id"
     if not path.exists() or not path.read_text(encoding="ascii").strip():
         path.write_text(uuid.uuid4().hex[:8], encoding="ascii")

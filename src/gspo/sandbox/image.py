@@ -1,6 +1,6 @@
-"""What a sandbox finds inside: our own few modules, and a precompiled header for C++.
+"""The files that a sandbox sees: a few of our own modules, and a precompiled C++ header.
 
-It lies in a cache, under the name of what it was made from, so that many processes share it and a killed one leaves nothing.
+They are cached under a hash of their sources, so that many processes share them and a killed process leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from gspo.sandbox.watch import BACKSTOP
 
 MODULES = ("gspo/workers/json_codec.py", *(f"gspo/sandbox/{name}.py" for name in ("confine", "runner", "watch")))
 LONGEST = 300
-"""CPU seconds that the compiler may take for the header."""
+"""CPU limit for compiling the header, in seconds."""
 SCRATCH = "gspo-scratch-"
 YOUNG = 60.0
-"""Seconds for which a scratch folder stays in any case: it is made first and locked then."""
+"""Seconds before an unlocked scratch folder may be removed: it is created first and locked afterwards."""
 UNUSED = 30 * 86_400.0
-"""Seconds after which a kit that nobody opened is removed: that of an earlier gspo or Python."""
+"""Seconds after which an unused image is evicted from the cache, such as that of an earlier gspo or Python."""
 
 
 class SandboxImage:
-    """A folder that anybody may read: `modules`, and `include` with the header once a C++ program needs it.
+    """A world-readable folder with `modules`, and `include` with the header once a C++ program needs it.
 
-    python: the interpreter inside.
+    `python` is the path of the interpreter inside the sandbox.
     """
 
     def __init__(self, python: str) -> None:
@@ -48,8 +48,9 @@ class SandboxImage:
         _sweep()
 
     def header(self) -> None:
-        """Compiles <bits/stdc++.h> once. Programs that begin with it then compile in a fraction of the time. Raises
-        RuntimeError without a compiler that works.
+        """Precompiles <bits/stdc++.h> once: programs that include it first then compile in a fraction of the time.
+
+        Raises RuntimeError without a working compiler.
         """
         target = self.folder / "include" / "bits" / "stdc++.h.gch"
         if problem := no_compiler():
@@ -75,26 +76,26 @@ class SandboxImage:
 
 
 def no_compiler() -> str:
-    """Why no C++ program can be compiled, and the remedy; "" where the compiler that sandboxes use is there."""
+    """Why no C++ program can be compiled, and the remedy; "" if the compiler of the sandbox is installed."""
     there = os.path.isfile(COMPILER) and os.access(COMPILER, os.X_OK)
     return "" if there else f"C++ programs need {COMPILER}: install the package g++ (apt-get install g++)"
 
 
 def _cache() -> Path:
-    """A folder of ours that stays. From root one that other users can reach, for a sandbox is not root."""
+    """The cache folder. For root it must be readable by other users, since the sandbox does not run as root."""
     own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     for base in ("/var/cache",) if os.geteuid() == 0 else (own, f"/var/tmp/{os.getuid()}"):
         folder = Path(base, "gspo-sandbox")
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            owners = {folder.stat().st_uid, folder.parent.stat().st_uid}  # nobody else writes what runs here
+            owners = {folder.stat().st_uid, folder.parent.stat().st_uid}  # nobody else may write code that runs here
             if owners <= {0, os.geteuid()} and os.access(folder, os.W_OK):
                 return folder
     raise RuntimeError(f"the sandbox needs a folder for its own files, and {folder} cannot be made or is not ours")
 
 
 def _make(folder: Path, texts: dict[str, bytes], python: str) -> None:
-    """Writes the kit under another name and renames it: it is there as a whole or not at all."""
+    """Writes the image under a temporary name and renames it, so that it appears atomically."""
     new = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
         for name, text in texts.items():
@@ -105,7 +106,7 @@ def _make(folder: Path, texts: dict[str, bytes], python: str) -> None:
                 (new / "modules" / parent / "__init__.py").touch()
         (new / "include").mkdir()
         words = [python, "-I", "-S", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(new / "modules")]
-        subprocess.run(words, check=False, capture_output=True, env={})  # without, it starts a little slower
+        subprocess.run(words, check=False, capture_output=True, env={})  # optional: saves a little start time
         for path in (new, *new.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
         with contextlib.suppress(OSError):  # another process was faster
@@ -123,11 +124,11 @@ def _forget(cache: Path) -> None:
 
 @contextlib.contextmanager
 def scratch(user: int | None) -> Iterator[str]:
-    """A new folder for one sandbox, which `user` owns, and which goes with it. It is locked as long as it is in use."""
+    """Yields a new folder for one sandbox, owned by `user` and locked while in use. It is deleted afterwards."""
     path = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
     file = os.open(path, os.O_DIRECTORY)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: there it is never swept
+        with contextlib.suppress(OSError):  # a file system without locks: there `_sweep` never removes it
             fcntl.flock(file, fcntl.LOCK_EX)
         if user is not None:
             os.chown(path, user, user)
@@ -138,8 +139,8 @@ def scratch(user: int | None) -> Iterator[str]:
 
 
 def _sweep() -> None:
-    """Removes the folders of processes that were killed. A lock tells, and not a process's number: that of another container
-    with the same /tmp says nothing here.
+    """Removes scratch folders of killed processes, recognised by their free locks. A pid would not do: it may belong to
+    another container that shares /tmp.
     """
     for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         with contextlib.suppress(OSError):

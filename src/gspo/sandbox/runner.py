@@ -1,7 +1,8 @@
-"""Runs inside the sandbox: gets a program and its tests, forks a process for each test, and tells what became of it.
+"""Runs inside the sandbox: reads a program and its tests, forks a process per test, and reports the outcomes.
 
-It imports next to nothing, for it starts anew for each reply. Its request comes from us, in marshal's form. It answers with
-`ready`, and for each test with a line `STATUS MICROSECONDS OUTPUT VALUE DETAIL`: the lengths in bytes of what follows.
+It imports next to nothing, since it starts anew for each reply. The request is our own, serialised by marshal. The reply is
+`ready`, then for each test a line `STATUS MICROSECONDS OUTPUT VALUE DETAIL`, whose last three are the lengths in bytes of
+the parts that follow.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from gspo.sandbox import confine
 from gspo.sandbox.watch import Suppressed, watched
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # as in typing, which takes long to import
+if TYPE_CHECKING:  # as in typing, which is slow to import
     from typing import Any
 
 DETAIL = 2000
-"""Bytes of standard error that are told."""
+"""Bytes of standard error to report."""
 COMPILED = 256 << 20
-"""Bytes of a file that the compiler writes."""
+"""Maximum bytes of a file that the compiler writes."""
 COMPILER_MEMORY = 2 << 30
 COMPILER = "/usr/bin/g++"
 FLAGS = ("-O2", "-std=gnu++20", "-w")
-"""Of the compiler; a precompiled header is used with the same alone."""
+"""Compiler flags. A precompiled header only works with the flags it was compiled with."""
 KEPT = 1010
-"""First descriptor that a process of a test does not close before it becomes another program."""
+"""First file descriptor that a test's process keeps open before exec (the compiled program)."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
 DIGITS = 50_000
-"""Digits of a whole number that Python turns into text; by itself 4300."""
+"""Maximum digits for converting between int and str; Python's default is 4300."""
 
 
 def main() -> None:
     """Serves the one request on standard input."""
-    confine.prctl(confine.SET_DUMPABLE, 0)  # no test reads this process's memory or files
+    confine.prctl(confine.SET_DUMPABLE, 0)  # no test can read this process's memory or files
     with Suppressed(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # out of memory: the kernel takes a test, not the training
+        file.write("1000")  # out of memory: the kernel kills a test, not the training
     out = os.dup(1)
     os.dup2(2, 1)
     request = marshal.loads(read_all(0))
@@ -54,7 +55,7 @@ def main() -> None:
 
 
 def read_all(file: int) -> bytes:
-    """What is left to read."""
+    """Reads a file descriptor to its end."""
     pieces = []
     while piece := os.read(file, 1 << 20):
         pieces.append(piece)
@@ -62,7 +63,7 @@ def read_all(file: int) -> bytes:
 
 
 def send(file: int, *parts: bytes) -> None:
-    """Writes all of it."""
+    """Writes all parts completely."""
     for part in parts:
         view = memoryview(part)
         while view:
@@ -78,26 +79,26 @@ class Trial:
         self.native = request["language"] == "cpp"
         self.limits: dict[str, Any] = request["limits"]
         self.driver: str = request["driver"]
-        self.walled = self.driver == "bwrap"  # its folder is a file system of its own
+        self.walled = self.driver == "bwrap"  # its folder is a separate file system
         self.readable: list[str] = request["readable"]
         self.include: str = request["include"]
         self.scratch: str = request["scratch"]
         self.tasks: int | None = request["tasks"]
-        memory = self.limits["memory"] + (0 if self.native else pages() * os.sysconf("SC_PAGESIZE"))  # what is taken already
+        memory = self.limits["memory"] + (0 if self.native else pages() * os.sysconf("SC_PAGESIZE"))  # already in use
         self.rlimits = confine.limits(self.limits["seconds"], memory, self.limits["output"] + 1, self.tasks)
         self.filter = None if self.driver == "none" else confine.SyscallFilter()
         self.landlock: confine.Landlock | None = None
         if self.driver == "landlock":
             self.landlock = confine.Landlock([*self.readable, self.scratch], DEVICES)
         if self.function:
-            import gspo.workers.json_codec  # noqa: F401  # here and not once a test
+            import gspo.workers.json_codec  # noqa: F401  # once, not per test
         self.program = -1
         self.folder, self.count = os.path.join(self.scratch, "test"), 0
         os.mkdir(self.folder)
         os.chdir(self.folder)
 
     def test(self, case: dict[str, Any]) -> list[bytes]:
-        """Runs one test. Returns what is to be said of it."""
+        """Runs one test. Returns the parts of its reply."""
         try:
             self.lay_out(case)
         except OSError as error:
@@ -116,9 +117,9 @@ class Trial:
                 os.close(file)
 
     def lay_out(self, case: dict[str, Any]) -> None:
-        """A new folder for a test, with the files of its own. What the one before it left is removed if it can be."""
+        """Makes a new folder for a test, with its files. Removes the previous test's folder as far as possible."""
         before, self.count = self.folder, self.count + 1
-        os.chmod(self.scratch, 0o700)  # whatever the one before it made of it
+        os.chmod(self.scratch, 0o700)  # the previous test may have changed it
         self.folder = os.path.join(self.scratch, f"test{self.count}-{os.urandom(8).hex()}")
         os.mkdir(self.folder)
         os.chdir(self.folder)
@@ -132,7 +133,7 @@ class Trial:
                 file.write(text)
 
     def become(self, case: dict[str, Any], files: list[int]) -> None:
-        """The process of a test. It never returns."""
+        """Runs the test in the forked process: confines it, then runs the program. Never returns."""
         status = 1
         try:
             kept = files if self.landlock is None else [*files, self.landlock.rules]
@@ -156,7 +157,7 @@ class Trial:
             os._exit(status)
 
     def judged(self, status: int, seconds: float, why: bytes, out: int, err: int, value: int) -> list[bytes]:
-        """The outcome of a test that has ended."""
+        """The reply for a test that has ended."""
         most: int = self.limits["output"]
         size = os.fstat(out).st_size
         text, detail = os.pread(out, most, 0), tail(err)
@@ -178,7 +179,7 @@ class Trial:
         return [head, text, result, detail]
 
     def compile(self) -> bytes:
-        """Compiles a C++ program. Returns what the compiler has to say against it, nothing where it is content."""
+        """Compiles a C++ program. Returns the compiler's errors; empty on success."""
         with open("main.cpp", "w", encoding="utf-8", errors="replace") as file:
             file.write(self.source)
         err = os.memfd_create("err")
@@ -187,7 +188,7 @@ class Trial:
             try:
                 os.dup2(err, 2)
                 os.dup2(2, 1)
-                os.dup2(sealed(b""), 0)  # else #include </dev/stdin> reads the request, and what all tests are given
+                os.dup2(sealed(b""), 0)  # else #include </dev/stdin> would read the request with all tests
                 os.closerange(3, KEPT)
                 confined(confine.limits(self.limits["compile_seconds"], COMPILER_MEMORY, COMPILED, self.tasks))
                 if self.driver == "landlock":
@@ -208,7 +209,7 @@ class Trial:
         return said if status else b""
 
     def keep(self, path: str) -> None:
-        """Opens the compiled program, and takes its name away: no test finds it, to leave the next one another."""
+        """Opens the compiled program and, where tests may write, unlinks it: no test can replace it for the next one."""
         import fcntl
 
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -219,10 +220,10 @@ class Trial:
 
 
 def confined(rlimits: confine.Rlimits) -> None:
-    """What holds for every process that this one forks."""
+    """Restrictions on every process that the runner forks."""
     confine.prctl(confine.SET_PDEATHSIG, signal.SIGKILL)
     confine.limit(rlimits)
-    confine.prctl(confine.SET_DUMPABLE, 1)  # else /dev/stdin could not be opened
+    confine.prctl(confine.SET_DUMPABLE, 1)  # else /dev/stdin cannot be opened
 
 
 def played(source: str, function: str | None, case: dict[str, Any]) -> int:
@@ -235,7 +236,7 @@ def played(source: str, function: str | None, case: dict[str, Any]) -> int:
     sys.modules["__main__"] = module
     sys.argv = ["solution.py", *case["words"]]
     sys.path[:] = [path for path in sys.path if path not in KIT] + [""]
-    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # which site would give
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # normally added by site
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(DIGITS)
     status = 0
@@ -255,17 +256,17 @@ def played(source: str, function: str | None, case: dict[str, Any]) -> int:
 
 
 KIT: list[str] = []
-"""Where our own modules lie: out of the program's sight."""
+"""Folders of our own modules, removed from the program's sys.path."""
 
 
 def called(names: dict[str, Any], function: str, case: dict[str, Any]) -> Any:
-    """What the function, or the method of a class Solution, returns."""
+    """Calls the function, or the method of a class Solution, and returns its value."""
     call = names[function] if function in names else getattr(names["Solution"](), function)
     return call(*case["arguments"] or ())
 
 
 def give(value: Any) -> None:
-    """Writes what a function returned as plain data. Arrays and numbers of numpy become lists and numbers."""
+    """Sends a function's return value as plain data. NumPy arrays and scalars become lists and numbers."""
     from gspo.workers.json_codec import packed
 
     if type(value).__module__ == "numpy":
@@ -275,7 +276,7 @@ def give(value: Any) -> None:
 
 
 def leave(status: int) -> int:
-    """What Python does at its end: waits for threads, calls what was registered, writes what is in buffers."""
+    """Does what Python does at exit: joins threads, calls atexit handlers, flushes buffers. Returns the exit status."""
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
@@ -292,7 +293,7 @@ def leave(status: int) -> int:
 
 
 def sealed(data: bytes) -> int:
-    """A file in memory, at its start, that cannot be changed."""
+    """An immutable (sealed) in-memory file with `data`, positioned at its start."""
     import fcntl
 
     file = os.memfd_create("in", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
@@ -303,13 +304,13 @@ def sealed(data: bytes) -> int:
 
 
 def pages() -> int:
-    """Pages of address space of this process."""
+    """Address space of this process, in pages."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0])
 
 
 def tail(file: int, first: bool = False) -> bytes:
-    """The end of a file, or its beginning."""
+    """The last DETAIL bytes of a file, or the first ones."""
     size = os.fstat(file).st_size
     return os.pread(file, DETAIL, 0 if first else max(0, size - DETAIL))
 

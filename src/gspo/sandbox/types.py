@@ -1,4 +1,4 @@
-"""What enters a sandbox and what leaves it: plain data alone. Expected outputs never enter."""
+"""The data that enters and leaves a sandbox: plain data only. Expected outputs never enter."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ STATUSES: tuple[str, ...] = get_args(Status)
 
 @dataclass(frozen=True)
 class Limits:
-    """What one test may use."""
+    """Resource limits of one test."""
 
     seconds: float = 10.0
-    """CPU seconds of all its threads. A test that sleeps is ended too, after as long without work; one that waits for a
-    busy machine is not."""
+    """CPU seconds of all its threads. A test that stays idle as long is ended too; one that waits for a busy CPU is not."""
     memory: int = 1 << 30
-    """Bytes of memory, beyond what Python itself takes."""
+    """Bytes of memory, beyond what Python itself uses."""
     output: int = 16 << 20
-    """Bytes of standard output, and of every file."""
+    """Bytes of standard output, and of each file."""
     scratch: int = 64 << 20
-    """Bytes of all files in its folder. Under Landlock there is no such folder."""
+    """Bytes of all files in its folder. Under Landlock a test cannot write files."""
     threads: int = 64
-    """Threads. There are no further processes."""
+    """Threads. A test cannot start processes."""
     compile_seconds: float = 30.0
     """CPU seconds of the C++ compiler."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What is run. function: the name that is called in place of the whole program (Python); a method of a class
-    `Solution` where there is no function of that name.
+    """The program to run.
+
+    Attributes:
+        function: A Python function that each test calls, or else a method of a class `Solution`; None to run the program
+            as a whole.
     """
 
     source: str
@@ -43,9 +45,13 @@ class Program:
 
 @dataclass(frozen=True)
 class Case:
-    """One test: the text on standard input, or the arguments of the function, as plain data (workers/json_codec.py).
+    """One test.
 
-    words: what follows the program's name on its command line. files: what lies in its current folder, by name.
+    Attributes:
+        stdin: The text on standard input.
+        arguments: The arguments of the function, as plain data (workers/json_codec.py).
+        words: Command-line arguments.
+        files: Texts of the files in the working directory, by name.
     """
 
     stdin: str | None = None
@@ -56,10 +62,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a test. ok: the program ended with status 0, or the function returned plain data.
+    """The result of a test.
 
-    value: what the function returned, of plain types alone: None, bool, int, float, str, list, tuple, set, dict. seconds:
-    of CPU. detail: the end of standard error, or why there is no value.
+    Attributes:
+        status: "ok" if the program exited with status 0, or the function returned plain data.
+        stdout: Standard output.
+        value: What the function returned: only None, bool, int, float, str, list, tuple, set, dict.
+        seconds: CPU seconds.
+        detail: The end of standard error, or why there is no value.
     """
 
     status: Status

@@ -1,4 +1,4 @@
-"""How long a test may take: by the CPU time that it used and by doing nothing, and not by the clock on the wall."""
+"""Timeouts of a test: by CPU time and by idle time, not by wall time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import signal
 import time
 
 TICK = 0.1
-"""Seconds between two looks at a test that takes long."""
+"""Seconds between two polls of a running test."""
 PATIENCE = 2.0
-"""Seconds that any test may do nothing."""
+"""Seconds that any test may be idle."""
 BACKSTOP = 10.0
-"""Wall time, in multiples of its CPU time, at which a test is ended in any case."""
+"""Wall-time limit of a test, as a multiple of its CPU limit."""
 FILES = 10_000
-"""Files that there may be in the folder of the tests."""
+"""Maximum number of files in the folder of the tests."""
 
 
 class Suppressed:
-    """contextlib.suppress, without the modules that it brings: a sandbox starts anew for each reply."""
+    """contextlib.suppress without its imports, since a sandbox starts anew for each reply."""
 
     def __init__(self, *errors: type[BaseException]) -> None:
         self.errors = errors
@@ -31,10 +31,11 @@ class Suppressed:
 
 
 def watched(pid: int, seconds: float, folder: str = "") -> tuple[int, float, bytes]:
-    """Waits for a process: its exit status (negative: a signal), its CPU seconds, and why it was ended: timeout, output.
+    """Waits for a process. Returns its exit status (negative: a signal), CPU seconds, and why it was killed ("timeout",
+    "output" or "").
 
-    A process that waits for a processor is waited for; one that does nothing is not. One that makes more than FILES files
-    in the file system of `folder` is ended too: an empty file takes no byte of it, but memory of the kernel.
+    Time spent waiting for a CPU does not count as idle. A process that makes more than FILES files in the file system of
+    `folder` is killed too: an empty file takes none of its bytes, but kernel memory.
     """
     begin, why, work = time.monotonic(), b"", TaskTimes(pid)
     ending = os.pidfd_open(pid)
@@ -58,22 +59,22 @@ def watched(pid: int, seconds: float, folder: str = "") -> tuple[int, float, byt
 
 
 def made(folder: str) -> int:
-    """Files in the file system of a folder."""
+    """Number of files in the file system of a folder."""
     system = os.statvfs(folder)
     return system.f_files - system.f_ffree
 
 
 class TaskTimes:
-    """What a process and its children have had of the processors. Threads and children that have ended count too: what they
-    ran and waited was no idleness.
+    """Time that a process and its children ran and waited for a CPU. Threads and children that have ended count too: their
+    time was not idle.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.seen: dict[str, tuple[int, int]] = {}  # of each task, when it was looked at last
+        self.seen: dict[str, tuple[int, int]] = {}  # nanoseconds that each task ran and waited, as last read
 
     def now(self) -> tuple[float, float]:
-        """Seconds that they ran, and that they waited for a processor (-1: not known)."""
+        """Seconds that they ran, and that they waited for a CPU (-1: unknown)."""
         try:
             self._look(self.pid)
         except (OSError, ValueError, IndexError):
@@ -85,7 +86,7 @@ class TaskTimes:
             with open(f"/proc/{pid}/task/{task}/schedstat") as file:
                 numbers = file.read().split()
             self.seen[task] = int(numbers[0]), int(numbers[1])
-            with open(f"/proc/{pid}/task/{task}/children") as file:  # of a compiler; a test has none
+            with open(f"/proc/{pid}/task/{task}/children") as file:  # only a compiler has children
                 children = file.read().split()
             for child in children:
                 with Suppressed(OSError):  # it has ended

@@ -1,4 +1,4 @@
-"""The endpoint: OpenAI's chat completions and completions over the current policy (FastAPI)."""
+"""The endpoint: OpenAI's chat completions and completions, sampled from the current policy (FastAPI)."""
 
 from __future__ import annotations
 
@@ -26,16 +26,24 @@ from gspo.serving.limits import RequestLimits, failed
 from gspo.serving.schema import ChatRequest, CompletionRequest, Failure, SamplingRequest, TrainRequest
 
 T = TypeVar("T")
-AGAIN = 30  # seconds after which a client may ask the next life of a run on several ranks
+AGAIN = 30  # Retry-After in seconds, while a run on several ranks restarts
 Train = Callable[[TrainRequest], Awaitable[dict[str, Any]]]
 
 
 class RunEnded(RuntimeError):
-    """The run is trained no more."""
+    """The run has ended and trains no more."""
 
 
 def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Train | None = None) -> FastAPI:
-    """The ASGI application. name: the model's. key: the API key. train: what POST /v1/train does."""
+    """The ASGI application.
+
+    Args:
+        chat: The policy.
+        name: Name of the model.
+        key: API key.
+        config: Limits for requests.
+        train: Handler of POST /v1/train; None: no such route.
+    """
 
     app = FastAPI(title="gspo", description="The policy that is being trained.", docs_url=None, redoc_url=None)
     app.add_middleware(RequestLimits, key=key, config=config)
@@ -99,7 +107,7 @@ REFUSED: dict[int, str] = {
 
 
 def _route(*statuses: int) -> dict[str, Any]:
-    """What the documentation says of a route that needs the key. The middleware looks at it."""
+    """The OpenAPI documentation of a route that needs the key. The middleware checks the key itself."""
     responses: dict[int | str, Any] = {status: {"model": Failure, "description": REFUSED[status]} for status in statuses}
     return {"responses": responses, "dependencies": [Depends(HTTPBearer(auto_error=False))]}
 
@@ -110,7 +118,7 @@ ASKED = SENT | {"responses": SENT["responses"] | STREAM}
 
 
 def _described(app: FastAPI, name: str) -> dict[str, Any]:
-    """The OpenAPI document: it knows the one model there is, and that we answer 400 where FastAPI has 422."""
+    """The OpenAPI document, with the name of the only model, and without FastAPI's 422, in whose place we return 400."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schemas = document["components"]["schemas"]
@@ -163,9 +171,9 @@ def _errors(app: FastAPI) -> None:
 
 
 async def _while_there(http: Request, work: Awaitable[T], timeout: float) -> T:
-    """What the work gives, unless the client goes away or it takes too long: then it is given up."""
+    """Awaits `work`. Cancels it if the client disconnects, or after `timeout` seconds."""
     task = asyncio.ensure_future(work)
-    disconnected = asyncio.ensure_future(http.receive())  # the body was read: what comes next is the end of the connection
+    disconnected = asyncio.ensure_future(http.receive())  # the body was read, so the next message is the disconnect
     try:
         done, _ = await asyncio.wait([task, disconnected], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if task in done:
@@ -207,7 +215,7 @@ def _likelihoods(call: Call, chat: Chat) -> list[dict[str, Any]]:
 
 
 def _choice(index: int, call: Call, chat: Chat, logprobs: bool) -> dict[str, Any]:
-    """`id` is ours: it names the tokens that were sampled."""
+    """A choice of a chat completion. `id` is our extension: it identifies the sampled tokens."""
     message = dict(call.message) | {"refusal": None}
     if call.message.get("tool_calls"):
         message["content"] = message["content"] or None
@@ -239,7 +247,7 @@ def _response_body(id: str, kind: str, name: str, choices: list[dict[str, Any]],
 
 
 async def _chat_events(body: dict[str, Any]) -> AsyncIterator[str]:
-    """A whole response as the events of a stream."""
+    """A complete response as the events of a stream."""
     pieces = []
     for choice in body["choices"]:
         message, shared = choice["message"], {"index": choice["index"], "id": choice["id"], "finish_reason": None}

@@ -1,4 +1,4 @@
-"""The model behind an endpoint: asked by agents, trained on what they hand back."""
+"""The model behind an endpoint: agents query it, and it trains on what they return."""
 
 from __future__ import annotations
 
@@ -45,10 +45,15 @@ COLLAPSED = f"the run collapsed, and guard.action ended it: {trainer.AFTER_COLLA
 
 
 class ServedModel:
-    """A policy that agents ask at `base_url` with `api_key`, under `name`, and that trains on their trajectories.
+    """A policy that agents query and that trains on their trajectories. Created by gspo.serve.
 
-    folder: of the run. lost: why the ranks of the run can do nothing together any more, or None. ended: nothing is under way
-    any more, and nothing more is begun. Made by gspo.serve.
+    Attributes:
+        base_url: URL of the endpoint.
+        api_key: Its API key.
+        name: Name of the model in requests.
+        folder: Folder of the run.
+        lost: Why the ranks of the run cannot work together any more, or None.
+        ended: Whether nothing is running any more and nothing more will start.
     """
 
     def __init__(
@@ -64,16 +69,16 @@ class ServedModel:
 
     @property
     def step(self) -> int:
-        """Steps trained."""
+        """Number of steps trained."""
         return self.run.step
 
     @property
     def collapsed(self) -> bool:
-        """Whether the guard has ended the run: it is trained no more."""
+        """Whether the guard has ended the run, which trains no more."""
         return self.run.collapsed
 
     def openai_client(self, **options: Any) -> Any:
-        """An openai.AsyncOpenAI for this endpoint. Raises ValueError where openai is not installed."""
+        """An openai.AsyncOpenAI for this endpoint. Raises ValueError if openai is not installed."""
         try:
             from openai import AsyncOpenAI
         except ImportError:
@@ -86,19 +91,27 @@ class ServedModel:
         raise AttributeError(f"a gspo model has no {name}")
 
     async def gather(self, groups: Iterable[Iterable[Awaitable[Any]]], **options: Any) -> Gathered:
-        """gspo.gather, shown on the run's screen, with what fails in its log."""
+        """gspo.gather, with its progress on the run's screen and its failures in the run's log."""
         return await gather(groups, progress=self.run.screen.phase, tell=self.run.log.warn, **options)
 
     async def train(self, groups: Iterable[Any], config: Any = None, **settings: Any) -> Metrics:
-        """One step on these groups of trajectories (gspo's or ART's). Returns its metrics.
+        """Trains one step on groups of trajectories. Returns its metrics.
 
-        config: a TrainCall, or ART's TrainConfig; its fields may be given as arguments as well. Raises ValueError for what
-        cannot be set for one call, and where nothing of the groups can be trained on, with the reasons; what else is left
-        out is counted in the metrics and named in the log. Turns are trained on once. Raises RuntimeError where the run
-        collapses (guard.action), has collapsed, or has ended. A call that is cancelled goes on: the step is done as a whole.
+        Each turn is trained on once. What cannot be trained on is counted in the metrics and named in the log. Cancelling
+        the call does not stop the step.
+
+        Args:
+            groups: Groups of trajectories, gspo's or ART's.
+            config: A TrainCall, or ART's TrainConfig.
+            settings: The fields of `config`, as keyword arguments.
+
+        Raises:
+            TypeError: An argument is unknown.
+            ValueError: A setting cannot change for one call, or nothing in the groups can be trained on; with the reasons.
+            RuntimeError: The run collapses (guard.action), has collapsed, or has ended.
         """
         taken, call = groups_of(groups), art_compat.settings(config, settings)
-        # A thread of its own: Python waits for those of asyncio as it ends, and who asks twice to end waits for no step.
+        # Not in asyncio's thread pool: Python joins its threads on exit, and a second Ctrl-C must not wait for a step.
         return await asyncio.wrap_future(begin(lambda: self._train(taken, call)))
 
     async def log(
@@ -109,16 +122,23 @@ class ServedModel:
         metrics: Mapping[str, float] | None = None,
         step: int | None = None,
     ) -> Metrics:
-        """Notes the rewards and metrics of groups or trajectories that are not trained on, and `metrics` as they are.
+        """Logs mean rewards and metrics of trajectories that are not trained on. Returns what it logs.
 
-        step: it belongs to; None: the newest. Raises ValueError where there is nothing to note.
+        Args:
+            groups: Groups or trajectories.
+            split: Prefix of the names.
+            metrics: Further numbers to log as they are.
+            step: Step that they belong to; None: the latest.
+
+        Raises:
+            ValueError: There is nothing to log.
         """
         trajectories = trajectories_of(groups or ())
         if not trajectories and not metrics:
             raise ValueError("log: there is no trajectory, and no metrics are given")
         numbers: dict[str, list[float]] = {}
         for trajectory in trajectories:
-            own = {"reward": trajectory.reward}  # first, whatever a metric of that name says
+            own = {"reward": trajectory.reward}  # comes first, and wins over a metric of that name
             for name, value in (own | dict(trajectory.metrics) | own).items():
                 numbers.setdefault(name, []).append(float(value))
         averages = {name: sum(values) / len(values) for name, values in numbers.items()} | dict(metrics or {})
@@ -127,13 +147,13 @@ class ServedModel:
         return averages
 
     def save(self) -> None:
-        """A checkpoint, from which `resume=True` goes on."""
+        """Saves a checkpoint, from which `resume=True` continues."""
         with self._together():
             save(self.run)
 
     def end(self) -> None:
-        """Waits for what is under way, so that nothing is saved half done, and refuses what is asked from here on. Raises
-        RankLost or OutOfMemory where the ranks are lost meanwhile.
+        """Waits for a running step or checkpoint, so that nothing is saved half done, and rejects further ones. Raises
+        RankLost or OutOfMemory if the ranks fail meanwhile.
         """
         known, self._ending = self.lost, True
         if self._turn.locked():
@@ -145,7 +165,7 @@ class ServedModel:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Around what all ranks do, one thing at a time."""
+        """Serializes operations that involve all ranks. Sets `lost` if they fail."""
         with self._turn:
             if self.lost is not None:
                 raise self.lost
@@ -186,11 +206,11 @@ class ServedModel:
             before = run.step
             try:
                 with self.still:
-                    if run.learner.lr_override != config.learning_rate:  # of the call before, which may have failed
+                    if run.learner.lr_override != config.learning_rate:  # of the previous call, which may have failed
                         run.learner.lr_override = config.learning_rate
                     metrics, _ = trainer.advance(run, self.source.give(result.groups))
             finally:
-                if run.step > before:  # also where it failed: there may have been updates
+                if run.step > before:  # also after a failure: there may have been updates
                     self.chat.calls.forget(run.sampler.version - run.config.serve.max_age)
                     self._trained = {id for id in self._trained | result.calls if id in self.chat.calls}
             if run.collapsed:
@@ -205,7 +225,15 @@ class ServedModel:
 def served(
     run: Run, source: ExternalSource, encoder: Encoder, context: int | None, listening: socket.socket
 ) -> Iterator[ServedModel]:
-    """The model of a run behind its endpoint, until the end of the context. listening: the endpoint's socket."""
+    """Serves the model of a run at its endpoint until the context exits.
+
+    Args:
+        run: The run.
+        source: Passes groups to the trainer.
+        encoder: Applies the chat template.
+        context: Context length of the model in tokens; None: no limit.
+        listening: Listening socket of the endpoint.
+    """
     config, key = run.config, os.environ.pop(KEY, None) or secrets.token_urlsafe(24)
     with ExitStack() as stack:
         speaker = stack.enter_context(speaker_of(config, run.sampler))

@@ -1,4 +1,4 @@
-"""`gspo.serve`: a model behind an endpoint, for the length of a `with`."""
+"""`gspo.serve`: a context manager that serves a model at an endpoint."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def serve(
     allow: Collection[str] = (),
     **sections: Any,
 ) -> Serving:
-    """A model that agents ask over an OpenAI-compatible endpoint and that trains on their trajectories:
+    """Serves a model at an OpenAI-compatible endpoint, where agents query it, and trains it on their trajectories:
 
         async with gspo.serve("path/to/model", log={"dir": "runs/agent"}) as model:
             client = model.openai_client()
             ...
             await model.train(groups)
 
-    Arguments as in gspo.train; no task is needed. On leaving, a step under way is finished, and a checkpoint and the model
-    are written; of a run that the guard has ended (guard.action), the checkpoint alone. Raises ValueError for what cannot
-    work, before anything starts.
+    Arguments as in gspo.train; no task is needed. On exit, a running step is finished, and a checkpoint and the model are
+    written; only the checkpoint if the guard has ended the run (guard.action). Raises ValueError for an invalid
+    configuration, before anything starts.
     """
     resolved = configured(config, sections, model, tokenizer)
     check_serving(resolved)
@@ -44,7 +44,7 @@ def serve(
 
 
 class Serving:
-    """A context, plain or async, that gives a ServedModel."""
+    """A context manager, sync or async, that gives a ServedModel."""
 
     def __init__(self, config: Config, resume: bool, given: CallInputs, allow: Collection[str]) -> None:
         self.config, self.resume, self.given, self.allow = config, resume, given, allow
@@ -53,7 +53,7 @@ class Serving:
     def __enter__(self) -> ServedModel:
         with ExitStack() as stack:
             listening = stack.enter_context(listener(self.config.serve))
-            over = stack.enter_context(reported())  # ends last, when all is written down
+            over = stack.enter_context(reported())  # exits last, when everything is written
             run, source, hf = stack.enter_context(assemble.serving(self.config, self.resume, self.given, self.allow))
             begun = run.step
 
@@ -61,9 +61,9 @@ class Serving:
 
             def finish() -> None:
                 if any(model.lost is not None for model in models):
-                    return  # the next life goes on from the last checkpoint
+                    return  # the launcher restarts the run from its last checkpoint
                 if not all(model.ended for model in models):
-                    return  # somebody has asked twice to end it, and a step is half done
+                    return  # interrupted twice, in the middle of a step
                 over.append(run.log.folder.path)
                 if run.step > begun:
                     save(run)
@@ -75,7 +75,7 @@ class Serving:
             stack.callback(finish)
             encoder = Encoder(hf.tokenizer, self.config.task)
             models.append(stack.enter_context(served(run, source, encoder, hf.context_length, listening)))
-            stack.callback(models[0].end)  # before the endpoint closes: who waits for the step hears of it
+            stack.callback(models[0].end)  # before the endpoint closes: clients that wait for the step get a response
             self._stack = stack.pop_all()
         return models[0]
 

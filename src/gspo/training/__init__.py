@@ -1,1 +1,1 @@
-"""The loop that drives a run: sample, score, learn, sync, log; and the supervised one."""
+"""The training loop (sample, score, learn, sync, log) and the loop of supervised fine-tuning."""

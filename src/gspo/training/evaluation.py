@@ -1,4 +1,4 @@
-"""Evaluations in a run: when, and on what."""
+"""Evaluation during a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gspo.rollout.metrics import describe
 from gspo.training.state import Run
 from gspo.types import Metrics
 
-SHOWN = 32  # held-out prompts of which each evaluation keeps a completion
+SHOWN = 32  # held-out prompts per evaluation for which one completion is logged
 
 
 def evaluates(run: Run) -> bool:
@@ -20,8 +20,8 @@ def evaluates(run: Run) -> bool:
 
 
 def held_out(run: Run) -> Metrics:
-    """Accuracy on the held-out prompts. Every evaluation draws with the same seed, so that differences are paired. Raises
-    RewardsFailed where nothing could be scored before the first step.
+    """Accuracy on the held-out prompts. All evaluations sample with the same seed, so that differences between them are
+    paired. Raises RewardsFailed if no completion could be scored before the first step.
     """
     run.scorer.at(run.step, run.config.train.steps)
     metrics, groups = evaluate(

@@ -1,4 +1,4 @@
-"""Where pi_old's likelihoods come from, and what the noise between sampler and trainer does to the ratio."""
+"""The source of pi_old's log-probabilities, and the effect of sampler-trainer noise on the ratio."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gspo.types import Completion, Metrics, Update
 
 
 def of(run: Run, batch: TrainingBatch) -> tuple[bool, list[Completion]]:
-    """What `Learner.prepare` is asked for: whether pi_old's likelihoods come from a pass of the policy as it is now, and
-    completions of the present weights where the batch is stale, since numerics show on those alone.
+    """The last two arguments of `Learner.prepare`: whether to recompute pi_old's log-probabilities with the current policy
+    and, if the batch is stale, completions sampled by the current weights, since only those show the effect of numerics.
     """
     fresh: list[Completion] = []
     if run.source.stale:
@@ -22,7 +22,9 @@ def of(run: Run, batch: TrainingBatch) -> tuple[bool, list[Completion]]:
 
 
 def old_logprobs(run: Run, fresh: Sequence[Completion]) -> str:
-    """algorithm.old_logprobs, with "auto" settled by the first batch, once for the run. fresh: of the present weights."""
+    """algorithm.old_logprobs, with "auto" resolved once per run, on the first batch. fresh: completions of the current
+    weights.
+    """
     setting = run.config.algorithm.old_logprobs
     if setting != "auto":
         return setting
@@ -42,7 +44,7 @@ def old_logprobs(run: Run, fresh: Sequence[Completion]) -> str:
 
 
 def warn_of_floor(run: Run, first: Update) -> None:
-    """A warning where the ratio's own noise reaches the clip range. first: the first update of a batch."""
+    """Warns if the noise floor of the ratio reaches the clip range. first: the first update of a batch."""
     assert first.agreement is not None
     noise, reach = first.agreement.noise, min(run.learner.clip or (float("inf"),))
     if noise >= reach and run.row.level != "token" and run.config.algorithm.epsilon != "auto":
@@ -55,7 +57,7 @@ def warn_of_floor(run: Run, first: Update) -> None:
 
 
 def end_step(run: Run) -> Metrics:
-    """The clip range of this step; a range that sets itself then moves."""
+    """Metrics with the clip range of this step. An automatic range then moves."""
     clip = run.learner.clip
     at_floor = run.learner.finish()
     if clip is None:

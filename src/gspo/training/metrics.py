@@ -1,4 +1,4 @@
-"""What a step tells of itself: metrics of its sampling and its updates, warnings, and lines of rollouts."""
+"""Metrics of a step (sampling and updates), warnings, and log lines of rollouts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ UNLEARNED = (
 
 
 def of_sampling(run: Run, groups: Sequence[Group]) -> Metrics:
-    """How old the rollouts are, what sampling took, and what the source and the sampler counted."""
+    """Staleness of the rollouts, sampling times, and the counters of the source and the sampler."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     age = {"staleness": staleness(rollouts, run.sampler.version), "rollouts/in_parts": in_parts(rollouts)}
     return age | run.source.metrics | run.sampler.counts()
 
 
 def of_updates(updates: Sequence[Update]) -> Metrics:
-    """The metrics of a step's updates, averaged, and what numerics alone do, by its first one."""
+    """The mean metrics of a step's updates, and the effect of numerics alone, taken from the first update."""
     agreement = updates[0].agreement
     assert agreement is not None, "the first update of a batch tells"
     metrics = {name: mean([update.metrics[name] for update in updates]) for name in updates[0].metrics}
@@ -47,20 +47,20 @@ def of_updates(updates: Sequence[Update]) -> Metrics:
 
 
 def nothing_learned() -> Metrics:
-    """The metrics of a step without updates: every name is there, without a value."""
+    """The metrics of a step without updates: every name is present, with a value of None."""
     return dict.fromkeys(UNLEARNED) | {"updates": 0, "updates/skipped": 0.0}
 
 
 def mean(values: list[Any]) -> Any:
-    """The mean of numbers, or of lists of numbers, one by one."""
+    """The mean of numbers, or the element-wise mean of lists of numbers. Ignores NaN."""
     if isinstance(values[0], list):
         return [mean(list(each)) for each in zip(*values)]
-    there = [value for value in values if value == value]  # a share of no tokens is nan
+    there = [value for value in values if value == value]  # a share of zero tokens is NaN
     return sum(there) / len(there) if there else float("nan")
 
 
 def warn_of_sampling(run: Run, metrics: Metrics) -> None:
-    """Warnings about steps that teach nothing, the first time that they occur."""
+    """Warns about steps that provide no learning signal. Each warning is shown only once."""
     if metrics["frac_reward_zero_std"] == 1:
         run.log.warn(
             "in every group of a step all completions got the same reward, so nothing was learned from them. Is the "
@@ -75,8 +75,8 @@ def warn_of_sampling(run: Run, metrics: Metrics) -> None:
 
 
 def check_rewards(run: Run, groups: Sequence[Group]) -> None:
-    """Warns of completions without a reward: on the screen when it is news, in the log at each step. Raises RewardsFailed
-    where the run cannot go on so.
+    """Warns about completions without a reward: in the log at every step, on the screen only when it is news. Raises
+    RewardsFailed if the run cannot continue.
     """
     run.failures.check(groups, run.step)
     text, news = run.failures.told([*errors(groups), *run.source.unused], run.step)
@@ -85,7 +85,7 @@ def check_rewards(run: Run, groups: Sequence[Group]) -> None:
 
 
 def rollout_lines(run: Run, groups: Sequence[Group], batch: TrainingBatch) -> list[Metrics]:
-    """One line a rollout for rollouts.jsonl; evenly spaced ones with what the step did to each token."""
+    """One line per rollout for rollouts.jsonl. A few evenly spaced ones include each token's log-ratio after this step."""
     if not run.config.log.rollouts:
         return []
     advantages = iter(batch.advantages)
@@ -96,7 +96,7 @@ def rollout_lines(run: Run, groups: Sequence[Group], batch: TrainingBatch) -> li
         for rollout in group.rollouts
     ]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    sampled = [i for i, rollout in enumerate(rollouts) if rollout.sampled.any()]  # an episode may fail before that
+    sampled = [i for i, rollout in enumerate(rollouts) if rollout.sampled.any()]  # an episode may fail before any token
     count = min(run.config.log.token_rollouts, len(sampled))
     chosen = [sampled[i * len(sampled) // count] for i in range(count)]
     completions = [completion_of(rollouts[i], 0.0) for i in chosen]

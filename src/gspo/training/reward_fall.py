@@ -1,10 +1,10 @@
-"""A sequential test: has the mean reward fallen, by more than its noise?
+"""A sequential test for a fall of the mean reward that noise does not explain.
 
-At each step the mean of the last w steps is compared with the best mean that w earlier steps had, for w = `window` and its
-doublings: short windows see a deep fall at once, long ones a fall of rewards that are rare. Looking for the best of many
-windows again and again finds large differences by chance alone. So a fall counts only beyond `ERRORS` standard errors, a
-bound that one run of 1,000 steps in a hundred passes at most while its policy stays the same; docs/stability.md has the
-rates that `lab/speed/guard.py` measures.
+At each step, the mean of the last w steps is compared with the best mean of any w earlier steps, for w = `window` and its
+doublings: short windows detect a deep fall at once, long ones a fall of sparse rewards. Repeated search for the best of many
+windows finds large differences by chance alone, so only a fall of more than `ERRORS` standard errors counts. At this bound,
+at most one in a hundred runs of 1,000 steps raises a false alarm while the policy stays the same; docs/stability.md has the
+rates measured by `lab/speed/guard.py`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 from gspo.runs.log import is_number
 
 ERRORS = 5.0  # standard errors that a fall must exceed
-NEAR = 20  # steps whose differences from one to the next give the noise between steps
-ROUNDING = 1e-9  # of the best: what rewards without any noise may differ by
-DEEP = 1.5  # standard deviations of single rewards from the mean to the floor, where rewards may be negative
+NEAR = 20  # number of step-to-step differences from which the noise between steps is estimated
+ROUNDING = 1e-9  # relative tolerance for rewards without any noise
+DEEP = 1.5  # distance from mean to floor in standard deviations of single rewards, if rewards may be negative
 
 
 def other_queries(metrics: Mapping[str, Any], stage: float) -> bool:
-    """Whether a stage after `stage` or a refresh has changed what is sampled at this step. Harder queries have lower rewards
-    though the policy is the same: rewards before it are nothing to compare with.
+    """Whether a stage after `stage`, or a refresh, changed the sampled queries at this step. Harder queries have lower
+    rewards at the same policy, so earlier rewards are not comparable.
     """
     changed = any(metrics.get(f"queries/{name}") for name in ("dropped", "returned", "new"))
     return changed or metrics.get("stage", stage) != stage
@@ -34,8 +34,14 @@ def other_queries(metrics: Mapping[str, Any], stage: float) -> bool:
 
 @dataclass(frozen=True)
 class Fall:
-    """The mean reward of the last `steps` steps, the best that as many had before, and the floor that both are counted from.
-    errors: their difference, in standard errors.
+    """A fall of the mean reward.
+
+    Attributes:
+        mean: Mean reward of the last `steps` steps.
+        best: Best earlier mean over as many steps.
+        floor: Value that both are counted from.
+        steps: Length of the window.
+        errors: Difference of the two means, in standard errors.
     """
 
     mean: float
@@ -46,7 +52,7 @@ class Fall:
 
     @property
     def share(self) -> float:
-        """What is left of the best, above the floor."""
+        """The remaining share of the best reward, counted from the floor."""
         return (self.mean - self.floor) / (self.best - self.floor) if self.best > self.floor else -math.inf
 
     def __str__(self) -> str:
@@ -56,18 +62,18 @@ class Fall:
 
 
 class RewardFall:
-    """Takes in the rewards of a run step by step, and says when they have fallen. window: steps of the shortest mean."""
+    """Receives the rewards of a run step by step, and reports a fall. window: steps of the shortest mean."""
 
     def __init__(self, window: int):
         self.window = window
-        self._since = 0  # recent means begin here: after a rewind nothing older tells of the policy
-        self._rows = np.zeros((0, 3))  # of each step: mean reward, its variance, variance of single rewards
+        self._since = 0  # recent means start here: after a rewind, older steps do not describe the policy
+        self._rows = np.zeros((0, 3))  # per step: mean reward, its variance, variance of single rewards
         self._lowest = math.inf
 
     def see(self, metrics: Mapping[str, Any]) -> Fall | None:
-        """Takes in a step: `reward`, and where they are known `reward_se`, `reward_std_batch` and `reward_min`.
+        """Adds a step: `reward` and, if known, `reward_se`, `reward_std_batch` and `reward_min`.
 
-        Returns the deepest fall that noise does not explain. A step whose reward is not a number is passed over.
+        Returns the deepest fall that noise does not explain. A step without a numeric reward is skipped.
         """
         reward = metrics.get("reward")
         if not is_number(reward):
@@ -83,8 +89,8 @@ class RewardFall:
         return min(self._falls(), key=lambda fall: fall.share, default=None)
 
     def holds(self, border: float) -> bool:
-        """Whether the last step, within twice its noise, is no sign of a fall below the share `border` of the best, which
-        the means do not show yet. After a rewind nobody knows until a window is full.
+        """Whether the last step's reward, within twice its noise, is still above the share `border` of the best: a single
+        step shows a fall before the means do. After a rewind, False until a window is full.
         """
         total = len(self._rows)
         if total - self._since < self.window or total == self.window:
@@ -96,11 +102,11 @@ class RewardFall:
         return bool(self._rows[-1, 0] + 2 * noise >= floor + border * (best - floor))
 
     def rewound(self) -> None:
-        """The policy is an earlier one again: what was seen counts as the past."""
+        """The policy is an earlier one again: all rewards so far count only as the past."""
         self._since = len(self._rows)
 
     def _falls(self) -> list[Fall]:
-        """Of each length of window, the fall from the best one to the last one, where noise does not explain it."""
+        """For each window length, the fall from the best window to the last one, if noise does not explain it."""
         falls, total, steps = [], len(self._rows), self.window
         while self._since + steps <= total and 2 * steps <= total:
             means = self._means(steps)
@@ -115,17 +121,17 @@ class RewardFall:
         return falls
 
     def _means(self, steps: int) -> np.ndarray:
-        """The means of each window of `steps` steps, [n, 3]."""
+        """The means over each window of `steps` steps, [n, 3]."""
         sums = np.vstack([np.zeros(3), self._rows.cumsum(0)])
         means: np.ndarray = (sums[steps:] - sums[:-steps]) / steps
         return np.maximum(means, (-math.inf, 0.0, 0.0))
 
     def _floor(self, best: float, spread: float) -> float:
-        """0 where no reward was negative; otherwise what single rewards commonly go down to."""
+        """0 if no reward was negative; otherwise a typical lower end of single rewards."""
         return 0.0 if self._lowest >= 0 else float(max(self._lowest, best - DEEP * math.sqrt(spread)))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next answer depends on, in plain types."""
+        """All state that the next result depends on, in plain types."""
         return {"rows": self._rows.tolist(), "since": self._since, "lowest": self._lowest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the loop of `gspo sft`, on the learner and the run folder of training."""
+"""Supervised fine-tuning: the loop of `gspo sft`, with the learner and the run folder of training."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ class RowSource(Protocol):
 
 @dataclass
 class SupervisedRun:
-    """Everything that a supervised run is made of (assembly/assemble.py makes it).
+    """All components and state of a supervised run (created by assembly/assemble.py).
 
-    data: a fingerprint of the rows. step: updates done.
+    Attributes:
+        data: Fingerprint of the rows.
+        step: Number of finished updates.
     """
 
     config: Config
@@ -46,7 +48,7 @@ class SupervisedRun:
 
 
 def imitated(prompt: Sequence[int], completion: Sequence[int]) -> Completion:
-    """A completion that is to be imitated, as token ids; it has no old likelihoods and no advantage."""
+    """A training target from token ids; old log-probabilities and advantage are 0."""
     tokens = torch.tensor([*prompt, *completion])
     sampled = torch.arange(len(tokens)) >= len(prompt)
     zeros = torch.zeros(len(completion))
@@ -54,7 +56,7 @@ def imitated(prompt: Sequence[int], completion: Sequence[int]) -> Completion:
 
 
 def fit(run: SupervisedRun) -> Metrics:
-    """Trains until the last step, or until asked to stop. Returns the last step's metrics."""
+    """Trains until the last step or a stop signal. Returns the last step's metrics."""
     train = run.config.train
     metrics: Metrics = {}
     with checkpoint.stop_signals(run.log.note) as stop:
@@ -80,8 +82,8 @@ def fit(run: SupervisedRun) -> Metrics:
 
 
 def save(run: SupervisedRun, needed: bool = True) -> None:
-    """A checkpoint of everything that the next step depends on. Where the disk does not take it, a run that need not end now
-    goes on with a warning, and the checkpoint before it stays; else raises SaveError.
+    """Writes a checkpoint of all state that the next step depends on. If the disk rejects it, a run that can continue does
+    so with a warning and the previous checkpoint; with `needed`, raises SaveError.
     """
     state = {"position": run.rows.position, "data": run.data, "tokens": run.tokens, "log": run.log.position()}
     tell, keep = None if needed else run.log.warn, run.config.train.keep_checkpoints
@@ -89,7 +91,7 @@ def save(run: SupervisedRun, needed: bool = True) -> None:
 
 
 def restore(run: SupervisedRun, state: dict[str, Any]) -> None:
-    """Continue from a checkpoint whose model the policy already holds."""
+    """Continues from a checkpoint whose model the policy already holds."""
     checkpoint.same_data(state["data"], run.data)
     run.step, run.tokens, run.rows.position = state["step"], state["tokens"], state["position"]
     run.learner.resume(checkpoint.folder_of(run.log.folder.checkpoints, run.step))

@@ -78,8 +78,15 @@ def sync(run: Run, metrics: Metrics) -> None:
 
 
 def log(run: Run, lines: Sequence[Metrics], metrics: Metrics, seconds: float) -> str:
-    """Writes the step down and shows it to the guard, whose metrics it adds. lines: of its rollouts. Returns why the run has
-    collapsed, or "".
+    """Logs the step and passes its metrics to the guard.
+
+    Args:
+        lines: Log lines of the step's rollouts.
+        metrics: The step's metrics; times and the guard's metrics are added.
+        seconds: Duration of the step, evaluation included.
+
+    Returns:
+        Why the run has collapsed, or "".
     """
     warn_of_sampling(run, metrics)
     run.log.rollouts(lines)

@@ -1,4 +1,4 @@
-"""The loop: step after step, with checkpoints, until the last one or a collapse."""
+"""The training loop: runs steps and writes checkpoints until the last step or a collapse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AFTER_COLLAPSE = (
 
 
 def train(run: Run) -> Metrics:
-    """Trains until the last step, or until asked to stop. Returns the last step's metrics."""
+    """Trains until the last step or a stop signal. Returns the last step's metrics."""
     train = run.config.train
     metrics: Metrics = {}
     groups = iter(run.source)
@@ -36,8 +36,8 @@ def train(run: Run) -> Metrics:
 
 
 def advance(run: Run, groups: Iterable[Group], count: int | None = None) -> tuple[Metrics, bool]:
-    """One step on `count` groups (None: on all), with all that belongs to it but the checkpoint. Returns its metrics, and
-    whether the run ends here: it collapsed.
+    """One step on `count` groups (None: all), with everything that belongs to it except the checkpoint. Returns its metrics
+    and whether the run ends here because it collapsed.
     """
     with saved_before_loss(run):
         run.scorer.at(run.step, run.config.train.steps)
@@ -47,7 +47,7 @@ def advance(run: Run, groups: Iterable[Group], count: int | None = None) -> tupl
 
 @contextmanager
 def saved_before_loss(run: Run) -> Iterator[None]:
-    """Saves what is done, where the sampler, a refresh or the rewards cannot go on, and lets the error end the run."""
+    """Saves a checkpoint if the sampler, a refresh or the rewards fail, then re-raises the error, which ends the run."""
     before = run.step
     try:
         yield
@@ -62,7 +62,7 @@ def saved_before_loss(run: Run) -> Iterator[None]:
 
 
 def act(run: Run, collapsed: str) -> bool:
-    """What [guard] action asks for on a collapse. Returns whether the run ends here."""
+    """Carries out guard.action after a collapse. Returns whether the run ends here."""
     guard = run.config.guard
     if guard.action == "warn":
         return False

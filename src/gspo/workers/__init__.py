@@ -1,1 +1,1 @@
-"""Processes that can be killed with all they started, and messages to them."""
+"""Subprocesses that can be killed together with all descendants, and messages to them."""

@@ -1,19 +1,21 @@
-"""Plain data as JSON, with what JSON lacks: tuples, sets, keys that are no text, NaN and infinity. It imports little."""
+"""Plain data as JSON, with extensions for tuples, sets, non-string keys, NaN and infinity. Few imports."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-KIND = "!"  # marks an object of JSON that stands for something else
+KIND = "!"  # marks a JSON object that encodes another type
 
 
 class Junk(Exception):
-    """What no honest sender sends."""
+    """A message that no honest sender sends."""
 
 
 def packed(value: Any) -> bytes:
-    """Plain data as JSON: None, bool, numbers, text; lists, tuples, sets and dicts of it. Raises ValueError for others."""
+    """Encodes plain data as JSON: None, bool, numbers, text; lists, tuples, sets and dicts of them. Raises ValueError for
+    others.
+    """
     try:
         return json.dumps(_marked(value)).encode()
     except RecursionError:
@@ -21,7 +23,7 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """What `packed` made, of the same types. Raises Junk."""
+    """Decodes the result of `packed`, with the same types. Raises Junk."""
     try:
         return _unmarked(json.loads(data))
     except (ValueError, TypeError, KeyError, RecursionError) as error:

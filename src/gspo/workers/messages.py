@@ -1,6 +1,6 @@
-"""Messages between processes: a length and so many bytes over a socket. Imports no torch.
+"""Messages between processes: length-prefixed bytes over a socket. Imports no torch.
 
-What a worker sends is read as data and never as code: a grader may write into its socket what it likes.
+A worker's messages are parsed as data and never executed: a grader may write anything into its socket.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from gspo.workers.json_codec import Junk
 
 HEADER = struct.Struct("!Q")
 PIECE = 1 << 20
-"""Bytes that one call reads, so that memory grows with what arrives and not with what a header announces."""
+"""Bytes per read, so that memory grows with the data received and not with the length that a header claims."""
 STALLED = 60.0
-"""Seconds for which the other side may take nothing of what it is sent."""
+"""Send timeout in seconds, while the other side reads nothing."""
 
 
 class Frames:
-    """Messages over one end of a pair of sockets. After an error no further message can be read."""
+    """Messages over one end of a socket pair. After an error no further message can be read."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
 
     def fileno(self) -> int:
-        """The number of its file descriptor."""
+        """Its file descriptor."""
         return self.socket.fileno()
 
     def send(self, data: bytes) -> None:
-        """Raises OSError when the other side has ended, TimeoutError when it takes nothing for STALLED seconds."""
+        """Sends a message. Raises OSError if the other side has ended, TimeoutError if it stalls for STALLED seconds."""
         self.socket.settimeout(STALLED)
         for part in (memoryview(HEADER.pack(len(data))), memoryview(data)):
             sent = 0
@@ -38,9 +38,10 @@ class Frames:
                 sent += self.socket.send(part[sent : sent + PIECE])
 
     def receive(self, seconds: float | None = None, most: int | None = None) -> bytes:
-        """The next message. seconds: for all of it; None: wait for ever. most: bytes that it may have; None: any number.
+        """The next message. seconds: timeout for the whole message; None: no timeout. most: maximum size in bytes; None: no
+        limit.
 
-        Raises TimeoutError, Junk for a message that is too long, and OSError or EOFError when the other side has ended.
+        Raises TimeoutError, Junk if the message is too long, and OSError or EOFError if the other side has ended.
         """
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         (size,) = HEADER.unpack(self._read(HEADER.size, deadline))
@@ -65,4 +66,4 @@ class Frames:
         """Closes this end."""
         self.socket.close()
 
-    __del__ = close  # quietly: an end may be left to be collected
+    __del__ = close  # no ResourceWarning: an end may be left to the garbage collector

@@ -1,7 +1,7 @@
-"""A process that stays with a worker, and ends it with all that it started. Imports nothing of gspo: as a script it runs a
-command aside (`step_aside`).
+"""A keeper process that stays with a worker and kills it with all its descendants. Imports nothing of gspo: as a script it
+runs a command in a child process (`step_aside`).
 
-A worker alone cannot do so: a grader may hold the interpreter's lock, crash, or start programs that leave its session.
+A worker cannot do this itself: a grader may hold the GIL, crash, or start programs that leave its session.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import sys
 import time
 from pathlib import Path
 
-DEATH_SIGNAL, SUBREAPER = 1, 36  # of prctl (Linux)
+DEATH_SIGNAL, SUBREAPER = 1, 36  # prctl options (Linux)
 LONGEST = 5.0
-"""Seconds that killed processes may take to end. One may hang in the kernel."""
+"""Seconds to wait for killed processes to end. One may hang in the kernel."""
 
 
 def keep(fd: int) -> None:
-    """Splits this process in two. The new one returns and does the work. This one waits until the new one has ended, or the
-    other end of socket `fd` closes, or SIGTERM comes; then it kills what is left of all that the new one started, and ends
-    as the new one did, or by SIGKILL.
+    """Forks. The child returns and does the work. This process waits until the child ends, the other end of socket `fd`
+    closes, or SIGTERM arrives; then it kills all remaining descendants of the child, and ends with the child's status, or by
+    SIGKILL.
     """
     wake, write = os.pipe()
     for end in (wake, write):
         os.set_blocking(end, False)
     before = signal.set_wakeup_fd(write)
     for number in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, lambda number, frame: None)  # its number arrives in `wake`
-    _prctl(SUBREAPER, 1)  # what loses its parent becomes a child of this process
+        signal.signal(number, lambda number, frame: None)  # the signal number arrives in `wake`
+    _prctl(SUBREAPER, 1)  # orphaned descendants become children of this process
     keeper = os.getpid()
     child = os.fork()
     if not child:
@@ -46,13 +46,13 @@ def keep(fd: int) -> None:
     status = None
     try:
         status = _wait(child, fd, wake)
-    finally:  # whatever happens here, this process never goes on to the work
+    finally:  # in any case, this process must never continue with the work
         _end(status)
 
 
 def step_aside() -> None:
-    """Goes on in a child of this process, which waits for it, passes SIGTERM on, and ends as it does. So what goes on is no
-    child of an actor: Ray kills those before the actor ends, and what they had started would be left.
+    """Continues in a child process. The parent waits for the child, passes SIGTERM on and ends with its status. An actor's
+    command then is not a child of the actor: Ray kills those before the actor ends, and would orphan their descendants.
     """
     child = os.fork()
     if not child:
@@ -62,21 +62,21 @@ def step_aside() -> None:
 
 
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """From here on this process gets a signal as soon as its parent ends, by default one that kills it."""
+    """From now on this process gets signal `number` as soon as its parent ends, by default SIGKILL."""
     _prctl(DEATH_SIGNAL, number)
-    if os.getppid() != parent:  # it died before that
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
 def _prctl(option: int, value: int) -> None:
-    with contextlib.suppress(AttributeError, OSError):  # Linux alone has it
+    with contextlib.suppress(AttributeError, OSError):  # Linux only
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _wait(child: int, fd: int, wake: int) -> int | None:
-    """The child's status once it has ended; None where the keeper is to end it."""
+    """The child's status when it ends; None if the keeper must end it."""
     poll = select.poll()
-    poll.register(fd, 0)  # no reading, which is the child's; a hang-up is always told
+    poll.register(fd, 0)  # no events: reading is up to the child, and poll always reports a hang-up
     poll.register(wake, select.POLLIN)
     while True:
         for number, status in _reaped():
@@ -88,7 +88,7 @@ def _wait(child: int, fd: int, wake: int) -> int | None:
 
 
 def _reaped() -> list[tuple[int, int]]:
-    """Children that have ended, with their status."""
+    """Children that have ended, with their statuses."""
     ended = []
     with contextlib.suppress(ChildProcessError):
         while (one := os.waitpid(-1, os.WNOHANG))[0]:
@@ -105,7 +105,7 @@ def _end(status: int | None) -> None:
         time.sleep(0.001)
         _reaped()
     if status is None:
-        os.killpg(0, signal.SIGKILL)  # this process too; without /proc, all that is of its group
+        os.killpg(0, signal.SIGKILL)  # including this process; without /proc, only its process group
     else:
         _end_as(status)
 
@@ -122,7 +122,7 @@ def _end_as(status: int) -> None:
 
 
 def _descendants(ancestor: int) -> list[int]:
-    """Processes that `ancestor` started, directly or not, and that still run. None where there is no /proc."""
+    """Running processes that `ancestor` started, directly or indirectly. Empty if there is no /proc."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -1,1 +1,1 @@
-"""Models of transformers: read, scored, trained and sampled from."""
+"""The transformers backend: loads, scores, trains and samples from models."""

@@ -1,7 +1,7 @@
-"""Weights in shards that some ranks need whole: each gets those that it asks for, and nobody anything else.
+"""Gathers sharded weights on the ranks that need them: each rank receives exactly the weights that it requests.
 
-A rank holds rows of each weight, one after the other. Copies of the model hold the same rows, of which the nearest are sent.
-All ranks exchange at the same time, in one collective that carries bytes.
+A rank holds consecutive rows of each weight. Replicas of the model hold the same rows, and the nearest replica sends them.
+The exchange is one all-to-all of bytes over all ranks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class HeldRows(NamedTuple):
     ranks: tuple[int, ...]
 
     def sender(self, to: int) -> int:
-        """Who gives them to rank `to`: itself where it can, else the nearest."""
+        """The rank that sends these rows to rank `to`: `to` itself if it holds them, else the nearest holder."""
         return min(self.ranks, key=lambda rank: abs(rank - to))
 
 
 class Gathering:
-    """Weights by name, and who holds which rows of them. All ranks make it, and call `exchange`, at the same time."""
+    """Weights by name, and which ranks hold which rows. Constructor and `exchange` are collective calls."""
 
     def __init__(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self.weights = dict(weights)
@@ -48,8 +48,12 @@ class Gathering:
     def exchange(
         self, wanted: Sequence[Sequence[str]], types: Mapping[str, torch.dtype], device: torch.device
     ) -> dict[str, Tensor]:
-        """The weights that this rank wants, whole, on `device`. wanted: the names that each rank wants, by number. types: in
-        which each weight is sent. All ranks say the same.
+        """All-to-all: returns the weights that this rank requested, unsharded.
+
+        Args:
+            wanted: Names of the weights that each rank requests, in rank order. The same on all ranks.
+            types: Transfer dtype of each weight. The same on all ranks.
+            device: Device of the returned weights.
         """
         mine = wanted[self.number]
         leaving = [
@@ -81,7 +85,7 @@ class Gathering:
                     data = got[at : at + self._bytes(name, rows, types)]
                     at += len(data)
                 target = whole[name][rows.begin : rows.end]
-                # A slice of bytes need not begin where a number may.
+                # The clone aligns the bytes: a slice may start at an offset that the dtype does not allow.
                 target.copy_(data.clone().view(types[name]).view(target.shape))
         return whole
 
@@ -92,7 +96,7 @@ class Gathering:
         return (rows.end - rows.begin) * self.weights[name].shape[1:].numel() * types[name].itemsize
 
     def _held(self, name: str, types: Mapping[str, torch.dtype]) -> int:
-        """How many bytes this rank's rows have."""
+        """The size of this rank's rows in bytes."""
         return local(self.weights[name].detach()).numel() * types[name].itemsize
 
     def _local(self, name: str, types: Mapping[str, torch.dtype]) -> Tensor:
@@ -101,7 +105,7 @@ class Gathering:
 
 
 def rows_of(p: Tensor) -> tuple[int, int]:
-    """Which rows of a weight this rank holds: from, to."""
+    """The rows [begin, end) of a weight that this rank holds."""
     numbers: Any = torch.arange(len(p))
     rows = shard_of(numbers, p).to_local() if isinstance(p, DTensor) else numbers  # type: ignore[attr-defined]
     if not len(rows):

@@ -1,9 +1,9 @@
-"""Attention over a forest of tokens, as an attention implementation of transformers: "gspo".
+"""Attention over a forest of tokens, registered in transformers as the attention implementation "gspo".
 
-Without a forest it is transformers' own "sdpa". With one (the keyword argument `forest`, which a model's layers hand
-down), a CPU computes it piece by piece: each piece of segments.Plan is one call of a fused kernel, and the pieces of a
-token are put together by their log-sum-exp: o = sum_p exp(lse_p - lse) o_p (the tiles of FlashAttention, arXiv 2205.14135).
-The backward pass of a piece needs no more than the whole's o and lse. A GPU computes it by blocks (flex.py).
+Without a forest it is transformers' own "sdpa". With one (keyword argument `forest`, which a model's layers pass on), a CPU
+computes it in pieces: each piece of tree_segments.Plan is one call of a fused kernel, and the pieces of a token are merged
+by their log-sum-exp: o = sum_p exp(lse_p - lse) o_p (like the tiles of FlashAttention, arXiv 2205.14135). The backward pass
+of a piece needs only the merged o and lse. A GPU uses block-sparse attention (flex.py).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from gspo.backends.hf.tree_segments import Piece, Plan, plan
 from gspo.types import Forest
 
 NAME = OWN_ATTENTION
-# What layers hand down that changes nothing here; any other argument means a kind of attention that is not known.
+# Arguments from the layers that have no effect here. Any other argument means an unsupported kind of attention.
 HARMLESS = {"position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states", "output_router_logits"}
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 class PreparedPiece:
-    """A piece of a plan, made ready for the kernel: its indices, its padding, and its mask for each window."""
+    """A piece of a plan prepared for the kernel: its indices, its padding, and one mask per window."""
 
     def __init__(self, piece: Piece, plan: Plan) -> None:
         self.causal, self.position = piece.causal, plan.position
@@ -40,10 +40,10 @@ class PreparedPiece:
         self.masks: dict[Any, Tensor | None] = {}
 
     def mask(self, window: int | None, like: Tensor, repeats: int) -> Tensor | None:
-        """What is added to the scores, [B, 1, 1 or repeats * L, L'], finite: a row may see no key."""
+        """The additive mask [B, 1, 1 or repeats * L, L']. Its values are finite, since a row may have no visible key."""
         key = window, like.dtype, repeats
         if key not in self.masks:
-            # Without a window, what pads a causal row stands behind all that looks.
+            # Without a window, the causal mask already hides a causal row's padding, which is on the right.
             hidden = None if self.key_mask.all() or (self.causal and window is None) else ~self.key_mask[:, None, None]
             if window is not None:
                 back = self.position[self.queries][:, :, None] - self.position[self.keys][:, None]  # [B, L, L']
@@ -56,19 +56,19 @@ class PreparedPiece:
         return self.masks[key]
 
     def rows(self, x: Tensor, repeats: int) -> Tensor:
-        """Of the queries x [T, H, D]: [B, H, L, D], or [B, H / repeats, repeats * L, D] for those that look above, whose
-        heads of one key head are no more than further queries.
+        """Gathers queries x [T, H, D] into [B, H, L, D]; for a piece that is not causal, into [B, H / repeats, repeats * L,
+        D], where the query heads of a key head are folded into the queries.
         """
         return self.folded(x[self.queries], repeats)  # [B, L, H, D]
 
     def folded(self, rows: Tensor, repeats: int) -> Tensor:
-        """As `rows`, of what stands in them already."""
+        """The reshaping of `rows`, for a tensor [B, L, H, D] that is gathered already."""
         if self.causal:
             return rows.transpose(1, 2)
         return rows.unflatten(2, (-1, repeats)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
     def tokens(self, rows: Tensor, repeats: int) -> Tensor:
-        """Back from `rows` to the tokens whose output they hold, [tokens, H, D]."""
+        """Inverse of `rows`: the output [tokens, H, D] of the tokens that have their output in this piece."""
         if self.causal:
             rows = rows.transpose(1, 2)
         else:
@@ -76,25 +76,25 @@ class PreparedPiece:
         return rows.flatten(0, 1) if self.without_output is None else rows[self.output_at]
 
     def looked_at(self, x: Tensor, repeats: int) -> Tensor:
-        """Of the keys or values x [T, H', D]: [B, H' * repeats or H', L', D]."""
+        """Gathers keys or values x [T, H', D] into [B, H' * repeats, L', D] for a causal piece, else [B, H', L', D]."""
         rows = x[self.keys].transpose(1, 2)
         return rows.repeat_interleave(repeats, 1) if self.causal and repeats > 1 else rows
 
     def look_back(self, rows: Tensor, repeats: int) -> Tensor:
-        """The gradient [B * L', H', D] of what `looked_at` gave, for the tokens of `keys`."""
+        """Maps the gradient of the result of `looked_at` back to the tokens of `keys`: [B * L', H', D]."""
         if self.causal and repeats > 1:
             rows = rows.unflatten(1, (-1, repeats)).sum(2)
         return rows.transpose(1, 2).flatten(0, 1)
 
 
 class PreparedForest:
-    """A forest made ready for a CPU's kernel. depth: tokens on its longest path."""
+    """A forest prepared for the CPU kernel. depth: tokens on its longest path."""
 
     def __init__(self, forest: Forest) -> None:
         forest_plan = plan(forest)
         self.depth = forest_plan.depth
         self.pieces = [PreparedPiece(piece, forest_plan) for piece in forest_plan.pieces]
-        self.windows: list[int | None] = []  # of each layer that looked, in their order
+        self.windows: list[int | None] = []  # of each layer that attended, in layer order
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float) -> Tensor:
         """Queries [1, H, T, D], keys and values [1, H', T, D] -> [1, T, H, D]."""
@@ -103,15 +103,15 @@ class PreparedForest:
 
 
 class Forested(torch.autograd.Function):
-    """Queries [T, H, D], keys and values [T, H', D] -> [T, H, D]. H is a multiple of H'. window: how many tokens back a
-    token may look, itself included; None: all.
+    """Queries [T, H, D], keys and values [T, H', D] -> [T, H, D]. H is a multiple of H'. window: number of tokens that a
+    token may attend to, itself included; None: all.
     """
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, forest: PreparedForest, window: int | None, scale: float
     ) -> Tensor:
-        """Each piece by itself, then together."""
+        """Computes each piece and merges the pieces by their log-sum-exp."""
         repeats = q.shape[1] // k.shape[1]
         out, lse = q.new_empty(q.shape), None
         saved: list[Tensor] = []
@@ -135,7 +135,7 @@ class Forested(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Each piece with the whole's output and log-sum-exp."""
+        """Computes each piece from the merged output and log-sum-exp, and adds up the gradients."""
         out, lse, *saved = ctx.saved_tensors
         shape, key_shape = ctx.shapes
         grad, window, repeats = grads[0], ctx.window, shape[1] // key_shape[1]
@@ -143,7 +143,7 @@ class Forested(torch.autograd.Function):
         for i, piece in enumerate(ctx.forest.pieces):
             mask, causal = piece.mask(window, out, repeats), piece.causal and window is None
             g, o, l = (x[piece.queries] for x in (grad, out, lse))
-            if piece.without_output is not None:  # they look at nothing, whatever stands there
+            if piece.without_output is not None:  # zero gradient and zero attention weights for these rows
                 g[piece.without_output], l[piece.without_output] = 0.0, torch.finfo(l.dtype).max
             g, o, l = (piece.folded(x, repeats) for x in (g, o, l))
             rows = saved[3 * i : 3 * i + 3]
@@ -167,9 +167,9 @@ def attention(
     forest: PreparedForest | Blocks | None = None,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Queries [1, H, T, D], keys and values [1, H', T, D] of a forest -> [1, T, H, D]; without one, transformers' sdpa.
+    """Queries [1, H, T, D], keys and values [1, H', T, D] of a forest -> [1, T, H, D]; without a forest, transformers' sdpa.
 
-    Raises NotImplementedError for a kind of attention that the forest's kernel does not know.
+    Raises NotImplementedError for a kind of attention that the forest kernels do not support.
     """
     if forest is None:
         more |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
@@ -190,16 +190,16 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def over(forest: Forest, device: torch.device) -> dict[str, Any]:
-    """What a model on `device` is given beside its tokens, in one row. Any other attention than this one fails on the empty
-    mask.
+    """Extra model inputs for a forest whose tokens are in one row. The mask is empty, so that any other attention
+    implementation fails on it.
     """
     prepared = Blocks(forest, device) if device.type == "cuda" else PreparedForest(forest)
     return {"attention_mask": torch.empty(1, 1, 0, 0, dtype=torch.bool, device=device), "forest": prepared}
 
 
 def refusal(model: HFModel) -> str:
-    """Gives the model this attention, if it then reads a forest as its plain rows, layer by layer, forward and backward: "".
-    Else changes nothing and says why.
+    """Switches the model to this attention and returns "". If a trial on a forest does not reproduce the outputs and
+    gradients of plain rows, leaves the model unchanged and returns the reason.
     """
     if model.attention == NAME:
         return ""
@@ -218,11 +218,14 @@ def refusal(model: HFModel) -> str:
 
 
 def _misread(model: HFModel, expected: list[int | None]) -> str:
-    """Tries it on prompts with two completions; what is wrong, "" where nothing is. expected: the window of each layer."""
+    """Compares a forest with plain rows, on prompts with two completions. Returns the problem, or "" if there is none.
+
+    expected: the window of each layer.
+    """
     was_training = model.model.training
     try:
         model.model.eval()
-        for sizes in ((3, 2), (100, 60)) if model.device.type == "cuda" else ((3, 2),):  # on a GPU also more than a block
+        for sizes in ((3, 2), (100, 60)) if model.device.type == "cuda" else ((3, 2),):  # on a GPU also more than one block
             forest, paths = _trial(*sizes)
             inputs = over(forest, model.device)
             embedded = (
@@ -241,7 +244,7 @@ def _misread(model: HFModel, expected: list[int | None]) -> str:
             gradients = [torch.autograd.grad((x * direction).sum(), embedded)[0].float() for x in (ours, plain)]
             if not (gradients[0] - gradients[1]).norm() <= 4 * tolerance(model) * gradients[1].norm():
                 return "the gradients of a row with branches are not those of its rows"
-    except Exception as error:  # a model's own code may fail in any way where it does not know such rows
+    except Exception as error:  # a model's own code may fail in any way on such rows
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     finally:
         model.model.train(was_training)
@@ -249,7 +252,7 @@ def _misread(model: HFModel, expected: list[int | None]) -> str:
 
 
 def _trial(prompt: int, completion: int) -> tuple[Forest, list[Tensor]]:
-    """A prompt with two completions, and their paths."""
+    """A forest of one prompt with two completions, and the token indices of both paths."""
     size, fork = prompt + 2 * completion, prompt + completion
     tokens = torch.arange(size)
     last = torch.full((size,), size - 1)

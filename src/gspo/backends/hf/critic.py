@@ -1,4 +1,4 @@
-"""A value head for PPO: on the policy's own hidden states, or on a copy of its trunk."""
+"""A value head for PPO, on the policy's hidden states or on a copy of its trunk."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gspo.objective.completions import index_select_deterministic
 
 
 class Critic(nn.Module):
-    """V of the state before a token: a linear head, zero at first, on hidden states [N, H].
+    """V of the state before a token: a linear head on hidden states [N, H], initialised to zero.
 
-    trunk: "shared" reads the policy's states, and its gradient trains them; "copy" has a body of its own, which doubles the
-    memory and the time of a pass and leaves the policy alone.
+    trunk: "shared" reads the policy's hidden states, and its gradient flows into the policy. "copy" has its own body, which
+    doubles the memory and time of a pass, and does not affect the policy.
     """
 
     def __init__(self, model: HFModel, trunk: str) -> None:
@@ -33,7 +33,13 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, states: Tensor, before: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """Values [N] float32. states [N, H]: the policy's. before [N]: where they stand in a pass over `inputs`."""
+        """Values [N] float32.
+
+        Args:
+            states: The policy's hidden states [N, H].
+            before: Flat positions [N] of these states in a pass over `inputs`.
+            inputs: Model inputs of that pass.
+        """
         if self.own is not None:
             states = index_select_deterministic(self.own.hidden(**inputs).flatten(0, 1), before)
         with torch.autocast(states.device.type, enabled=False):

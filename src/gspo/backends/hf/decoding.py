@@ -1,7 +1,8 @@
-"""Attention layers that decode a token by one kernel, where that gives the numbers of their own forward pass.
+"""Decodes a token in an attention layer with one fused kernel, if that reproduces the layer's own forward pass.
 
-Between a layer's projections and its output's there are a dozen small operations a token. They are one here: for layers that
-normalise heads, turn queries and keys and look at a shared cache, which is found by trying a small copy of each.
+Between the input and output projections of a layer there are a dozen small operations per token, which are one kernel here.
+Supported are layers that normalise heads (optional), apply rotary embeddings and attend to a shared cache. A trial run of a
+small copy of each layer decides.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ NORMS = ("q_norm", "k_norm")
 ARGUMENTS = {
     "self", "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "cache_position", "position_ids",
     "use_cache", "output_attentions", "kwargs",
-}  # fmt: skip  # others may mean that a layer does more
-WIDTH = 8  # of the hidden states that a copy reads
-TRIED = 3  # tokens of the prompts, and of the completions, that a copy reads
-FAR = 100_000  # the place of the first of them: a layer may do more far from the beginning
-CLOSE = 1e-5  # largest difference that rounding explains, as a share of the largest number, whatever the size of the numbers
+}  # fmt: skip  # other arguments may mean that a layer does more
+WIDTH = 8  # hidden size of a trial copy
+TRIED = 3  # tokens per prompt and per completion in a trial
+FAR = 100_000  # position of the first trial token: a layer may behave differently at large positions
+CLOSE = 1e-5  # largest difference that rounding explains, relative to the largest value, at any magnitude
 
 
 def place(model: nn.Module) -> int:
-    """Lets attention layers of this model decode by the kernel, in place, where its other kernels are. Returns how many."""
+    """Patches the model's supported attention layers in place to decode with the fused kernel. Returns their number."""
     found = [module for module in model.modules() if {*PROJECTIONS} <= {*module._modules} and _gives_the_same(module)]
     for module in found:
         module.forward = MethodType(forward, module)
@@ -38,7 +39,7 @@ def place(model: nn.Module) -> int:
 
 
 def forward(self: Any, *given: Any, **named: Any) -> Any:
-    """The forward pass of a layer that was placed: by the kernel where that knows all there is, else the layer's own."""
+    """Forward pass of a patched layer: the fused kernel if it supports the inputs, else the layer's own forward pass."""
     cache, angles = named.get("past_key_values"), named.get("position_embeddings")
     if isinstance(cache, SharedCache) and cache.kernels and angles is not None and not given and not torch.is_grad_enabled():
         out = _step(self, cache.layers[self.layer_idx], named["hidden_states"], *angles)
@@ -48,8 +49,8 @@ def forward(self: Any, *given: Any, **named: Any) -> Any:
 
 
 def _step(module: Any, layer: SharedLayer, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
-    """Attention of one new token a row: hidden [B, 1, H], cos and sin [1 or B, 1, D] -> [B, 1, H]. None where the kernel
-    does not know such tensors, or the cache has no token of the completions yet.
+    """Attention of one new token per row: hidden [B, 1, H], cos and sin [1 or B, 1, D] -> [B, 1, H]. None if the kernel does
+    not support the tensors, or the cache has no completion tokens yet.
     """
     if not layer.length or hidden.shape[1] != 1:
         return None
@@ -72,9 +73,7 @@ def _step(module: Any, layer: SharedLayer, hidden: Tensor, cos: Tensor, sin: Ten
 
 
 def _norms(module: Any) -> tuple[Tensor, Tensor, float, float] | bool:
-    """The weights of its norms of queries and of keys, their eps and offset; True where it has none, False where they are
-    not the kernel's.
-    """
+    """Weights of the query and key norms, their eps and offset. True without norms, False for norms not in the kernel."""
     norms = [module._modules[name] for name in NORMS if name in module._modules]
     if not norms:
         return True
@@ -88,7 +87,7 @@ def _norms(module: Any) -> tuple[Tensor, Tensor, float, float] | bool:
 
 
 def _looks_known(module: Any) -> bool:
-    """Whether a module is an attention layer of the parts that are known here, with the kernels' norms and embeddings."""
+    """Whether a module is an attention layer made only of supported parts, with norms and rotary embeddings in kernels."""
     parts, needed = module._modules, (("head_dim", int), ("scaling", float), ("layer_idx", int))
     if not {*parts} <= {*PROJECTIONS, *NORMS} or module._parameters or "forward" in vars(module) or _norms(module) is False:
         return False
@@ -99,12 +98,12 @@ def _looks_known(module: Any) -> bool:
 
 @torch.no_grad()
 def _gives_the_same(module: Any) -> bool:
-    """Whether a copy of it, with projections and norms of random numbers, decodes as by its own forward pass."""
+    """Whether a copy with random projections and norms decodes the same with the kernel as with its own forward pass."""
     try:
         if not _looks_known(module):
             return False
-        return all(_agree(_small(module, size), size) for size in fused.SIZES)  # some families clamp large numbers
-    except Exception:  # a model's own code may fail in any way on what it does not know
+        return all(_agree(_small(module, size), size) for size in fused.SIZES)  # some families clamp large values
+    except Exception:  # a model's own code may fail in any way on unexpected inputs
         return False
 
 
@@ -114,13 +113,13 @@ def _agree(small: Any, size: float) -> bool:
 
 
 def _small(module: Any, size: float) -> Any:
-    """A copy of this attention layer that reads hidden states of `WIDTH` numbers of this size."""
+    """A copy of this attention layer with hidden size `WIDTH`. size: magnitude of its inputs."""
     draw, n, config = torch.Generator().manual_seed(0), module.head_dim, module.config
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     sizes = {name: (WIDTH, count * n) for name, count in zip(PROJECTIONS, (heads, groups, groups))}
     layers: dict[str, Any] = {}
     for name, (wide, out) in (sizes | {"o_proj": (heads * n, WIDTH)}).items():
-        layers[name] = skip_init(nn.Linear, wide, out, bias=False)  # which would draw
+        layers[name] = skip_init(nn.Linear, wide, out, bias=False)  # skips the init, which would use the global generator
         layers[name].weight.copy_(torch.randn(out, wide, generator=draw))
     for name in set(NORMS) & {*module._modules}:
         norm = module._modules[name]
@@ -129,12 +128,12 @@ def _small(module: Any, size: float) -> Any:
     small = fused.copy_of(module, modules=layers)
     small.layer_idx = 0
     if _norms(module) is True:
-        small.scaling /= size**2  # else one score is far above the others, or all are 0
+        small.scaling /= size**2  # else one score would dominate, or all would be 0
     return small.eval()
 
 
 def _decoded(small: Any, size: float, by_kernel: bool) -> Tensor:
-    """What it makes of some tokens of three completions to two prompts, [3, TRIED, WIDTH]. size: of the hidden states."""
+    """The layer's output for three completions of two prompts, [3, TRIED, WIDTH]. size: magnitude of the hidden states."""
     draw, cache, rows = torch.Generator().manual_seed(1), SharedCache(1, TRIED, kernels=True), torch.tensor([0, 1, 1])
     hidden = torch.randn(3, 2 * TRIED, WIDTH, generator=draw) * size
     angles = 6 * torch.rand(1, 2 * TRIED, small.head_dim, generator=draw)
@@ -153,6 +152,6 @@ def _decoded(small: Any, size: float, by_kernel: bool) -> Tensor:
             some, places = hidden[:, at, None], slice(at, at + 1)
             cos_sin = angles[:, places].cos(), angles[:, places].sin()
             found = _step(small, cache.layers[0], some, *cos_sin) if by_kernel else read(some, places)
-            assert found is not None  # else nothing would be tried
+            assert found is not None  # else the trial would test nothing
             out.append(found)
         return torch.cat(out, 1)

@@ -1,4 +1,4 @@
-"""The files of a transformers model: where they are, and what is wrong with them."""
+"""Finds and validates the files of a transformers model: configuration, tokenizer, weights, adapter."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gspo.config.import_function import pick_device
 from gspo.config.policy import ModelConfig
 from gspo.config.values import type_of
 
-ADAPTER = "adapter_config.json"  # a folder with it holds an adapter alone
-KEPT_KEYS = "keep_window_size"  # where tokens look at so many keys of a row at most, which they choose themselves
+ADAPTER = "adapter_config.json"  # marks a folder that holds only an adapter
+KEPT_KEYS = "keep_window_size"  # config key of models whose tokens attend to at most this many keys, chosen by the model
 
 
-# What families call the experts that a token takes, and all that there are.
+# Config keys, by model family, for the number of experts per token and the total number of experts.
 MIXTURE = (
     ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
     ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
@@ -31,23 +31,23 @@ MIXTURE = (
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a model before its weights are read: enough to make and check the prompts."""
+    """What is known of a model before its weights are loaded: enough to build and check prompts."""
 
     tokenizer: PreTrainedTokenizerBase
     config: Any
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens the model can read as it reads fewer; None where it has no such limit.
+        """Maximum number of tokens for which a row's likelihood does not depend on other rows; None without a limit.
 
-        Rotary embeddings of the kinds "longrope" and "dynamic" change with the longest row of a pass, from some length on.
-        Beyond it the likelihood of a completion would depend on its neighbours, and on when its keys were cached. So it
-        would where a row has more keys than each token looks at (Doge).
+        Beyond some length, rotary embeddings of the types "longrope" and "dynamic" depend on the longest row of the pass.
+        The likelihood of a completion would then depend on its neighbours, and on when its keys were cached. The same holds
+        for a row with more keys than each token attends to (Doge).
         """
         config = self.config.get_text_config()
         limits = [getattr(config, name, None) for name in ("max_position_embeddings", KEPT_KEYS)]
         rotary = getattr(config, "rope_parameters", None) or {}
-        for rope in (rotary, *rotary.values()):  # one for all layers, or one a kind of layer
+        for rope in (rotary, *rotary.values()):  # one for all layers, or one per layer type
             if isinstance(rope, dict) and rope.get("rope_type") in ("longrope", "dynamic"):
                 limits.append(rope.get("original_max_position_embeddings"))
                 limits.append(getattr(config, "original_max_position_embeddings", None))
@@ -55,7 +55,7 @@ class Outline:
 
 
 def outline(model: Any, tokenizer: Any) -> Outline:
-    """Of a loaded model. Raises ValueError where model and tokenizer are not of transformers, or not of each other."""
+    """The outline of a loaded model. Raises ValueError if model or tokenizer are not from transformers, or do not match."""
     for name, value, kind in (("model", model, PreTrainedModel), ("tokenizer", tokenizer, PreTrainedTokenizerBase)):
         if not isinstance(value, kind):
             raise ValueError(f"{name}: expected one of transformers ({kind.__name__}), got {type_of(value)}")
@@ -65,9 +65,9 @@ def outline(model: Any, tokenizer: Any) -> Outline:
 
 
 def read_outline(cfg: ModelConfig) -> Outline:
-    """The tokenizer and the configuration of the model that `cfg` names.
+    """The tokenizer and configuration of the model that `cfg` names.
 
-    Raises ValueError for all that is wrong with the model and can be seen without its weights.
+    Raises ValueError for every problem that can be detected without loading the weights.
     """
     check_path(cfg)
     pick_device(cfg.device)
@@ -79,7 +79,7 @@ def read_outline(cfg: ModelConfig) -> Outline:
 
 
 def read_config(cfg: ModelConfig) -> Any:
-    """The config.json of the model that `cfg` names, or of that below its adapter. Raises ValueError for what is wrong."""
+    """The config.json of the model that `cfg` names, or of a bare adapter's base model. Raises ValueError for problems."""
     check_folder(cfg)
     if _is_bare(cfg.path):
         with of_the_base(cfg):
@@ -87,7 +87,7 @@ def read_config(cfg: ModelConfig) -> Any:
     options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(cfg.path, **options)
-    except Exception as error:  # transformers raises many kinds here
+    except Exception as error:  # transformers raises many exception types
         raise ValueError(load_error(cfg, error)) from error
     try:
         check_settings(config, None)
@@ -97,18 +97,18 @@ def read_config(cfg: ModelConfig) -> Any:
 
 
 def commit_of(cfg: ModelConfig) -> str:
-    """The commit of a model of the Hugging Face hub. Raises ValueError for one that is not there."""
+    """The commit hash of a model on the Hugging Face hub. Raises ValueError if there is no such model."""
     try:
         return _commit(cfg.path, "config.json", cfg.revision)
-    except Exception as error:  # transformers raises many kinds here
+    except Exception as error:  # transformers raises many exception types
         raise ValueError(load_error(cfg, error)) from error
 
 
 def commit_of_tokenizer(name: str) -> str:
-    """The commit of a tokenizer that model.tokenizer names. Raises ValueError for one that is not there."""
+    """The commit hash of the tokenizer that model.tokenizer names. Raises ValueError if there is no such tokenizer."""
     try:
         return _commit(name, "tokenizer_config.json", None)
-    except Exception as error:  # transformers raises many kinds here
+    except Exception as error:  # transformers raises many exception types
         first = str(error).splitlines()[0]
         raise ValueError(f"model.tokenizer = {name!r}: no tokenizer can be loaded. ({first})") from error
 
@@ -118,17 +118,20 @@ def _commit(name: str, file: str, revision: str | None) -> str:
 
 
 def is_adapter(path: str) -> bool:
-    """Whether a model's folder holds an adapter and no model of its own."""
+    """Whether the folder holds an adapter instead of a full model."""
     return (Path(path) / ADAPTER).is_file()
 
 
 def _is_bare(path: str) -> bool:
-    """Whether it is an adapter's folder without the settings of the model below."""
+    """Whether the folder holds an adapter without the config.json of its base model."""
     return is_adapter(path) and not (Path(path) / "config.json").is_file()
 
 
 def base_of(cfg: ModelConfig) -> ModelConfig:
-    """The model below the adapter that `cfg` names, with the adapter's tokenizer. Raises ValueError where it names none."""
+    """`cfg` for the base model of the adapter that `cfg` names, with the adapter's tokenizer.
+
+    Raises ValueError if the adapter names no base model.
+    """
     table = json.loads((Path(cfg.path) / ADAPTER).read_text(encoding="utf-8"))
     base = table["base_model_name_or_path"]
     if not base:
@@ -139,7 +142,7 @@ def base_of(cfg: ModelConfig) -> ModelConfig:
 
 @contextmanager
 def of_the_base(cfg: ModelConfig) -> Iterator[None]:
-    """Around what reads the model below an adapter: errors name the adapter too."""
+    """Context for reading the base model of an adapter: adds the adapter's path to error messages."""
     try:
         yield
     except ValueError as error:
@@ -147,14 +150,14 @@ def of_the_base(cfg: ModelConfig) -> Iterator[None]:
 
 
 def mixture(config: Any) -> list[tuple[str, int] | None]:
-    """How many experts a token takes, and how many there are, each with the name that the config has for it, or None."""
+    """The config key and value for the experts per token and for the total number of experts; None if not found."""
     text = config.get_text_config()
     return [next(((k, v) for k in names if isinstance(v := getattr(text, k, None), int)), None) for names in MIXTURE]
 
 
 def check_settings(config: Any, generation: Any) -> None:
-    """Raises ValueError for what a model's own settings cannot be: more experts for a token than there are, or a token that
-    ends a completion and is no id.
+    """Raises ValueError for invalid settings of the model: more experts per token than there are, or an eos_token_id that is
+    not an integer.
     """
     text = config.get_text_config()
     taken, there = mixture(config)
@@ -173,7 +176,7 @@ def check_settings(config: Any, generation: Any) -> None:
 
 
 def check_path(cfg: ModelConfig) -> None:
-    """Raises ValueError for what is wrong with a local folder, in clearer words than transformers has."""
+    """Raises ValueError for problems with a local folder, with clearer messages than those of transformers."""
     check_folder(cfg)
     folder, setting = Path(cfg.path), f"model.path = {cfg.path!r}"
     if not folder.is_dir() or any(folder.glob("*.safetensors")):
@@ -189,7 +192,7 @@ def check_path(cfg: ModelConfig) -> None:
 
 
 def check_folder(cfg: ModelConfig) -> None:
-    """The part of `check_path` that asks for no weights."""
+    """The part of `check_path` that does not require weights."""
     folder, setting = Path(cfg.path), f"model.path = {cfg.path!r}"
     if not cfg.path:
         raise ValueError("model.path is required: a folder or a Hugging Face id")
@@ -208,12 +211,12 @@ def check_folder(cfg: ModelConfig) -> None:
 
 
 def _no_id(path: str) -> bool:
-    """Whether a path can only be a folder, not a Hugging Face id."""
+    """Whether a path cannot be a Hugging Face id, only a folder."""
     return path.startswith((".", "/", "~")) or path.count("/") > 1
 
 
 def load_error(cfg: ModelConfig, error: Exception) -> str:
-    """What an error of transformers means for the user."""
+    """Translates an error of transformers into a message for the user."""
     setting, text = f"model.path = {cfg.path!r}", str(error).strip() or type(error).__name__
     first = text.splitlines()[0]
     if "trust_remote_code" in text:
@@ -233,7 +236,7 @@ def load_error(cfg: ModelConfig, error: Exception) -> str:
 
 
 def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer that `cfg` names. Raises ValueError where there is none."""
+    """Loads the tokenizer that `cfg` names. Raises ValueError if there is none."""
     path = cfg.tokenizer or cfg.path
     setting = f"model.tokenizer = {path!r}" if cfg.tokenizer else f"model.path = {path!r}"
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -245,7 +248,7 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
     revision = None if cfg.tokenizer else cfg.revision
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=cfg.trust_remote_code)
-    except Exception as error:  # transformers raises many kinds here
+    except Exception as error:  # transformers raises many exception types
         if "trust_remote_code" in str(error):
             raise ValueError(load_error(cfg, error)) from error
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -253,13 +256,13 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def embedded(model: PreTrainedModel) -> int:
-    """The number of tokens that the model has embeddings for."""
+    """The number of rows of the model's embedding table."""
     table: Any = model.get_input_embeddings()
     return table.weight.shape[0]
 
 
 def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises ValueError where the tokenizer has ids that the model does not."""
+    """Raises ValueError if the tokenizer's vocabulary is empty or has ids beyond the model's embedding table."""
     rows, vocabulary = embedded(model), tokenizer.get_vocab()
     if not vocabulary:
         raise ValueError("the tokenizer's vocabulary is empty: set model.tokenizer to a folder with a tokenizer")
@@ -272,9 +275,9 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 
 
 def check_weights(model: PreTrainedModel) -> None:
-    """Raises ValueError, with its name, for a weight that is nan or infinite."""
+    """Raises ValueError for a weight with nan or infinite values, and names it."""
     for name, weight in model.named_parameters():
-        weight = weight.to_local() if hasattr(weight, "to_local") else weight  # a shard: each rank looks at its own
+        weight = weight.to_local() if hasattr(weight, "to_local") else weight  # each rank checks its shard
         if not weight.is_floating_point() or weight.dtype.itemsize == 1 or weight.is_meta or not weight.numel():
             continue
         ends = torch.stack(torch.aminmax(weight.detach()))

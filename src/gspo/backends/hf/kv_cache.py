@@ -1,8 +1,8 @@
-"""Decoding on a CPU in which all completions to a prompt read one copy of its keys and values.
+"""A key-value cache for CPU decoding in which all completions of a prompt share one copy of its keys and values.
 
-At decoding, attention on a CPU waits for memory: with 8 completions to a prompt, most of what it reads is 8 copies of that
-prompt. Here a layer's cache holds each prompt once and the completions apart, and attention (`attend`) reads both. Softmax
-goes over both parts together, so the numbers are those of plain attention, but for the order of sums.
+Decoding on a CPU is memory-bound: with 8 completions per prompt, most of what attention reads is 8 copies of the prompt.
+Here the cache of a layer stores each prompt once, separate from the completions, and attention (`attend`) reads both. The
+softmax runs over both parts together, so the result equals plain attention up to the order of sums.
 """
 
 from __future__ import annotations
@@ -25,8 +25,13 @@ NAME = "gspo_shared_prompt"
 
 
 class SharedCache(DynamicCache):
-    """The cache of a model with full attention in every layer. It reads the prompts [P, L], then `fan_out` makes it one
-    of the completions. room: most tokens of a completion. kernels: decodes by the compiled kernel, where it can.
+    """The cache of a model with full attention in every layer: first filled with the prompts [P, L], then expanded to the
+    completions by `fan_out`.
+
+    Args:
+        layers: Number of layers.
+        room: Maximum tokens of a completion.
+        kernels: Decode with the compiled kernel where it supports the tensors.
     """
 
     layers: list[SharedLayer]  # type: ignore[assignment]
@@ -37,14 +42,14 @@ class SharedCache(DynamicCache):
         self.kernels = kernels
 
     def fan_out(self, prompt_of: Tensor, hide: Tensor | None) -> None:
-        """From here on row i is a completion to prompt `prompt_of[i]`. hide [P, L]: padding of the prompts, if any."""
+        """From here on, row i is a completion of prompt `prompt_of[i]`. hide [P, L]: True at padding of the prompts."""
         dtype = self.layers[0].prompt_keys.dtype
         self.bias = None if hide is None else torch.zeros(hide.shape, dtype=dtype).masked_fill_(hide, torch.finfo(dtype).min)
         self.prompt_of = prompt_of
         self._arrange()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep, drop or repeat completions: row i becomes the present row `beam_idx[i]`. Prompts that have none go."""
+        """Keeps, drops or repeats completions: the new row i is the old row `beam_idx[i]`. Evicts prompts without rows."""
         prompts, self.prompt_of = self.prompt_of[beam_idx].unique(return_inverse=True)
         if len(prompts) < len(self.layers[0].prompt_keys):
             self.bias = None if self.bias is None else self.bias[prompts]
@@ -61,9 +66,9 @@ class SharedCache(DynamicCache):
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values of one full-attention layer in buffers [B, heads, room, D] with room to spare.
+    """Keys and values of one full-attention layer in preallocated buffers [B, heads, room, D].
 
-    The spare room doubles whenever it is used up; `room` is the most positions ever needed.
+    The spare room doubles whenever it is used up. room: maximum number of positions ever needed.
     """
 
     keys: Tensor
@@ -74,14 +79,14 @@ class GrowingLayer(DynamicLayer):
         self.room, self.length, self.spare = room, 0, FIRST_BLOCK
 
     def get_seq_length(self) -> int:
-        """Positions written."""
+        """Number of positions written."""
         return self.length
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Append keys and values [B, heads, L, D]; returns views of all that is written."""
-        # Under autocast rotary embeddings make keys float32, and attention would cast all of them at every token.
+        """Appends keys and values [B, heads, L, D]. Returns views of all positions written."""
+        # Under autocast, rotary embeddings return float32 keys, and attention would cast all of them for every token.
         key_states = key_states.to(value_states.dtype)
-        if not self.is_initialized:  # the prompt: `reorder_cache` makes the buffers, for as many rows as are wanted
+        if not self.is_initialized:  # the prompt: `reorder_cache` allocates the buffers for the final number of rows
             self.dtype, self.device, self.length = key_states.dtype, key_states.device, key_states.shape[2]
             self.keys, self.values, self.is_initialized = key_states, value_states, True
             return key_states, value_states
@@ -92,18 +97,18 @@ class GrowingLayer(DynamicLayer):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def longer(self, count: int) -> int:
-        """Takes `count` more positions, which the caller writes; returns the first."""
+        """Reserves `count` more positions for the caller to write. Returns the first of them."""
         at, self.length = self.length, self.length + count
         if self.length > self.keys.shape[2]:
             self._move(None, at, self.length)
         return at
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep, drop or repeat rows: row i becomes the present row `beam_idx[i]`."""
+        """Keeps, drops or repeats rows: the new row i is the old row `beam_idx[i]`."""
         self._move(beam_idx, self.length, self.length + 1)
 
     def _move(self, rows: Tensor | None, written: int, need: int) -> None:
-        """New buffers for all rows or for `rows`, with what is written and room for `need` positions."""
+        """Copies `written` positions of all rows, or of `rows`, into new buffers with room for `need` positions."""
         size = self.keys.shape[2]
         if need > size:
             size, self.spare = max(need, min(self.room, need + self.spare)), 2 * self.spare
@@ -116,7 +121,7 @@ class GrowingLayer(DynamicLayer):
 
 
 class SharedLayer(GrowingLayer):
-    """One layer: the prompts' keys and values [P, heads, L, D], and those of the completions, which grow."""
+    """One layer: keys and values of the prompts [P, heads, L, D], and growing buffers for those of the completions."""
 
     prompt_keys: Tensor
     prompt_values: Tensor
@@ -129,13 +134,15 @@ class SharedLayer(GrowingLayer):
         return self.prompt_keys, self.prompt_values
 
     def get_seq_length(self) -> int:
-        """Positions written, the prompt's included."""
+        """Number of positions written, including the prompt."""
         return self.prompt_length + self.length
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Append keys and values; returns those of the prompts, then those of the completions alone."""
+        """Appends keys and values. The first call stores the prompts; later calls return only the completions."""
         if not self.prompt_length:
-            self.prompt_keys = key_states.to(value_states.dtype).contiguous()  # else each token's product copies them
+            self.prompt_keys = key_states.to(
+                value_states.dtype
+            ).contiguous()  # else each token's matrix product would copy them
             self.prompt_values = value_states.contiguous()
             self.prompt_length = key_states.shape[2]
             return key_states, value_states
@@ -144,15 +151,19 @@ class SharedLayer(GrowingLayer):
         return keys, values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep, drop or repeat completions."""
+        """Keeps, drops or repeats completions."""
         if self.length:
             super().reorder_cache(beam_idx)
 
 
 class Places:
-    """The rows of a batch by prompt: row i completions to prompt `prompt_of[i]`, and each prompt has as many places for
-    completions as the one with most of them needs. bias [P, L]: what is added to the scores of the prompts' positions.
-    kernels: attention may be by the compiled kernel.
+    """The rows of a batch grouped by prompt. Every prompt has the same number of slots, that of the prompt with the most
+    completions.
+
+    Args:
+        prompt_of: The prompt of each row, [rows].
+        bias: Added to the attention scores of the prompts' positions, [P, L].
+        kernels: Attention may use the compiled kernel.
     """
 
     def __init__(self, prompt_of: Tensor, bias: Tensor | None, kernels: bool = False) -> None:
@@ -161,9 +172,9 @@ class Places:
         self.prompts, self.each = len(counts), int(counts.max())
         order = prompt_of.argsort(stable=True)
         number = torch.arange(len(prompt_of)) - (counts.cumsum(0) - counts)[prompt_of[order]]  # within a prompt
-        self.place = torch.empty_like(prompt_of)  # of each row
+        self.place = torch.empty_like(prompt_of)  # slot of each row
         self.place[order] = prompt_of[order] * self.each + number
-        self.row = prompt_of.new_zeros(self.prompts * self.each)  # at each place; any where there is none
+        self.row = prompt_of.new_zeros(self.prompts * self.each)  # row in each slot; arbitrary in an empty slot
         self.row[self.place] = torch.arange(len(prompt_of))
         self.in_order = len(self.row) == len(prompt_of) and torch.equal(self.row, self.place)
         self.bias = None if bias is None else bias[:, None, None]
@@ -188,14 +199,14 @@ def attend(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of one new token a row, query [B, H, 1, D], as an attention function of transformers.
+    """Attention of one new token per row, query [B, H, 1, D], as an attention function of transformers.
 
-    The mask is not read: the layer knows its padding. Where the keys are of no shared cache it is the model's own. Raises
-    NotImplementedError for attention of other kinds.
+    The mask is ignored, since the layer knows its padding. Keys that are not from a shared cache get the model's own
+    attention. Raises NotImplementedError for other kinds of attention.
     """
     layer: SharedLayer | None = getattr(key, "layer", None)
     odd = [name for name in ("softcap", "s_aux", "position_bias") if more.get(name) is not None]
-    if layer is None and not odd:  # a plain pass, of another thread
+    if layer is None and not odd:  # a plain pass in another thread
         own = AttentionInterface()[OWN_ATTENTION if more.get("forest") is not None else "sdpa"]
         return own(module, query, key, value, attention_mask, scaling=scaling, **more)
     if layer is None or query.shape[2] != 1 or odd:
@@ -223,12 +234,12 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 _lock = threading.Lock()
-_within: dict[int, tuple[int, str]] = {}  # by a configuration's id: threads that are within, and what it had before
+_within: dict[int, tuple[int, str]] = {}  # config id -> number of threads inside, and the implementation to restore
 
 
 @contextmanager
 def shared_attention(config: Any) -> Iterator[None]:
-    """The model of this configuration decodes with `attend` within; what else reads it meanwhile gets its own attention."""
+    """Context in which the model of this configuration decodes with `attend`. Other passes keep their own attention."""
     with _lock:
         count, before = _within.get(id(config), (0, config._attn_implementation))
         _within[id(config)] = count + 1, before
@@ -244,4 +255,4 @@ def shared_attention(config: Any) -> Iterator[None]:
                 config._attn_implementation = before
 
 
-FIRST_BLOCK = 128  # positions that a fresh buffer has room for, beyond the prompt
+FIRST_BLOCK = 128  # positions beyond the prompt in a new buffer

@@ -1,4 +1,4 @@
-"""The weights of a model as an engine reads them: a layer at a time, by the names that its Hugging Face folder has."""
+"""The weights of a model for an inference engine: layer by layer, under their names in a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from gspo.backends.hf.routers import routers
 
-STACKED = 3  # dimensions of a weight that holds all experts, an expert a row
+STACKED = 3  # dimensions of a weight that stacks all experts along its first dimension
 
 
 class Layers:
-    """How the weights of a model travel. weights: by name, or this rank's shards of them. dtype: of what an engine holds in
-    the type of its matrix products; None: all as it is. names: of the weights of each layer. types: of each of them.
+    """Groups the weights of a model by layer for transfer to an engine.
+
+    Args:
+        weights: Weights by name, or this rank's shards of them.
+        dtype: Transfer dtype of the weights that an engine holds in the dtype of its matrix products. None: no casts.
+
+    Attributes:
+        names: Weight names of each layer.
+        types: Transfer dtype of each weight.
     """
 
     def __init__(self, model: PreTrainedModel, weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
@@ -29,15 +36,22 @@ class Layers:
             layers.setdefault(_layer(name), []).append(name)
         self.names = list(layers.values())
         persistent = set(self._model.state_dict())
-        self._beside: dict[int, dict[str, Tensor]] = {}  # the buffers of each layer; with the first where it has no weights
+        self._beside: dict[int, dict[str, Tensor]] = {}  # by layer; buffers of a layer without weights go to layer 0
         for name, x in self._model.named_buffers():
-            if name in persistent:  # each rank has them whole
+            if name in persistent:  # replicated on all ranks
                 number = list(layers).index(_layer(name)) if _layer(name) in layers else 0
                 self._beside.setdefault(number, {})[name] = x.detach()
 
     def named(self, number: int, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """A layer's weights, whole, and its buffers, as the folder has them: stacked experts apart. {} for one that is not
-        there. device: where the tensors are.
+        """Converts a layer's weights and buffers to the names and shapes of the Hugging Face folder, with experts unstacked.
+
+        Args:
+            number: Index of the layer.
+            tensors: The layer's unsharded weights by name.
+            device: Device of the tensors; buffers are moved to it.
+
+        Returns:
+            Tensors by name; {} for a layer that does not exist.
         """
         here = {**tensors, **{name: x.to(device) for name, x in self._beside.get(number, {}).items()}}
         if not here:
@@ -46,8 +60,8 @@ class Layers:
 
 
 def multiplied(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The weights that an engine holds in the type of its matrix products: those of linear layers, convolutions, embeddings
-    and stacked experts. Routers are left out, and the matrices of recurrences, which some engines keep wider.
+    """The weights that an engine holds in the dtype of its matrix products: linear layers, convolutions, embeddings and
+    stacked experts. Not included are routers and the matrices of recurrences, which some engines keep in a wider dtype.
     """
     left_out = {part for router in routers(model) for part in router.modules()}
     for module in model.modules():
@@ -57,9 +71,7 @@ def multiplied(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def stacked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """The weights that hold all experts of a layer, an expert a row: their module with its name, and their own. Routers and
-    convolutions have none.
-    """
+    """The weights that stack all experts of a layer: module name, module and weight name. Skips routers and convolutions."""
     left_out = {part for router in routers(model) for part in router.modules()}
     for name, module in model.named_modules():
         if module not in left_out and not isinstance(module, nn.modules.conv._ConvNd):
@@ -67,6 +79,6 @@ def stacked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def _layer(name: str) -> str:
-    """What travels together: the weights of a layer, or of what is beside the layers."""
+    """The group of a weight: the prefix of its layer, or its own name if it is outside the layers."""
     numbered = re.match(r".*?\.\d+\.", name)
     return numbered[0] if numbered else name

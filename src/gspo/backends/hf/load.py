@@ -1,5 +1,5 @@
-"""Loading a causal language model, and making it ready for exact scoring: what could make a difference is switched off, and
-the rest is tried.
+"""Loads a causal language model and prepares it for exact scoring: sources of randomness are switched off, and trial forward
+passes check the rest.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from gspo.config.policy import ModelConfig
 from gspo.distributed.ranks import is_loss
 
 log = logging.getLogger(__name__)
-disable_progress_bar()  # of loading and saving weights: the run has its own
+disable_progress_bar()  # for loading and saving weights: the run has its own
 M = TypeVar("M", bound=HFModel)
 
 
 def load_model(cfg: ModelConfig) -> HFModel:
-    """The model and tokenizer that `cfg` names. Raises ValueError with key, value and remedy."""
+    """Loads the model and tokenizer that `cfg` names. Raises ValueError with key, value and remedy."""
     return wrap_model(*read_weights(cfg), cfg)
 
 
 def read_weights(cfg: ModelConfig, **more: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model as transformers loads it, and its tokenizer. more: further arguments of `from_pretrained`."""
+    """Loads model and tokenizer with transformers, unprepared. more: further arguments of `from_pretrained`."""
     model_outline, path = read_outline(cfg), cfg.path
     from_pretrained: Any = AutoModelForCausalLM.from_pretrained
     options: dict[str, Any] = {"config": model_outline.config, "dtype": DTYPES[cfg.dtype], "output_loading_info": True}
     options |= {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code} | more
-    # None takes pickled weights where there are no others. Tensors of another shape are refused below, in our words.
+    # use_safetensors = None falls back to pickled weights. Mismatched shapes are reported below with a clearer message.
     options |= {"use_safetensors": None if cfg.allow_pickle else True, "ignore_mismatched_sizes": True}
     try:
         try:
@@ -48,7 +48,7 @@ def read_weights(cfg: ModelConfig, **more: Any) -> tuple[PreTrainedModel, PreTra
                 raise
             log.warning("%s has no sdpa attention: using eager attention, which is slower", cfg.path)
             model, info = from_pretrained(path, **options, attn_implementation="eager")
-    except Exception as error:  # transformers raises many kinds here
+    except Exception as error:  # transformers raises many exception types
         if is_loss(error):
             raise
         raise ValueError(load_error(cfg, error)) from error
@@ -62,23 +62,24 @@ def read_weights(cfg: ModelConfig, **more: Any) -> tuple[PreTrainedModel, PreTra
 
 
 def without_weights(cfg: ModelConfig) -> PreTrainedModel:
-    """The model that `cfg` names, on the meta device: only config.json is read. Raises ValueError where transformers cannot
-    make it.
-    """
+    """The model that `cfg` names, on the meta device, from config.json alone. Raises ValueError if it cannot be built."""
     config = read_config(cfg)
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=DTYPES[cfg.dtype], trust_remote_code=cfg.trust_remote_code)
-    except Exception as error:  # transformers raises many kinds here
+    except Exception as error:  # transformers raises many exception types
         raise ValueError(load_error(cfg, error)) from error
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig | None = None) -> HFModel:
-    """An already loaded model, made ready: no dropout, no router noise, no auxiliary loss; checked by forward
-    passes.
+    """Prepares a loaded model for exact scoring, in place: no dropout, router noise or auxiliary loss.
 
-    The model is changed in place: moved to the device and cast to the dtype of `cfg`, where it is given. Raises
-    ValueError where tokenizer and model do not fit, RuntimeError where the model cannot be scored exactly.
+    Args:
+        cfg: Settings, with the device and dtype to move the model to. None: default settings, and the model is not moved.
+
+    Raises:
+        ValueError: Tokenizer and model do not fit together.
+        RuntimeError: Trial forward passes show that the model cannot be scored exactly.
     """
     if cfg is not None:
         nn.Module.to(model, device=pick_device(cfg.device), dtype=DTYPES[cfg.dtype])
@@ -86,7 +87,7 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
 
 
 def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig) -> M:
-    """`wrap_model` of a model that has its place and its dtype, as an HFModel of this kind."""
+    """`wrap_model` for a model already on its device and in its dtype. kind: the HFModel class to return."""
     undo_patches()
     if model.device.type == "cuda":
         _attend_without_plans()
@@ -104,7 +105,7 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
         )
     try:
         model.generation_config.validate(strict=True)
-    except ValueError:  # it could not be saved; sampling settings without sampling are the usual reason
+    except ValueError:  # such a config cannot be saved; the usual reason is sampling settings with do_sample = False
         model.generation_config.do_sample = True
     was_training = model.training
     with torch.no_grad():
@@ -115,25 +116,30 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
 
 
 def _attend_without_plans() -> None:
-    """From here on torch leaves cuDNN's attention out, in the whole process: a backward pass may attend again. It plans
-    for each shape, and shapes are new all the time: of each micro-batch, and of the cache at each token.
+    """Disables cuDNN attention for the whole process, including backward passes that recompute attention. cuDNN builds a
+    plan for each shape, and shapes change with every micro-batch and, in the cache, with every token.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def autocast_type(asked: str, device: str, weights: torch.dtype) -> torch.dtype | None:
-    """Type of the matrix products by model.autocast on such a device; None: that of the weights, which half ones keep."""
+    """Dtype of the matrix products under model.autocast = `asked`; None: the dtype of the weights.
+
+    Args:
+        device: Device type: "auto" means bfloat16 on "cuda" only.
+        weights: Dtype of the weights. Only float32 weights are autocast.
+    """
     narrow = asked == "bfloat16" or (asked == "auto" and device == "cuda")
     return torch.bfloat16 if narrow and weights == torch.float32 else None
 
 
 def by_kernels(cfg: ModelConfig, device: str, products: torch.dtype) -> bool:
-    """Whether a model on such a device, with products in this type, is to have compiled kernels."""
+    """Whether to use compiled kernels on a device of this type, with matrix products in dtype `products`."""
     return cfg.kernels == "auto" and device == "cpu" and products == torch.float32
 
 
 def _make_deterministic(model: PreTrainedModel) -> None:
-    """Training mode must score as evaluation mode does, and no loss but ours may be added."""
+    """Sets dropout and router noise to 0, so that training mode scores like evaluation mode. Disables auxiliary losses."""
     configs = [model.config, model.config.get_text_config()]
     for holder in [*configs, *model.modules()]:
         for name, value in list(vars(holder).items()):
@@ -148,11 +154,11 @@ def _make_deterministic(model: PreTrainedModel) -> None:
 
 
 def _choose_experts(model: PreTrainedModel, kernel: str, autocast: torch.dtype | None, gathered: bool) -> None:
-    """Sets the expert kernels of a mixture of experts. gathered: in autocast's type, from shards."""
+    """Sets the expert kernels of a mixture of experts. gathered: shards are all-gathered in autocast's dtype."""
     if not model._can_set_experts_implementation():
         return
     if any(isinstance(module, Packed) for module in model.modules()):
-        kernel = experts.NAME  # no other reads them
+        kernel = experts.NAME  # the only one that reads packed weights
     elif kernel == "auto":
         grouped = experts.NAME if experts.suits(model.device, autocast is not None) else "grouped_mm"
         rounded = autocast if gathered or grouped == experts.NAME else None
@@ -176,7 +182,7 @@ def _grouped_mm_runs(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _check_logits(model: HFModel) -> None:
-    """Our logits must be the model's own, and the same in training as in evaluation mode."""
+    """Raises RuntimeError unless our logits match the model's own and training mode gives the same hidden states."""
     tokens, name = example_token_ids(model, 5), type(model.model).__name__
     model.model.eval()
     hidden = model.hidden(input_ids=tokens)
@@ -203,7 +209,7 @@ def _check_logits(model: HFModel) -> None:
 
 
 def _all_layers_full(config: Any) -> bool:
-    """Whether no layer has a window that hides anything."""
+    """Whether every layer has full attention, or a window at least as long as the context."""
     layer_windows, longest = windows(config), getattr(config, "max_position_embeddings", None)
     return layer_windows is not None and all(
         not window or (longest is not None and window >= longest) for window in layer_windows
@@ -211,7 +217,7 @@ def _all_layers_full(config: Any) -> bool:
 
 
 def _mask_describes(model: HFModel) -> bool:
-    """Tries it: a prompt with two completions in one row under a 4D mask must give what two plain rows give."""
+    """Whether a prompt with two completions in one row under a 4D mask gives the same states as two plain rows."""
     if "position_ids" not in model.inputs or model.attention not in ("sdpa", "eager", OWN_ATTENTION):
         return False  # flash kernels take no such mask
     tokens, place = example_token_ids(model, 7), torch.arange(7, device=model.device)
@@ -228,8 +234,8 @@ def _mask_describes(model: HFModel) -> bool:
 
 
 def undo_patches() -> None:
-    """Puts back a function of transformers that `import art` (openpipe-art) replaces by one for transformers 4. No model of
-    transformers 5 runs with that.
+    """Restores a transformers function that `import art` (openpipe-art) replaces with its version for transformers 4. With
+    that patch no model runs on transformers 5.
     """
     patches = sys.modules.get("art.transformers.patches")
     if patches is not None:

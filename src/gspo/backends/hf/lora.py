@@ -1,6 +1,4 @@
-"""LoRA: a policy whose weights stay as they are, with small adapters that are trained (PEFT): on linear layers, and on the
-stacked weights of experts.
-"""
+"""LoRA (PEFT): a policy with frozen weights and small trained adapters on linear layers and on stacked experts."""
 
 from __future__ import annotations
 
@@ -29,16 +27,16 @@ from gspo.backends.hf.routers import routers
 from gspo.config.import_function import pick_device
 from gspo.config.policy import LoraConfig, ModelConfig
 
-NAME = "default"  # PEFT's name of an adapter
+NAME = "default"  # PEFT's adapter name
 WEIGHTS = "adapter_model.safetensors"
-ALL_LINEAR, EXPERTS = "all-linear", "experts"  # words of lora.targets
-BELOW = re.compile(r"(\.base_layer)+(?=\.)")  # in the name of a weight: its module is wrapped once for each adapter
+ALL_LINEAR, EXPERTS = "all-linear", "experts"  # keywords of lora.targets
+BELOW = re.compile(r"(\.base_layer)+(?=\.)")  # in weight names: one level per adapter that wraps the module
 
 
 def peft() -> Any:
-    """The module peft. Raises ValueError where it is not installed."""
+    """The module peft. Raises ValueError if it is not installed."""
     try:
-        with quiet():  # PEFT imports bitsandbytes where it is installed
+        with quiet():  # PEFT imports bitsandbytes if it is installed
             import peft
     except ImportError:
         raise ValueError('lora.rank above 0 and adapters need peft: pip install "gspo[lora]"') from None
@@ -46,9 +44,13 @@ def peft() -> Any:
 
 
 def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
-    """The model with new adapters, which change nothing yet (B = 0). `model` itself is changed in place.
+    """Adds new adapters to the model, in place. They change nothing yet (B = 0).
 
-    seed: of A. Raises ValueError where no layer has such a name.
+    Args:
+        seed: Seed for the initialisation of A.
+
+    Raises:
+        ValueError: The model has adapters already, or lora.targets do not fit its layers.
     """
     if getattr(model.model, "peft_config", None):
         raise ValueError(f"lora.rank = {lora.rank}: this model has adapters already: give a newly loaded one")
@@ -59,7 +61,7 @@ def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
             f"lora.targets = {lora.targets}: PEFT takes {', '.join(sorted(taken))} of a {model.config.model_type} for the "
             f'stacks of its experts: name "{EXPERTS}" to adapt these'
         )
-    if ALL_LINEAR in lora.targets:  # PEFT's own leaves out the head only where it wraps the model itself
+    if ALL_LINEAR in lora.targets:  # PEFT's own "all-linear" leaves out the head only if PEFT wraps the model itself
         names |= {name for name in linear_layers(model.model) if not _taken_for_experts(model.model, name)}
     config = peft().LoraConfig(
         r=lora.rank, lora_alpha=alpha, target_modules=sorted(names), lora_dropout=0.0, bias="none", task_type="CAUSAL_LM",
@@ -84,7 +86,7 @@ def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
 
 
 def _name_base(model: PreTrainedModel) -> None:
-    """Has the adapter say what it stands on, to be found from any folder, and in the revision that it was made for."""
+    """Records the base model (as an absolute path, if it is a folder) and its revision in the adapter's configuration."""
     config: Any = model.peft_config[NAME]
     base = model.name_or_path
     config.base_model_name_or_path = str(Path(base).absolute()) if base and Path(base).is_dir() else base
@@ -98,35 +100,35 @@ def _name_base(model: PreTrainedModel) -> None:
 
 
 def _fields(model: HFModel) -> dict[str, Any]:
-    """What a model is made of, for another kind of the same."""
+    """The constructor arguments of a model, to build another HFModel class from it."""
     return {field.name: getattr(model, field.name) for field in dataclasses.fields(HFModel) if field.init}
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
-    """The names of the linear layers but the head and those of routers. Most experts are none: they are in stacks."""
+    """The names of the linear layers except the head and routers. Experts are usually stacked and so not included."""
     left_out = {model.get_output_embeddings()} | {part for router in routers(model) for part in router.modules()}
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module not in left_out]
 
 
 def _taken_for_experts(model: PreTrainedModel, name: str) -> bool:
-    """Whether PEFT takes this layer for an expert of a time before stacks, and puts its adapter on the stacks, now and
-    whenever it is loaded: in DeepSeek's family and others, each gate_proj, up_proj and down_proj.
+    """Whether PEFT mistakes this layer for an unstacked expert and moves its adapter to the stacks, now and on every load:
+    in the DeepSeek family and others, each gate_proj, up_proj and down_proj.
     """
     library = peft()
     try:
         from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers as convert
-    except ImportError:  # an earlier PEFT leaves them where they are
+    except ImportError:  # older versions of PEFT do not move adapters
         return False
     config = library.LoraConfig(target_modules=[name])
     try:
         convert(config, model, None)
-    except ValueError:  # it wants gate_proj and up_proj together
+    except ValueError:  # PEFT requires gate_proj and up_proj together
         return True
     return set(config.target_modules) != {name}
 
 
 def stacks(model: PreTrainedModel) -> list[str]:
-    """The weights that hold all experts of a layer, named as in every layer. Raises ValueError where there are none."""
+    """The names, without the layer, of weights that hold all experts of a layer. Raises ValueError if there are none."""
     found = {re.sub(r".*?\.\d+\.", "", f"{name}.{weight}", count=1) for name, _, weight in stacked(model)}
     if not found or not routers(model):
         what = "its experts are linear layers" if routers(model) else "this model has no experts"
@@ -135,8 +137,8 @@ def stacks(model: PreTrainedModel) -> list[str]:
 
 
 def beside_experts(model: PreTrainedModel) -> None:
-    """Has adapters on stacks multiplied with the tokens, where the experts can. PEFT's own forward pass makes W + B A of a
-    whole stack, in its type, each time.
+    """Multiplies adapters on stacks directly with the tokens, if the experts support it. PEFT's own forward pass would
+    materialise W + B A for the whole stack, in its dtype, in every pass.
     """
     wrappers = [module for module in model.modules() if isinstance(module, peft().tuners.lora.layer.ParamWrapper)]
     if wrappers and getattr(model.config, "_experts_implementation", None) == "grouped_mm" and hasattr(F, "grouped_mm"):
@@ -146,7 +148,7 @@ def beside_experts(model: PreTrainedModel) -> None:
 
 
 def _through_experts(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The forward pass of PEFT's wrapper of one stack, of experts that may be wrapped for another stack too."""
+    """Forward pass for PEFT's wrapper of one stack. The experts may be wrapped again for another stack."""
     below = self.get_base_layer()
     if self.disable_adapters or self.merged or not experts.takes_adapters(below):
         return type(self).forward(self, x, *args, **kwargs)
@@ -158,8 +160,8 @@ def _through_experts(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def packed(model: Adapted, cfg: ModelConfig) -> Adapted:
-    """The same model on the device of `cfg`, the weights below its adapters packed as model.quantize says. Raises ValueError
-    for experts that cannot be.
+    """Moves the model to the device of `cfg` and quantizes the weights below its adapters (model.quantize). Raises
+    ValueError for layers that do not work quantized.
     """
     if model.model._can_set_experts_implementation() and hasattr(F, "grouped_mm"):
         model.model.set_experts_implementation(experts.NAME)
@@ -168,7 +170,7 @@ def packed(model: Adapted, cfg: ModelConfig) -> Adapted:
     nn.Module.to(model.model, device=device)
     try:
         return ready(Adapted, model.model, model.tokenizer, cfg)
-    except (TypeError, AttributeError) as error:  # its own code reads a weight that is packed
+    except (TypeError, AttributeError) as error:  # the model's own code reads a packed weight
         raise ValueError(
             f"model.quantize = {cfg.quantize!r}: layers of a {model.model.config.model_type} do not work packed "
             f"({error}): leave it out"
@@ -176,12 +178,12 @@ def packed(model: Adapted, cfg: ModelConfig) -> Adapted:
 
 
 class Adapted(HFModel):
-    """A model with adapters. `save` writes the adapter alone, in PEFT's format, with the tokenizer."""
+    """A model with adapters. `save` writes only the adapter, in PEFT's format, and the tokenizer."""
 
     adapted = True
 
     def load(self, folder: str | Path) -> None:
-        """Take over the adapter that `save` wrote."""
+        """Loads an adapter that `save` wrote."""
         prefix = "base_model.model."
         saved = {name.removeprefix(prefix): value for name, value in load_file(Path(folder) / WEIGHTS).items()}
         own = {name for name, _ in self.model.named_parameters() if "lora_" in name}
@@ -190,24 +192,24 @@ class Adapted(HFModel):
         peft().set_peft_model_state_dict(self.model, saved, adapter_name=NAME)
 
     def save(self, folder: str | Path) -> None:
-        """Write the adapter and the tokenizer. Beside the base model's configuration transformers would not look for its
-        weights elsewhere.
+        """Writes the adapter and the tokenizer, without config.json: next to one, transformers would not look elsewhere for
+        the base model's weights.
         """
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Could not find a config file")  # of a base model that is an adapter too
+            warnings.filterwarnings("ignore", "Could not find a config file")  # from a base model that is itself an adapter
             self.model.save_pretrained(folder)
         (Path(folder) / "config.json").unlink(missing_ok=True)
         self.tokenizer.save_pretrained(folder)
 
     def save_whole(self, folder: str | Path, merged: bool = True) -> None:
-        """Write a whole model: the weights below the adapters, or (merged) W + B A alpha / r; nothing is changed here."""
+        """Writes a full model: the base weights, or (merged) W + B A alpha / r. The model in memory is not changed."""
         with self._as_plain():
             self.model.save_pretrained(folder, state_dict=self._plain_state(merged))
         self.tokenizer.save_pretrained(folder)
 
     @contextmanager
     def _as_plain(self) -> Iterator[None]:
-        """transformers saves nothing but the adapter where it knows of one."""
+        """Hides the adapter from transformers, which would otherwise save only the adapter."""
         self.model._hf_peft_config_loaded = False
         try:
             yield
@@ -219,7 +221,7 @@ class Adapted(HFModel):
         state = {BELOW.sub("", name): value for name, value in self.model.state_dict().items() if ".lora_" not in name}
         for name, module in self.model.named_modules():
             if isinstance(module, Packed):
-                state[BELOW.sub("", name)] = module.whole().cpu()  # there may be no room for all of them on a GPU
+                state[BELOW.sub("", name)] = module.whole().cpu()  # all of them may not fit on the GPU
         for name, module in self.model.named_modules() if merged else ():
             if hasattr(module, "get_delta_weight"):
                 key = BELOW.sub("", f"{name}.") + getattr(module, "parameter_name", "weight")
@@ -228,16 +230,16 @@ class Adapted(HFModel):
 
 
 def _named(saved: str) -> str:
-    """The parameter's name of a tensor in an adapter file."""
+    """The parameter name for a tensor in an adapter file."""
     path, dot, last = saved.rpartition(".")
     return f"{path}.{NAME}{dot}{last}"
 
 
 class Unadapted(Adapted):
-    """The same model with its adapters switched off: what training began with."""
+    """The same model with its adapters switched off, i.e. the model that training started from."""
 
     def hidden(self, **inputs: Any) -> Tensor:
-        """Last hidden states without the adapters."""
+        """Last hidden states [B, L, H] without the adapters."""
         self.model.disable_adapters()
         try:
             return super().hidden(**inputs)
@@ -246,19 +248,19 @@ class Unadapted(Adapted):
 
     @staticmethod
     def of(model: Adapted) -> Unadapted:
-        """The same weights, in no second copy."""
+        """Wraps the same weights without copying them."""
         return Unadapted(**_fields(model))
 
 
 def read_model(cfg: ModelConfig) -> HFModel:
-    """The model that `cfg` names; where that is an adapter's folder, its base model with the adapter merged into it."""
+    """Loads the model that `cfg` names. For an adapter's folder, loads the base model and merges the adapter into it."""
     if not is_adapter(cfg.path):
         return load_model(cfg)
     base = base_of(cfg)
     with of_the_base(cfg):
         below = read_model(base)
     whole = peft().PeftModel.from_pretrained(below.model, cfg.path).merge_and_unload()
-    whole.name_or_path = cfg.path  # an adapter that is trained on it stands on this one
+    whole.name_or_path = cfg.path  # base model of any adapter trained on top of it
     if hasattr(whole, "peft_config"):
         del whole.peft_config
     return wrap_model(whole, below.tokenizer, cfg)

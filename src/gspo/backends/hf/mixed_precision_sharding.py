@@ -1,8 +1,8 @@
-"""What ranks gather in bfloat16: the weights that autocast rounds to it for its products anyway. Their shards, gradients'
-sums and AdamW's state stay in float32.
+"""All-gathers in bfloat16 the weights that autocast would round to bfloat16 anyway. Their shards, the reduction of their
+gradients and AdamW's state stay in float32.
 
-FSDP2 gathers a group of weights in one type. So norms, routers and whatever else autocast leaves alone are groups of their
-own, a small one for each layer, in float32; so are embeddings and the head.
+FSDP2 gathers a group of weights in one dtype. So norms, routers and other weights that autocast does not round form a
+separate small float32 group in each layer. Embeddings and the head are float32 groups too.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from transformers.distributed import fsdp
 from gspo.backends.hf.layers import STACKED
 from gspo.backends.hf.routers import reader
 
-# States stay as wide as in one process: autocast narrows them for products alone.
+# Hidden states keep the dtype that they have in one process: autocast casts them only for matrix products.
 NARROW = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
 @contextmanager
 def narrow_gathers(dtype: torch.dtype | None) -> Iterator[None]:
-    """Models that transformers lays out in shards meanwhile are gathered so. dtype: autocast's (None: it is off)."""
+    """Context in which transformers shards models for such mixed-precision gathers. dtype: autocast's, None if it is off."""
     real = fsdp.fully_shard
     if dtype is not None:
         assert dtype == NARROW.param_dtype, "autocast knows bfloat16 alone"
@@ -39,20 +39,20 @@ def narrow_gathers(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def _shard(real: Callable[..., Any], unit: Any, **options: Any) -> Any:
-    """`fully_shard`, with bfloat16 for a layer or for the experts of one."""
+    """`fully_shard` with bfloat16 gathers for a layer, or for the experts of a layer."""
     wide = (
         None if isinstance(unit, (list, nn.Linear, PreTrainedModel)) else float32_modules(unit)
-    )  # others: the head, the root
+    )  # None for the head and the root
     if wide is None:
         return real(unit, **options)
     if wide:
-        real(wide, **options | {"reshard_after_forward": False})  # they are small: gathered once a pass
+        real(wide, **options | {"reshard_after_forward": False})  # small, so they are gathered once per pass
     return real(unit, **options | {"mp_policy": NARROW})
 
 
 def float32_modules(unit: nn.Module) -> list[nn.Module] | None:
-    """The modules of a layer whose weights are gathered as they are. None where all are: autocast rounds none of them, or
-    one may stand in a module that has weights of another kind.
+    """The modules of a layer whose weights are gathered without a cast. None if that is all of them: autocast rounds none,
+    or a module mixes weights that it rounds with others.
     """
     wide, narrow, waiting = list[nn.Module](), False, [unit]
     while waiting:
@@ -74,8 +74,8 @@ def float32_modules(unit: nn.Module) -> list[nn.Module] | None:
 
 
 def autocast_rounds(module: nn.Module) -> bool | None:
-    """Whether weights of this module are read by matrix products alone: a linear layer's, or those of stacked experts. None
-    where only some may be: stacked ones with others beside them, as biases of experts, which no autocast rounds.
+    """Whether only matrix products read this module's weights, as in a linear layer or stacked experts. None for a mix, such
+    as stacked weights with expert biases, which autocast does not round.
     """
     if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
         return isinstance(module, nn.Linear)

@@ -1,4 +1,4 @@
-"""A causal language model of transformers, made ready for exact scoring (load.py): forward, save."""
+"""A transformers causal language model prepared for exact scoring (load.py): forward pass, load and save."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from gspo.backends.hf.head import Head
 from gspo.backends.hf.layers import Layers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Largest accepted difference between two ways to the same numbers, as a share of the largest of them.
+# Largest accepted difference between two computations of the same tensor, relative to its largest absolute value.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-OWN_ATTENTION = "gspo"  # attention.py; without a forest it is sdpa
+OWN_ATTENTION = "gspo"  # attention.py; same as sdpa when no forest is passed
 T = TypeVar("T")
 
 
 @dataclass
 class HFModel:
-    """A model and its tokenizer, as `load_model` and `wrap_model` make them.
+    """A model and its tokenizer, as returned by `load_model` and `wrap_model`.
 
-    autocast: type of the matrix products (None: that of the weights). has_full_attention: every layer is
-    plain full attention, so that a 4D boolean mask describes it. logit_scale: what the head's output is
-    multiplied by (Cohere, Falcon-H1; Granite divides). logit_cap: the bound c of logits that go through c
-    tanh(logit / c) (Gemma), or None. kernels: whether small operations are by compiled kernels (fused/).
+    Attributes:
+        autocast: Dtype of the matrix products. None: the dtype of the weights.
+        has_full_attention: Every layer is plain full attention, so a 4D boolean mask describes it.
+        kernels: Small operations run in compiled kernels (fused/).
+        logit_scale: Factor on the head's output (Cohere, Falcon-H1; Granite divides).
+        logit_cap: Soft-cap c of the logits, c tanh(logit / c) (Gemma), or None.
     """
 
     model: PreTrainedModel
@@ -39,8 +41,8 @@ class HFModel:
     autocast: torch.dtype | None = None
     has_full_attention: bool = False
     kernels: bool = False
-    adapted: ClassVar[bool] = False  # whether adapters alone are trained
-    sharded: ClassVar[bool] = False  # whether this process holds a part of the weights alone
+    adapted: ClassVar[bool] = False  # whether only adapters are trained
+    sharded: ClassVar[bool] = False  # whether this process holds only a shard of the weights
     config: Any = field(init=False, repr=False)
     body: nn.Module = field(init=False, repr=False)
     inputs: frozenset[str] = field(init=False, repr=False)
@@ -57,7 +59,7 @@ class HFModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.model.device
 
     @property
@@ -67,28 +69,28 @@ class HFModel:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Type of the matrix products."""
+        """Dtype of the matrix products."""
         return self.autocast or self.model.dtype
 
     def precision(self) -> AbstractContextManager:
-        """The autocast context. Around a loop it keeps the cast weights from one forward pass to the next."""
+        """The autocast context. Put around a loop, it caches the cast weights across forward passes."""
         return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
 
     def run(self, work: Callable[[], T]) -> T:
-        """What `work`, a forward pass of body and head, returns. (Shards are gathered around it.)"""
+        """Returns the result of `work`, a forward pass of body and head. A sharded model gathers its weights around it."""
         return work()
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """The weights by name, as they are trained."""
+        """The weights by name, as the optimizer trains them."""
         return self.model.named_parameters()
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
-        """The weights by name, each whole."""
+        """The weights by name, unsharded."""
         return self.named_parameters()
 
     def layers(self) -> Iterator[dict[str, Tensor]]:
-        """What an engine reads, a layer at a time: whole weights by the names of a Hugging Face folder, most in the type of
-        the matrix products (layers.py).
+        """The weights for an inference engine, layer by layer: unsharded, under their names in a Hugging Face folder, most
+        of them in the dtype of the matrix products (layers.py).
         """
         weights = dict(self.named_parameters())
         layers = Layers(self.model, weights, self.compute_dtype)
@@ -97,13 +99,13 @@ class HFModel:
             yield layers.named(number, here, self.device)
 
     def prove(self, trained: Iterable[nn.Parameter]) -> None:
-        """Whole weights are what they are. (Shards are checked.)"""
+        """Does nothing: without shards there is no second copy to check."""
 
     def hidden(self, **inputs: Any) -> Tensor:
-        """Last hidden states [B, L, H], normalised, of the model without its head.
+        """Last hidden states [B, L, H], after the final norm and before the head.
 
-        `inputs` are what the model takes: input_ids, attention_mask, position_ids, past_key_values (which
-        turns the cache on). A 4D boolean mask [B, 1, L, L'] is True where a token may be looked at.
+        `inputs` go to the model: input_ids, attention_mask, position_ids, past_key_values (which turns the cache on). A 4D
+        boolean mask [B, 1, L, L'] is True at the keys that a token may attend to.
         """
         cache = inputs.get("past_key_values")
         inputs.setdefault("use_cache", cache is not None)
@@ -111,14 +113,14 @@ class HFModel:
             inputs["cache_params"] = inputs.pop("past_key_values")  # its name in state-space models
         mask = inputs.get("attention_mask")
         if mask is not None and mask.ndim == 4 and mask.dtype == torch.bool and self.attention == "eager":
-            least = torch.finfo(self.compute_dtype).min  # eager attention adds its mask to the scores
+            least = torch.finfo(self.compute_dtype).min  # eager attention takes an additive mask
             inputs["attention_mask"] = torch.zeros_like(mask, dtype=self.compute_dtype).masked_fill_(~mask, least)
         with self.precision():
             return self.body(**inputs).last_hidden_state
 
     @property
     def head(self) -> Head:
-        """What makes logits of hidden states, as the model's own forward pass does, but in float32 whatever the weights."""
+        """Computes logits from hidden states like the model's own forward pass, but in float32 for any weight dtype."""
         linear = self.model.get_output_embeddings()
         return Head(linear.weight, getattr(linear, "bias", None), self.logit_scale, self.logit_cap)
 
@@ -128,7 +130,7 @@ class HFModel:
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens the model can read; None where it has no such limit."""
+        """Maximum number of tokens the model can read; None without such a limit."""
         return Outline(self.tokenizer, self.config).context_length
 
     @property
@@ -140,27 +142,27 @@ class HFModel:
 
     @property
     def pad_id(self) -> int:
-        """The padding token; the first stop token where there is none."""
+        """The padding token, or the first stop token if the tokenizer has none."""
         pad = self.tokenizer.pad_token_id
         return self.stop_ids[0] if pad is None else pad
 
     def load(self, folder: str | Path) -> None:
-        """Take over the weights of a model that `save` wrote."""
+        """Loads the weights of a model that `save` wrote."""
         saved = type(self.model).from_pretrained(folder, dtype=self.model.dtype)
         self.model.load_state_dict(saved.state_dict())
 
     def save(self, folder: str | Path) -> None:
-        """Write weights (safetensors), configuration and tokenizer, as `from_pretrained` reads them."""
+        """Writes weights (safetensors), configuration and tokenizer in the `from_pretrained` format."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
     def save_whole(self, folder: str | Path, merged: bool = True) -> None:
-        """Write a whole model, whose adapters, where it has any, are `merged` in or left out."""
+        """Writes a full model. Adapters, if any, are `merged` in or left out."""
         self.save(folder)
 
 
 def _body(model: PreTrainedModel) -> nn.Module:
-    """The model without its head (of a multimodal one: the text part)."""
+    """The model without its head; for a multimodal model, its text part."""
     for body in (model.get_decoder(), model.base_model, getattr(model, "model", None)):
         if body is not None and body is not model:
             return body
@@ -168,14 +170,12 @@ def _body(model: PreTrainedModel) -> nn.Module:
 
 
 def example_token_ids(model: HFModel, count: int) -> Tensor:
-    """Some token ids [1, count] that the model has, to try it with."""
+    """Valid token ids [1, count] for trial runs of the model."""
     return (torch.arange(count, device=model.device)[None] * 7 + 3) % embedded(model.model)
 
 
 def tolerance(model: HFModel) -> float:
-    """The largest relative difference that rounding explains: in the model's precision, or in that of an autocast of the
-    caller's around it.
-    """
+    """The largest relative difference that rounding explains, in the model's precision or that of a surrounding autocast."""
     kind = model.device.type
     around = torch.get_autocast_dtype(kind) if not model.autocast and torch.is_autocast_enabled(kind) else None
     return TOLERANCE[around or model.compute_dtype]
@@ -188,10 +188,10 @@ def not_allclose(model: HFModel, a: Tensor, b: Tensor) -> bool:
 
 
 def windows(config: Any) -> list[int | None] | None:
-    """The sliding window of each layer by the configuration, in tokens, None where a layer has none. None for a model with
-    layers of another kind, or whose queries are scaled by their place in the row, or who look at some keys of the row only.
+    """The configured sliding window of each layer in tokens, None for a layer without one. Returns None for models with
+    other kinds of layers, with position-dependent query scaling, or with attention to a selection of the keys.
     """
-    local = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo's, of a window with another name
+    local = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo names its window differently
     if local or any(getattr(config, name, None) for name in ("attn_temperature_tuning", KEPT_KEYS)):
         return None
     window = getattr(config, "sliding_window", None)

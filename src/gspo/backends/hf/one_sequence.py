@@ -1,5 +1,5 @@
-"""Rows that hold one sequence each, and transformers told so. It would look for more of them in the numbers of every pass:
-that waits for a GPU, and without numbers it cannot.
+"""Disables transformers' detection of packed sequences, since our rows hold one sequence each. The detection reads tensor
+values in every pass, which forces a GPU synchronisation and is impossible for tensors without data.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from transformers import masking_utils
 
 NAME = "find_packed_sequence_indices"
 _lock = threading.Lock()
-_inside = 0  # threads: transformers' function is the process's
+_inside = 0  # number of threads inside: the patched function is shared by the process
 _before: Any = None
 
 
 @contextmanager
 def one_sequence_a_row() -> Iterator[None]:
-    """Has transformers look for no further sequences in a row."""
+    """Context in which transformers does not look for packed sequences."""
     global _inside, _before
     with _lock:
         if not _inside:

@@ -1,4 +1,4 @@
-"""Weights rounded to few bits, as a coarse inference engine holds them."""
+"""Rounds weights to few bits, like a quantized inference engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BITS = {"int8": 8, "int4": 4}
 
 
 def rounded(weight: Tensor, kind: str) -> Tensor:
-    """`weight` [..., out, in] as `kind` holds it: "int8" and "int4" on a symmetric grid of 2^bits - 1 values, "fp8" in e4m3,
-    each with one scale for each output channel; "bf16" without a scale.
+    """`weight` [..., out, in] rounded to `kind`: "int8" or "int4" on a symmetric grid of 2^bits - 1 values, or "fp8" (e4m3),
+    each with one scale per output channel; or "bf16", without a scale.
     """
     if kind == "bf16":
         return weight.to(torch.bfloat16).to(weight.dtype)
@@ -26,7 +26,7 @@ def rounded(weight: Tensor, kind: str) -> Tensor:
 
 
 def coarse(model: nn.Module) -> Iterator[nn.Parameter]:
-    """What an engine rounds: the matrices of attention and (expert) feed-forward layers, not embeddings, head, routers."""
+    """The weights that an engine rounds: matrices of attention and (expert) MLP layers, not embeddings, head or routers."""
     embeddings = [model.get_input_embeddings(), model.get_output_embeddings()]  # type: ignore[operator]
     exact_ids = {id(p) for module in [*embeddings, *routers(model)] for p in module.parameters()}
     return (p for p in model.parameters() if p.ndim >= 2 and id(p) not in exact_ids)
@@ -34,6 +34,6 @@ def coarse(model: nn.Module) -> Iterator[nn.Parameter]:
 
 @torch.no_grad()
 def round_weights(model: nn.Module, kind: str) -> None:
-    """Rounds the weights of `model` in place, as `rounded`."""
+    """Rounds the weights of `model` in place (`rounded`)."""
     for p in coarse(model):
         p.copy_(rounded(p, kind))

@@ -1,8 +1,8 @@
-"""Weights of 4 or 8 bits below adapters (bitsandbytes): blocks of 64 numbers share a scale. Each product makes its weight
-whole, and its backward pass does so again, so that no layer's is kept.
+"""Quantized 4-bit or 8-bit weights below adapters (bitsandbytes): blocks of 64 values share a scale. Each product
+dequantizes its weight, and the backward pass does so again, so that no layer's full weight is kept.
 
-What is computed is the product with the rounded weight, and its own gradient: sampler and trainer hold the same weights, and
-differ by rounding in their products alone.
+The result is the product with the rounded weight and the gradient of that product. Sampler and trainer hold the same
+weights, so they differ only by rounding in the products.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gspo.backends.hf.layers import stacked
 from gspo.backends.hf.routers import routers
 
 BLOCK = 64
-BITS = {"nf4": 4, "int8": 8}  # of a number
+BITS = {"nf4": 4, "int8": 8}  # per value
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Around the import of bitsandbytes. On a CPU it says that it lacks a kernel of its layers, which are not used here."""
+    """Context for importing bitsandbytes: silences its warning about a CPU kernel for layers that are not used here."""
     log = logging.getLogger("bitsandbytes")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -39,14 +39,14 @@ def quiet() -> Iterator[None]:
 
 @cache
 def library() -> Any:
-    """bitsandbytes' functions."""
+    """The module bitsandbytes.functional."""
     with quiet():
         from bitsandbytes import functional
     return functional
 
 
 class Packed(nn.Module):
-    """A weight [..., out, in] in few bits. kind: "nf4", 4 bits on the quantiles of a normal distribution (QLoRA, arXiv
+    """A quantized weight [..., out, in]. kind: "nf4", 4 bits on the quantiles of a normal distribution (QLoRA, arXiv
     2305.14314), or "int8", 8 bits on a grid that is finer near 0 (arXiv 2110.02861).
     """
 
@@ -58,19 +58,19 @@ class Packed(nn.Module):
         super().__init__()
         functional = library()
         self.kind, self.shape, self.dtype = kind, weight.shape, weight.dtype
-        # A block a row: of rows that end within a block, bitsandbytes 0.50 makes other numbers on a CPU.
+        # One block per row: if rows end within a block, bitsandbytes 0.50 gives different values on a CPU.
         rows, fill = weight.detach().flatten(), -weight.numel() % BLOCK
         rows = (F.pad(rows, (0, fill)) if fill else rows).view(-1, BLOCK)
         if kind == "nf4":
             data, state = functional.quantize_4bit(rows, blocksize=BLOCK, quant_type=kind)
         else:
             data, state = functional.quantize_blockwise(rows, blocksize=BLOCK)
-        # Checkpoints hold adapters alone: the same bits come of the same weights.
+        # Not in checkpoints, which hold only adapters: quantizing the same weights gives the same bits.
         for name, x in (("data", data), ("absmax", state.absmax), ("code", state.code)):
             self.register_buffer(name, x, persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Packed:
-        """Moves it, and casts nothing: the scales are read as float32."""
+        """Moves the buffers but never casts them: the scales must stay float32."""
         device = fn(self.absmax.new_zeros(1)).device
         for name, x in self._buffers.items():
             self._buffers[name] = None if x is None else x.to(device)
@@ -78,11 +78,11 @@ class Packed(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of the data."""
         return self.data.device
 
     def whole(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The weight that it stands for; in the type that it had, unless another is asked for."""
+        """The dequantized weight, by default in its original dtype."""
         functional = library()
         rows = torch.Size((len(self.absmax), BLOCK))
         given: dict[str, Any] = {"shape": rows, "dtype": dtype or self.dtype, "quant_type": self.kind}
@@ -91,14 +91,14 @@ class Packed(nn.Module):
         return make(self.data, state).flatten()[: self.shape.numel()].view(self.shape)
 
     def product(self, x: Tensor, ends: Tensor | None = None) -> Tensor:
-        """x W^T, x [..., in]. Of a stack x [T, in], the rows of each expert after the one before's, to ends[e]."""
+        """x W^T for x [..., in]. For stacked experts, x [T, in] is sorted by expert, and expert e's rows end at ends[e]."""
         on = torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if on else self.dtype
         return _Product.apply(x.to(dtype), self, ends)
 
 
 class _Product(torch.autograd.Function):
-    """Keeps the packed weight for its backward pass, which has one for x alone."""
+    """Product that saves only the packed weight for the backward pass. Only x has a gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Packed, ends: Tensor | None) -> Tensor:
@@ -117,7 +117,7 @@ class _Product(torch.autograd.Function):
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with such a weight."""
+    """A linear layer with a packed weight."""
 
     def __init__(self, linear: nn.Linear, kind: str, device: torch.device, make: type[Packed] = Packed) -> None:
         super().__init__()
@@ -133,9 +133,16 @@ class PackedLinear(nn.Module):
 def pack(
     model: PreTrainedModel, kind: str, device: torch.device, packs: Callable[[nn.Module], bool], make: type[Packed] = Packed
 ) -> None:
-    """Packs linear layers and stacked experts, one weight after the other, each on the device. Head, embeddings, routers and
-    adapters stay as they are, where they are. packs: whether these experts read packed stacks; ValueError for others.
-    make: a weight of that kind.
+    """Quantizes linear layers and stacked experts in place, one weight at a time, on the device. Head, embeddings, routers
+    and adapters are neither changed nor moved.
+
+    Args:
+        kind: "nf4" or "int8".
+        packs: Whether an experts module can read packed stacks.
+        make: Class of the packed weights.
+
+    Raises:
+        ValueError: There are experts that cannot read packed stacks, or no linear layers.
     """
     kept = {model.get_output_embeddings()} | {part for router in routers(model) for part in router.modules()}
     whose = f'model.quantize = "{kind}": the {{}} of a {model.config.model_type} {{}}: leave it out'
@@ -143,7 +150,7 @@ def pack(
     for name, module in model.named_modules():
         if module in kept or ".lora_" in name or isinstance(module, nn.modules.conv._ConvNd):
             continue
-        if type(module) is nn.Linear:  # others multiply in a way of their own
+        if type(module) is nn.Linear:  # subclasses may compute something else
             linear.append(name)
     if not all(packs(module) for _, module, _ in stacks):
         raise ValueError(whose.format("experts", "are stacked in a way of their own, which is not packed here"))

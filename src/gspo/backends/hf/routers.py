@@ -1,6 +1,6 @@
-"""The routers of a mixture of experts: which modules they are, and where in their answers the choice stands.
+"""The routers of a mixture of experts: finds these modules, and reads the chosen experts from their outputs.
 
-A router is a module of transformers whose class is named `...TopKRouter` or `...TopkRouter`, or stands in `READ`. Imports
+A router is a transformers module whose class is named `...TopKRouter` or `...TopkRouter`, or is listed in `READ`. Imports
 torch only.
 """
 
@@ -13,26 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Answer = tuple[Tensor, Tensor]  # logits [..., E], and the experts taken [..., k]
+Answer = tuple[Tensor, Tensor]  # logits [..., E], chosen experts [..., k]
 
 
 def plain(router: Any, outputs: Any) -> Answer:
-    """Logits, weights, experts."""
+    """Outputs are logits, weights, experts."""
     return outputs[0], outputs[2]
 
 
 def of_probabilities(router: Any, outputs: Any) -> Answer:
-    """As `plain`, with the softmax of the logits in their place (Gemma 4): its logarithm has the same softmax."""
+    """As `plain`, but with softmax probabilities instead of logits (Gemma 4). Their logarithm has the same softmax."""
     return outputs[0].clamp_min(torch.finfo(outputs[0].dtype).tiny).log(), outputs[2]
 
 
 def scattered(router: Any, outputs: Any) -> Answer:
-    """Scores [T, E] that are 0 where an expert was not taken, and logits (Llama 4)."""
+    """Outputs are scores [T, E], 0 for experts that were not chosen, and logits (Llama 4)."""
     return outputs[1], outputs[0].topk(router.top_k, dim=-1).indices
 
 
 def by_expert(router: Any, outputs: Any) -> Answer:
-    """The places [T * k] of the choices, ordered by expert; how many each expert got; logits (JetMoE)."""
+    """Outputs include the indices [T * k] of the choices sorted by expert, the count per expert, and logits (JetMoE)."""
     places, counts, logits = outputs[0], outputs[3], outputs[4]
     experts = torch.arange(len(counts), device=places.device).repeat_interleave(torch.tensor(counts, device=places.device))
     return logits, torch.empty_like(places).index_copy_(0, places, experts).view(len(logits), -1)
@@ -45,41 +45,41 @@ READ: dict[str, Callable[[Any, Any], Answer]] = {
     "Llama4Router": scattered,
     "JetMoeTopKGating": by_expert,
 }
-FIXED = {"DeepseekV4HashRouter"}  # a token's id fixes its experts: nothing is chosen
+FIXED = {"DeepseekV4HashRouter"}  # the token id determines the experts: there is no choice to record
 EXPERTS = re.compile(r"(Experts|MoE|Moe|MOE|MoeBlock|MoEBlock|MoELayer|MoeLayer|SparseMLP)$")
 
 
 def routers(model: nn.Module) -> list[nn.Module]:
-    """The routers of a model's text part, in the order of its layers; [] for a dense one."""
+    """The routers of a model's text part, in layer order; [] for a dense model."""
     return [module for module in _text(model).modules() if reader(module) is not None]
 
 
 def answer(router: nn.Module, outputs: Any) -> Answer:
-    """What a router answered: its logits [..., E], with their gradient, and the experts taken [..., k]."""
+    """The logits [..., E], with gradient, and the chosen experts [..., k] from a router's outputs."""
     read = reader(router)
     assert read is not None
     return read(router, outputs)
 
 
 def reader(module: nn.Module) -> Callable[[Any, Any], Answer] | None:
-    """What reads the answers of a router; None for any other module."""
+    """The function that reads this router's outputs; None for any other module."""
     return next((read for kind in type(module).__mro__ if (read := _reader(kind))), None)
 
 
 def _reader(kind: type) -> Callable[[Any, Any], Answer] | None:
-    if not kind.__module__.startswith("transformers."):  # remote code has classes of the same name that return others
+    if not kind.__module__.startswith("transformers."):  # remote code has classes of the same name with other outputs
         return None
     return plain if kind.__name__.lower().endswith("topkrouter") else READ.get(kind.__name__)
 
 
 def _text(model: nn.Module) -> nn.Module:
-    """What reads text: the routers of an image tower see no token of ours."""
+    """The text part of a model. Routers of an image tower see none of our tokens."""
     decoder = getattr(model, "get_decoder", lambda: None)()
     return model if decoder is None else decoder
 
 
 def unseen(model: nn.Module) -> str:
-    """The class of the experts whose router is none of ours, so that their choice is not seen; "" where there are none."""
+    """The class name of experts whose router is unknown, so that its choices cannot be recorded; "" if there are none."""
     known = [name for name, module in _text(model).named_modules() if _known(module)]
     for name, module in _text(model).named_modules():
         if name.rpartition(".")[2] == "experts" or EXPERTS.search(type(module).__name__):
@@ -90,7 +90,7 @@ def unseen(model: nn.Module) -> str:
 
 
 def missing(model: nn.Module) -> str:
-    """Why `routers` found none in this model."""
+    """Why `routers` finds none in this model."""
     name, experts = type(model).__name__, unseen(model)
     if not experts:
         return f"{name} is dense (no top-k routers)"

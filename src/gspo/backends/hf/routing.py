@@ -1,11 +1,11 @@
-"""Mixture of experts: which experts each token chose, and Routing Replay. Imports torch only.
+"""Mixture of experts: records which experts each token chose, and replays them (Routing Replay). Imports torch only.
 
-Routers are those of routers.py. Routes are an int16 tensor [layers, tokens, k] of expert indices, tokens in the order in
-which a forward pass reads them, [B, L] flattened. -1 in place of an expert: none is known.
+Routers are defined in routers.py. Routes are an int16 tensor [layers, tokens, k] of expert indices, with tokens in the order
+of the forward pass, [B, L] flattened. -1 means that the expert is not known.
 
-Replay (Routing Replay of arXiv 2507.18071; R2 and R3 of 2512.01374 and 2510.11370) fixes the choice alone. Each router
-runs its own code, and only the answer of its last top-k comes from the routes: weights, normalisation, bias and scaling
-are the model's own, of today's logits, with gradient.
+Replay (Routing Replay of arXiv 2507.18071; R2 and R3 of 2512.01374 and 2510.11370) fixes only the choice of experts. Each
+router runs its own code, and only the result of its last top-k call is replaced by the routes: weights, normalisation, bias
+and scaling are computed by the model from its current logits, with gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gspo.backends.hf.routers import answer, missing, routers
 
 
 class Record:
-    """What the routers did in the last forward pass. experts: how many each chooses from."""
+    """The routers' choices in the last forward pass. experts: the number of experts that each router chooses from."""
 
     def __init__(self, layers: int, entropy: bool, logits: bool) -> None:
         self.experts = 0
@@ -33,7 +33,7 @@ class Record:
         self._with_entropy, self._with_logits = entropy, logits
 
     def hook(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        """The forward hook of this layer's router."""
+        """The forward hook for this layer's router."""
 
         def see(router: nn.Module, inputs: Any, outputs: Any) -> None:
             raw, chosen = answer(router, outputs)
@@ -49,26 +49,26 @@ class Record:
         return see
 
     def take(self) -> Tensor | None:
-        """Routes [layers, tokens, k] of the last forward pass, and forgets them. None for a dense model.
+        """Returns and clears the routes [layers, tokens, k] of the last forward pass. None for a dense model.
 
-        Raises RuntimeError where a router did not run, or not on the same tokens as the others.
+        Raises RuntimeError if a router did not run, or ran on other tokens than the rest.
         """
         chosen, self._chosen = self._chosen, [None] * len(self._chosen)
         return _stacked(chosen)
 
     def take_entropy(self) -> Tensor | None:
-        """Entropies [layers, tokens] of softmax(router logits) in nats, as `take`. Only if `record` was asked for them."""
+        """As `take`, the entropies [layers, tokens] of softmax(router logits) in nats. Needs `record(entropy=True)`."""
         entropies, self._entropy = self._entropy, [None] * len(self._entropy)
         return _stacked(entropies)
 
     def take_logits(self) -> Tensor | None:
-        """The routers' logits [layers, tokens, experts], with gradient, as `take`. Only if `record` was asked for them."""
+        """As `take`, the router logits [layers, tokens, experts], with gradient. Needs `record(logits=True)`."""
         logits, self._logits = self._logits, [None] * len(self._logits)
         return _stacked(logits)
 
 
 def _stacked(layers: list[Tensor | None]) -> Tensor | None:
-    """The layers' tensors as one."""
+    """Stacks the tensors of all layers."""
     if not layers:
         return None
     sizes = {None if layer is None else tuple(layer.shape) for layer in layers}
@@ -79,9 +79,11 @@ def _stacked(layers: list[Tensor | None]) -> Tensor | None:
 
 @contextmanager
 def record(model: nn.Module, entropy: bool = False, logits: bool = False) -> Iterator[Record]:
-    """Records the experts chosen in forward passes (`Record.take` after each); if asked, the routers' entropies or logits.
+    """Records the experts chosen in forward passes: call `Record.take` after each pass. A dense model gets no hooks.
 
-    A dense model gets no hooks, and `take` gives None.
+    Args:
+        entropy: Also record the entropies of the routers (`take_entropy`).
+        logits: Also record the router logits (`take_logits`).
     """
     modules = routers(model)
     recording = Record(len(modules), entropy, logits)
@@ -108,10 +110,11 @@ class _Count(TorchFunctionMode):
 
 
 class _ForcedChoice(TorchFunctionMode):
-    """Answers the last of a router's `calls` top-k calls with `routes` [tokens, k], int64.
+    """Replaces the result of the last of a router's `calls` top-k calls with `routes` [tokens, k], int64.
 
-    Before it, some families choose groups of experts and mask the scores of all others. The groups of `routes` are let
-    through, and the rest of the groups is today's, so that replay of a router's own choice changes nothing.
+    Some model families first choose groups of experts with another top-k, and mask the scores of all other groups. The
+    groups of `routes` are always let through, and the router fills the remaining groups, so that replaying a router's own
+    choice changes nothing.
     """
 
     def __init__(self, routes: Tensor, calls: int, experts: int) -> None:
@@ -131,7 +134,7 @@ class _ForcedChoice(TorchFunctionMode):
         return func(scores, *args, **kwargs)
 
     def _with_groups(self, scores: Tensor, room: int) -> Tensor:
-        """Group scores [tokens, groups] in which the groups of `routes` come first."""
+        """Group scores [tokens, groups] in which the groups of `routes` rank first."""
         group = self.routes // (self.experts // scores.shape[1])
         in_routes = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, group, True)
         most = int(in_routes.sum(1).max())
@@ -148,12 +151,12 @@ def _replayable(model: nn.Module) -> list[nn.Module]:
 
 
 def _uncached(device: str) -> torch.autocast:
-    """Autocast as it is, but without its cache: older torch would keep the weights cast here, which have no gradient."""
+    """The current autocast without its cache: older torch would cache the weights cast here, which have no gradient."""
     return torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), cache_enabled=False)
 
 
 class Replay:
-    """Routes to replay, and the routers' forward methods that do it."""
+    """Replays routes by replacing the forward methods of the routers."""
 
     def __init__(self, model: nn.Module, routes: Tensor) -> None:
         self.routers = _replayable(model)
@@ -163,13 +166,13 @@ class Replay:
                 f"[{len(self.routers)}, tokens, k] is needed. They come from another model"
             )
         self.top = int(routes.max()) if routes.numel() else -1
-        self.routes = routes.to(next(self.routers[0].parameters()).device, non_blocking=True)  # one copy, not one a layer
+        self.routes = routes.to(next(self.routers[0].parameters()).device, non_blocking=True)  # one copy for all layers
         self._own: list[Tensor | None] = [None] * len(self.routers)
 
     def own(self) -> Tensor:
-        """Routes [layers, tokens, k] that the routers would have chosen in the last forward pass.
+        """The routes [layers, tokens, k] that the routers would have chosen themselves in the last forward pass.
 
-        Raises RuntimeError where there was none.
+        Raises RuntimeError if there was no forward pass.
         """
         routes = _stacked(self._own)
         assert routes is not None
@@ -177,10 +180,10 @@ class Replay:
 
     @contextmanager
     def on(self) -> Iterator[Replay]:
-        """Replays within. May be entered again, as the backward pass of checkpointed layers does."""
+        """Replays inside the context. Reentrant: the backward pass of checkpointed layers enters it again."""
         before = [vars(router).get("forward") for router in self.routers]
         for layer, router in enumerate(self.routers):
-            plain = getattr(router.forward, "plain", router.forward)  # not what another replay put there
+            plain = getattr(router.forward, "plain", router.forward)  # skips the method of an outer replay
             router.forward = self._forward(layer, router, plain)
         _active.append(self)
         try:
@@ -228,11 +231,11 @@ class Replay:
             raise ValueError(f"routes of {self.routes.shape[1]} tokens cannot be replayed on {tokens} tokens")
 
 
-_active: list[Replay] = []  # innermost last; no context variable: backward passes have threads of their own
+_active: list[Replay] = []  # innermost last; not a context variable, since backward passes run in other threads
 
 
 def check(model: nn.Module, run_model: Callable[[], Any]) -> None:
-    """Raises ValueError where this model's routing cannot be replayed. `run_model` runs it on any few tokens."""
+    """Raises ValueError if this model's routing cannot be replayed. `run_model` must run the model on a few tokens."""
     _replayable(model)
     with torch.no_grad(), record(model) as recording:
         run_model()
@@ -243,7 +246,7 @@ def check(model: nn.Module, run_model: Callable[[], Any]) -> None:
 
 
 def choices(model: nn.Module, run_model: Callable[[], Any]) -> tuple[int, int] | None:
-    """How many experts each token takes, and of how many; None for a dense model. `run_model` runs it on any few tokens."""
+    """Experts per token and total number of experts; None for a dense model. `run_model` must run it on a few tokens."""
     with torch.no_grad(), record(model) as recording:
         run_model()
         routes = recording.take()
@@ -251,23 +254,23 @@ def choices(model: nn.Module, run_model: Callable[[], Any]) -> tuple[int, int] |
 
 
 def replay(model: nn.Module, routes: Tensor) -> AbstractContextManager[Replay]:
-    """Forward passes within choose the experts of `routes` [layers, tokens, k]; where it is -1, the router's own.
+    """Context whose forward passes use the experts of `routes` [layers, tokens, k], or the router's own where that is -1.
 
-    A token has all its experts in `routes` or none. Of contexts within one another the innermost counts. With gradient
-    checkpointing, only one with `checkpoint_contexts` replays in a backward pass that runs after the context has ended.
-    Raises ValueError for a dense model, and for routes of another depth, k, count of experts or tokens (the last three in
+    For each token, `routes` holds all of its experts or none. The innermost of nested contexts wins. With gradient
+    checkpointing, a backward pass that runs after the context has ended replays only if `checkpoint_contexts` is in use.
+    Raises ValueError for a dense model and for routes with another number of layers, k, experts or tokens (the last three in
     the forward pass).
     """
     return Replay(model, routes).on()
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """`context_fn` of torch.utils.checkpoint: what is replayed in the forward pass is replayed in each recomputation."""
+    """`context_fn` for torch.utils.checkpoint: each recomputation replays the same routes as the forward pass."""
     return nullcontext(), _Again(_active[-1]) if _active else nullcontext()
 
 
 class _Again:
-    """A replay as a context that may be entered again: once for each backward pass through the same graph."""
+    """A reentrant context for a replay: entered once for each backward pass through the same graph."""
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay

@@ -1,4 +1,4 @@
-"""Routing Replay in the embedded sampler: which experts each completion's tokens chose."""
+"""Routing Replay in the embedded sampler: records which experts the tokens of each completion chose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gspo.backends.hf import routing
 
 
 class Trail:
-    """The experts that the rows of a batch choose while they are decoded."""
+    """The experts chosen by each row of a batch during decoding."""
 
     def __init__(self, record: routing.Record) -> None:
         self.record = record
@@ -21,20 +21,20 @@ class Trail:
         return chosen.transpose(0, 1)  # [tokens, layers, k]
 
     def begin(self, sizes: list[int], prompt_of: Tensor) -> None:
-        """After the prompts were read, `sizes` tokens each, padded on the left. prompt_of [rows]: each row's prompt."""
+        """Call after the prefill of left-padded prompts of `sizes` tokens. prompt_of [rows]: the prompt of each row."""
         prompt_routes = self._take().unflatten(0, (len(sizes), -1)).cpu()
         self.prompts = [prompt[len(prompt) - size :] for prompt, size in zip(prompt_routes, sizes)]
         self.prompt_of = prompt_of.tolist()
 
     def add(self, live: Tensor) -> None:
-        """After another token of each row in `live` was read."""
+        """Call after each decoding step of the rows in `live`."""
         chosen = self._take()
         step = chosen.new_full((len(self.prompt_of), *chosen.shape[1:]), -1)
         step[live] = chosen
         self.steps.append(step)
 
     def routes(self, row: int, count: int) -> Tensor:
-        """[count, layers, k]: the row's prompt and completion; -1 for its last token, which was never read."""
+        """Routes [count, layers, k] of the row's prompt and completion; -1 for its last token, which was never read."""
         if not hasattr(self, "stacked"):
             self.stacked = torch.stack(self.steps, 1).cpu() if self.steps else None
         prompt = self.prompts[self.prompt_of[row]]

@@ -1,4 +1,4 @@
-"""The embedded sampler: batched decoding with the policy's own transformers model, token ids in and out."""
+"""The embedded sampler: batched decoding on the policy's own transformers model, token ids in and out."""
 
 from __future__ import annotations
 
@@ -23,39 +23,44 @@ from gspo.interfaces import Weights, key_of
 from gspo.learner.device_to_host import on_host
 from gspo.types import Prompt, Rollout, Sampling
 
-PREFILL_TOKENS = 131072  # most prompt tokens, padding included, in one forward pass
-SHARED_POSITIONS = 4096  # copies of prompts, in tokens, from which on it pays to read one for all completions
-CompletionIndex = tuple[int, int]  # the index of a prompt and of its completion
+PREFILL_TOKENS = 131072  # maximum prompt tokens, padding included, in one prefill pass
+SHARED_POSITIONS = 4096  # duplicate prompt tokens in a batch from which a shared prompt cache pays off
+CompletionIndex = tuple[int, int]  # index of the prompt, index of its completion
 
 
 class HFSampler:
-    """Samples from an HFModel, `batch_size` completions at once. The policy that trains may share the model.
+    """Samples from an HFModel, which may be the model of the policy that is trained.
 
-    Each prompt is read once for its completions in a batch; finished rows leave the batch. A completion is drawn by
-    inverse CDF, with uniforms that the seed, its prompt's place and its own number fix: it depends neither on
-    the batch size nor on its neighbours, but for rounding. quantize: how the weights that `load` takes over are
-    rounded (quantize.py:rounded); the model must then not be the policy's. Raises RuntimeError for a model whose cache gspo
-    cannot use.
+    Each prompt is prefilled once for all its completions in a batch; finished rows leave the batch. Tokens are drawn by
+    inverse CDF, with uniforms that depend only on the seed, the prompt's index and the completion's index. So up to
+    rounding, a completion depends neither on the batch size nor on its neighbours.
+
+    Args:
+        batch_size: Maximum number of completions decoded at once.
+        quantize: Rounding that `load` applies to the weights (quantize.py:rounded). Needs a model other than the policy's.
+
+    Raises:
+        RuntimeError: gspo cannot use the model's key-value cache.
     """
 
     def __init__(self, model: HFModel, batch_size: int = 256, quantize: str = "none") -> None:
         self.model, self.batch_size, self.version = model, batch_size, 0
         self.quantize = quantize
-        self.probes: list[Rollout] = []  # `load` proves nothing: the weights are the policy's own
+        self.probes: list[Rollout] = []  # `load` needs no check: the weights are the policy's own
         kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
         self.plain_cache = model.has_full_attention and kinds <= {DynamicLayer}
-        # Remote code may keep tensors between calls, and those of inference mode cannot be trained with.
+        # Remote code may keep tensors between calls, and tensors made in inference mode cannot be used in training.
         own = type(model.model).__module__.startswith("transformers.")
         self.mode = torch.inference_mode if own else torch.no_grad
         self.sparse = bool(routers.routers(model.model))
         self._check_cache()
 
     def counts(self) -> dict[str, float]:
-        """Nothing is counted here: there is no engine beside the trainer that could fail."""
+        """Empty: there is no separate engine whose failures could be counted."""
         return {}
 
     def _check_cache(self) -> None:
-        """A token decoded from the cache must come out as in a plain forward pass."""
+        """Raises RuntimeError unless decoding with the cache gives the same states as a plain forward pass."""
         was_training = self.model.model.training
         self.model.model.eval()
         try:
@@ -63,7 +68,7 @@ class HFSampler:
                 decoding.place(self.model.model)
             self.shares = self.plain_cache and self.model.device.type == "cpu" and self._shares_well()
             why = "" if self._decodes_well(shared=False) else "gives other results with its key-value cache than without"
-        except Exception as error:  # some families want a cache of their own
+        except Exception as error:  # some model families need their own cache class
             why = f"cannot be read token by token ({str(error).strip().partition(chr(10))[0]})"
         finally:
             self.model.model.train(was_training)
@@ -75,7 +80,7 @@ class HFSampler:
     def _shares_well(self) -> bool:
         try:
             return self._decodes_well(shared=True)
-        except Exception:  # a model's own code may fail in any way where it does not know such a cache
+        except Exception:  # a model's own code may fail in any way on an unknown cache class
             return False
 
     def _decodes_well(self, shared: bool) -> bool:
@@ -85,7 +90,7 @@ class HFSampler:
             rows = torch.zeros(2, dtype=torch.long)
             cache = self._prefill([tuple(tokens[0, :start].tolist())], rows, 2, shared)[0]
             with self._attending(cache), while_sampling():
-                for at in range(start, 6):  # a cache takes its first token in another way than those after it
+                for at in range(start, 6):  # two tokens: a cache handles the first one differently from the rest
                     position, token = torch.full((2, 1), at, device=model.device), tokens[:, at, None].expand(2, 1)
                     hidden = self._read(cache, position, input_ids=token)
                     if not_allclose(model, hidden, whole[:, at, None].expand_as(hidden)):
@@ -93,22 +98,22 @@ class HFSampler:
         return True
 
     def _read(self, cache: Cache, position: Tensor, **inputs: Tensor) -> Tensor:
-        """Hidden states [B, 1, H] of one more token a row, which stands at `position` [B, 1]: some hybrids cannot tell where
-        that is by their cache.
+        """Hidden states [B, 1, H] of one more token per row. position [B, 1] is passed on to the model, since some hybrid
+        models cannot derive it from their cache.
         """
         if "position_ids" in self.model.inputs:
             inputs["position_ids"] = position
         return self.model.hidden(past_key_values=cache, **inputs)
 
     def _attending(self, cache: Cache) -> AbstractContextManager[None]:
-        """Around a loop of `_read`: the attention that knows such a cache."""
+        """Context for a loop of `_read`: switches to the attention that supports this cache."""
         return shared_attention(self.model.config) if isinstance(cache, SharedCache) else nullcontext()
 
     def rest(self) -> None:
-        """Nothing is held between two calls."""
+        """Does nothing: no resources are held between calls."""
 
     def load(self, weights: Weights) -> None:
-        """Take over these weights, which costs nothing where the model is shared, and their version."""
+        """Loads weights and their version. Parameters shared with the policy are not copied."""
         mine, copied = dict(self.model.model.named_parameters()), False
         with torch.no_grad():
             for name, value in weights.tensors():
@@ -128,13 +133,22 @@ class HFSampler:
         sampling: Sampling,
         progress: Callable[[int], None] | None = None,
     ) -> list[Rollout]:
-        """`n` completions to each prompt, in the order of the prompts.
+        """Samples `n` completions per prompt, in the order of the prompts.
 
-        logp is the float32 log-probability at the temperature, of the distribution drawn from: after top-k
-        (exactly k tokens) and top-p. At temperature 0 that distribution has one token, so logp is 0. `stop`
-        is "eos" for one of sampling.stop_ids, "stop" for a stop string, "length" otherwise. `text` leaves
-        special tokens out and ends with the stop string. Raises ValueError for a prompt that is empty or too
-        long for the model.
+        Args:
+            prompts: Prompts as token ids.
+            n: Completions per prompt.
+            sampling: Temperature, truncation, stop conditions and seed.
+            progress: Called with the number of completions that have ended so far.
+
+        Returns:
+            Rollouts. logp is the float32 log-probability under the distribution that was drawn from: at the temperature,
+            after top-k (exactly k tokens) and top-p. At temperature 0 this distribution has one token, so logp is 0. `stop`
+            is "eos" for one of sampling.stop_ids, "stop" for a stop string, "length" otherwise. `text` leaves out special
+            tokens and ends with the stop string.
+
+        Raises:
+            ValueError: A prompt is empty or too long for the model.
         """
         self._check(prompts, sampling)
         rollouts: dict[CompletionIndex, Rollout] = {}
@@ -173,8 +187,8 @@ class HFSampler:
                 )
 
     def _chunks(self, prompts: Sequence[Prompt], n: int) -> Iterator[list[CompletionIndex]]:
-        """Rows that are decoded together: of like length, for little padding; of one length where padding
-        will not do.
+        """Batches of rows to decode together: of similar length to limit padding, of equal length for a cache that cannot be
+        padded.
         """
         chunk: list[CompletionIndex] = []
         distinct = 0
@@ -196,9 +210,15 @@ class HFSampler:
     def _prefill(
         self, prompts: list[tuple[int, ...]], rows: Tensor, new: int, shared: bool
     ) -> tuple[Cache, Tensor, Tensor | None]:
-        """Reads each prompt once, with room for `new` tokens more. Returns the cache, with a row for each of
-        `rows` (indices into `prompts`), their last hidden states [B, H], and the additive attention mask [B,
-        1, 1, room]. shared: the cache is one whose rows share their prompts.
+        """Prefills each prompt once, with room in the cache for `new` more tokens.
+
+        Args:
+            rows: For each row of the batch, the index of its prompt in `prompts`.
+            shared: Use a cache with one copy of each prompt for all of its rows.
+
+        Returns:
+            The cache with one entry for each of `rows`, the last hidden states [B, H], and the additive attention mask
+            [B, 1, 1, room] or None.
         """
         model, longest = self.model, max(map(len, prompts))
         pads = torch.tensor([[longest - len(prompt)] for prompt in prompts])  # on the left
@@ -210,7 +230,7 @@ class HFSampler:
             mask = torch.zeros(1, 1, 1, longest + new, dtype=model.compute_dtype).expand(len(rows), -1, -1, -1)
         elif self.plain_cache:
             cache.layers = [GrowingLayer(longest + new) for _ in range(model.config.num_hidden_layers)]
-            # On a CPU a mask of zeros is faster than none: transformers then packs the heads that share keys.
+            # On a CPU a mask of zeros is faster than no mask: transformers then packs query heads that share a key head.
             if pads.any() or model.device.type == "cpu":
                 hide = (torch.arange(longest + new) < pads)[rows, None, None].to(model.device, non_blocking=True)
                 mask = torch.zeros(hide.shape, dtype=model.compute_dtype, device=model.device)
@@ -235,7 +255,7 @@ class HFSampler:
         tell: Callable[[int], None] | None,
         trail: Trail | None,
     ) -> tuple[Tensor, Tensor, Ends]:
-        """Samples a batch: tokens and log-probabilities [rows, max_new_tokens], and where the completions end."""
+        """Samples a batch. Returns tokens and log-probabilities [rows, max_new_tokens], and where the completions end."""
         model, new, device = self.model, sampling.max_new_tokens, self.model.device
         distinct = {tokens: k for k, tokens in enumerate(dict.fromkeys(prompts[i].tokens for i, _ in rows))}
         prompt_of = torch.tensor([distinct[prompts[i].tokens] for i, _ in rows])
@@ -292,10 +312,18 @@ class HFSampler:
 
 
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling, kernels: bool = False) -> tuple[Tensor, Tensor]:
-    """A token a row by inverse CDF: logits [B, V], uniforms [B] in [0, 1) -> ids [B], log-probabilities [B]. kernels: by the
-    compiled one, where it can.
+    """Draws one token per row by inverse CDF.
 
-    Temperature comes first, then top-k, then top-p (the likeliest tokens whose sum reaches it), as is usual.
+    As usual, temperature comes first, then top-k, then top-p (the likeliest tokens whose probabilities sum up to it).
+
+    Args:
+        logits: Logits [B, V].
+        uniforms: Uniform random numbers [B] in [0, 1).
+        sampling: Temperature, top-k and top-p.
+        kernels: Use the compiled kernel if it supports the inputs.
+
+    Returns:
+        Token ids [B] and their log-probabilities [B].
     """
     if sampling.temperature == 0:
         best, at = logits.max(-1)
@@ -314,17 +342,17 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling, kernels: bool = F
         if sampling.top_p < 1:
             probs = logits.softmax(-1)
             out = probs.cumsum(-1) - probs >= sampling.top_p
-            out[:, 0] = False  # the likeliest stays, however small top_p is
+            out[:, 0] = False  # keep the likeliest token for any top_p
             logits = logits.masked_fill(out, -torch.inf)
             last = last - out.sum(-1, keepdim=True)
     logp = logits.log_softmax(-1)
     cdf = logp.exp().cumsum(-1)
     at = torch.searchsorted(cdf, uniforms[:, None] * cdf[:, -1:], right=True)
-    at = at.clamp(max=last)  # rounding may reach beyond the last token
+    at = at.clamp(max=last)  # rounding may overshoot the last token
     return (at if ids is None else ids.gather(-1, at))[:, 0], logp.gather(-1, at)[:, 0]
 
 
 def _uniforms(seed: int | tuple[int, ...], rows: list[CompletionIndex], count: int) -> Tensor:
-    """Uniforms [count, rows] float32: each completion's own."""
+    """Uniforms [count, rows] float32, with an independent generator for each completion."""
     each = [np.random.default_rng(key_of(seed, *row)).random(count, dtype=np.float32) for row in rows]
     return torch.from_numpy(np.stack(each, axis=1))

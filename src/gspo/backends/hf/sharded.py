@@ -1,7 +1,7 @@
-"""A causal language model in shards: FSDP2 and expert parallelism, as transformers' DistributedConfig lays them out.
+"""A sharded causal language model: FSDP2 and expert parallelism, laid out by transformers' DistributedConfig.
 
-Weights are DTensors, of which each rank holds its part. Only what stands here touches them. A forward pass runs inside one
-method of the model's root, `run`, and the head inside its own module: FSDP gathers the weights of whatever it sees called.
+Weights are DTensors, and each rank holds its shard. Only this module touches them. A forward pass runs inside one method of
+the root module (`ROOT`), and the head runs inside its own module, because FSDP gathers weights when a module is called.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from gspo.config.scale import ScaleConfig
 from gspo.distributed.ranks import whole
 
 T = TypeVar("T")
-ROOT = "run_sharded"  # the root's method that forward passes run in
-SEEN = 10.0  # seconds until one machine must see what another has written
+ROOT = "run_sharded"  # method of the root module in which forward passes run
+SEEN = 10.0  # timeout in seconds for files written on another machine to become visible
 
 
 def load_sharded(cfg: ModelConfig, scale: ScaleConfig, size: int) -> ShardedModel:
-    """This rank's shards of the model that `cfg` names, of `size` ranks. Every rank calls it at the same time."""
+    """Loads this rank's shards of the model that `cfg` names. A collective call on all `size` ranks."""
     layout = DistributedConfig(fsdp_size=size // scale.replicas, dp_replicate_size=scale.replicas, ep_size=scale.experts)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with narrow_gathers(autocast_type(cfg.autocast, device, DTYPES[cfg.dtype])):
@@ -53,7 +53,7 @@ def load_sharded(cfg: ModelConfig, scale: ScaleConfig, size: int) -> ShardedMode
 
 
 def prepared(model: Any, cfg: ModelConfig) -> Any:
-    """The model with a root that forward passes can run in, whose gradients are sums over all ranks."""
+    """Registers `ROOT` on the model for forward passes, and sets gradient reduction to a sum over all ranks."""
     check_tied(model, cfg)
     setattr(type(model), ROOT, lambda self, work: work())
     register_fsdp_forward_method(model, ROOT)
@@ -66,7 +66,9 @@ def prepared(model: Any, cfg: ModelConfig) -> Any:
 
 
 def check_tied(model: Any, cfg: ModelConfig) -> None:
-    """Raises ValueError for tied embeddings whose rows the ranks do not divide: FSDP would train on a stale copy of them."""
+    """Raises ValueError for tied embeddings whose rows do not divide evenly among the ranks: FSDP would train on a stale
+    copy of them.
+    """
     weight = model.get_input_embeddings().weight
     if model.get_output_embeddings().weight is weight and isinstance(weight, DTensor):
         ranks = weight.device_mesh.size(weight.device_mesh.ndim - 1)
@@ -82,13 +84,13 @@ def _head_forward(plain: Callable[[Tensor], Tensor], states: Tensor, work: Calla
 
 
 def _sums(p: Tensor) -> Tensor:
-    """Sums over all of a weight, [3] float64, that tell it from an older self: of its numbers, their squares and sizes."""
+    """Fingerprint of a full weight to detect stale copies: sums of x, x^2 and |x|, [3] float64."""
     x = p.detach().double()
     return torch.stack([whole(x.sum()), whole((x * x).sum()), whole(x.abs().sum())])
 
 
 def _held(p: Any) -> tuple[tuple[int, ...], tuple[float, float]]:
-    """Which part of a weight this rank holds, and sums over it: those who hold the same part have the same."""
+    """The coordinates of this rank's shard of a weight, and its sum and sum of squares. Replicas of a shard must agree."""
     at = p.device_mesh.get_coordinate()
     part = tuple(place for place, placement in zip(at, p.placements) if not placement.is_replicate())
     mine = p.detach().to_local().double()
@@ -96,13 +98,13 @@ def _held(p: Any) -> tuple[tuple[int, ...], tuple[float, float]]:
 
 
 def shards(model: nn.Module) -> list[Any]:
-    """The modules that gather their weights when they are called."""
+    """The FSDP modules, which gather their weights when they are called."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 @dataclass(frozen=True)
 class GatheredHead:
-    """head.Head of a weight in shards: its work is done inside the head's module, where the weight is whole."""
+    """head.Head for a sharded weight: runs inside the head's module, where the weight is gathered."""
 
     model: ShardedModel
 
@@ -127,15 +129,15 @@ class GatheredHead:
 
 
 class ShardedModel(HFModel):
-    """An HFModel of which each rank holds its shards. All ranks call each of its methods at the same time."""
+    """An HFModel whose weights are sharded over the ranks. All methods are collective calls."""
 
     sharded = True
     running = False
-    origin: tuple[ModelConfig, DistributedConfig]  # what it was loaded from
+    origin: tuple[ModelConfig, DistributedConfig]  # what the model was loaded from
 
     def run(self, work: Callable[[], T]) -> T:
-        """What `work`, a forward pass, returns. It begins with shards: a pass whose backward was not run leaves the last of
-        the weights whole, and they would stay as they are when the optimizer has changed its shards.
+        """Returns the result of `work`, a forward pass. Reshards first: a forward pass without a backward pass leaves the
+        last weights gathered, and these would be stale after the optimizer has updated the shards.
         """
         if self.running:
             return work()
@@ -149,11 +151,11 @@ class ShardedModel(HFModel):
                 self.reshard()
 
     def precision(self) -> AbstractContextManager:
-        """As HFModel.precision, without keeping the cast weights: those of all layers, whole, would lie on every rank."""
+        """As HFModel.precision, but without caching cast weights: each rank would hold the full weights of all layers."""
         return torch.autocast(self.device.type, self.autocast, cache_enabled=False) if self.autocast else nullcontext()
 
     def reshard(self) -> None:
-        """Gives up what is gathered: the model's parameters are its shards again."""
+        """Frees all gathered weights, so that the model's parameters are its shards again."""
         for module in shards(self.model):
             module.reshard()
 
@@ -172,14 +174,14 @@ class ShardedModel(HFModel):
         return self.model.named_parameters()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each weight by name, whole, one at a time, for the rank that leads. The others send their rows and get none."""
+        """Gathers each weight on rank 0, one at a time, by name. Other ranks send their rows and yield nothing."""
         gathering = Gathering(self.named_parameters())
         for name, p in gathering.weights.items():
             wanted = [[name], *[[]] * (gathering.size - 1)]
             yield from gathering.exchange(wanted, {name: p.dtype}, p.device).items()
 
     def layers(self) -> Iterator[dict[str, Tensor]]:
-        """As HFModel.layers, for the rank that leads. The others send their rows and get none."""
+        """As HFModel.layers, gathered on rank 0. Other ranks send their rows and yield nothing."""
         gathering = Gathering(self.named_parameters())
         layers = Layers(self.model, gathering.weights, self.compute_dtype)
         for number, names in enumerate(layers.names):
@@ -189,8 +191,10 @@ class ShardedModel(HFModel):
 
     @torch.no_grad()
     def prove(self, trained: Iterable[nn.Parameter]) -> None:
-        """Whether passes read what the optimizer changes. trained: its parameters. Raises RuntimeError, naming the weight,
-        where the optimizer has another, where passes read a stale copy, or where copies of the model differ.
+        """Checks that forward passes read the weights that the optimizer updates. trained: the optimizer's parameters.
+
+        Raises RuntimeError with the weight's name if the optimizer holds another tensor, a forward pass would read a stale
+        copy, or replicas of the model differ.
         """
         known, sharded = set(trained), dict(self.named_parameters())
         wrong = {name for name, p in sharded.items() if p.requires_grad and p not in known}
@@ -213,7 +217,7 @@ class ShardedModel(HFModel):
             )
 
     def load(self, folder: str | Path) -> None:
-        """Take over the weights of a model that `save` wrote."""
+        """Loads the weights of a model that `save` wrote."""
         cfg, layout = self.origin
         saved, _ = read_weights(dataclasses.replace(cfg, path=str(folder), revision=None), distributed_config=layout)
         with torch.no_grad():
@@ -222,28 +226,29 @@ class ShardedModel(HFModel):
                 mine.to_local().copy_(theirs.to_local())
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
-        """Write the model as `from_pretrained` reads it. The ranks write its layers in turns, so that none has room
-        for more than three of them; the first writes what is beside them. Raises OSError on all ranks, where writing
-        failed on one or the first does not see what another wrote.
+        """Writes the model in the `from_pretrained` format. The ranks take turns writing layers, so that none needs memory
+        for more than three of them; rank 0 writes the remaining files. dtype: as in layers.py.
 
-        dtype: as in layers.py.
+        Raises OSError on all ranks if a write failed on one of them, or if rank 0 does not see another rank's files.
         """
         files, problems = write_layers(self, Path(folder), dtype)
         if dist.get_rank() == 0:
             problems += unseen(Path(folder), {file for file, _ in files.values()})
             try:
                 self._write_rest(Path(folder), files, dtype or self.model.dtype)
-            except Exception as error:  # tokenizers has no kind of its own for a full disk
+            except Exception as error:  # tokenizers raises a plain Exception for a full disk
                 problems.append(str(error))
         if failed := [text for one in gathered(problems) for text in one]:
             raise OSError(failed[0])
 
     def save_whole(self, folder: str | Path, merged: bool = True) -> None:
-        """Write the model for an engine: what it would round to the type of its matrix products travels in that type."""
+        """Writes the model for an inference engine, in the dtype of the matrix products for the weights that the engine
+        would round to it.
+        """
         self.save(folder, self.compute_dtype)
 
     def _write_rest(self, folder: Path, files: dict[str, tuple[str, int]], dtype: torch.dtype) -> None:
-        """What is beside the weights. files: of each weight, its file and bytes."""
+        """Writes index, configuration and tokenizer. files: file name and size in bytes for each weight."""
         table = {
             "metadata": {"total_size": sum(size for _, size in files.values())},
             "weight_map": {name: files[name][0] for name in sorted(files)},
@@ -261,8 +266,13 @@ class ShardedModel(HFModel):
 def write_layers(
     model: ShardedModel, folder: Path, dtype: torch.dtype | None = None
 ) -> tuple[dict[str, tuple[str, int]], list[str]]:
-    """Writes the weights of a model as safetensors, a file a layer, as many layers at a time as there are ranks: each gets
-    one whole. dtype: as in ShardedModel.save. Returns of each weight its file and bytes, and what this rank could not write.
+    """Writes the weights as safetensors, one file per layer. In each round every rank gathers and writes one layer.
+
+    Args:
+        dtype: As in ShardedModel.save.
+
+    Returns:
+        File name and size in bytes for each weight, and the error messages of this rank.
     """
     gathering = Gathering(model.named_parameters())
     layers, cpu = Layers(model.model, gathering.weights, dtype), torch.device("cpu")
@@ -277,14 +287,17 @@ def write_layers(
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 save_file(saved, folder / file, metadata={"format": "pt"})
-            except (OSError, SafetensorError) as error:  # a full disk; the others wait for this rank's rows all the same
+            except (
+                OSError,
+                SafetensorError,
+            ) as error:  # e.g. a full disk; go on, since other ranks wait for this rank's rows
                 problems.append(str(error))
             wrote |= {name: (file, x.numel() * x.element_size()) for name, x in saved.items()}
     return {name: place for part in gathered(wrote) for name, place in part.items()}, problems
 
 
 def unseen(folder: Path, files: Iterable[str]) -> list[str]:
-    """What is wrong where this rank does not see what others wrote into a folder: it lies on disks of their own."""
+    """Error messages if files written by other ranks do not become visible here, because the folder is not shared."""
     until = time.monotonic() + SEEN
     while missing := sorted(file for file in files if not (folder / file).exists()):
         if time.monotonic() > until:
@@ -295,7 +308,7 @@ def unseen(folder: Path, files: Iterable[str]) -> list[str]:
 
 
 def gathered(mine: T) -> list[T]:
-    """What every rank says, by number."""
+    """All-gather: the value of every rank, in rank order."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return every

@@ -1,4 +1,4 @@
-"""Where sampled completions end: at a stop token, a stop string, or the length limit."""
+"""Detects where sampled completions end: at a stop token, a stop string, or the length limit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from transformers import PreTrainedTokenizerBase
 
 from gspo.types import Sampling
 
-LOOK_EVERY = 4  # tokens between two looks, where a look is dear: it waits for a GPU, or decodes text
+LOOK_EVERY = 4  # tokens between two checks where a check is expensive: it synchronises a GPU or decodes text
 
 
 class Ends:
-    """Watches the completions of one batch, token by token.
+    """Tracks the ends of the completions of one batch.
 
-    length [rows]: tokens of a completion, 0 while it runs. stop [rows]: "eos", "stop" or "length". What a completion
-    samples between its end and the next look is cut off, so how often one looks changes no completion. A stop
-    string that is a special token is looked for among the ids: such tokens are not text.
+    Tokens sampled between the end of a completion and the next check are cut off, so the check interval does not change any
+    completion. A stop string that is a special token is matched by its id, since special tokens are not part of the text.
+
+    Attributes:
+        length: Tokens of each completion, 0 while it is running.
+        stop: "eos", "stop" or "length" for each completion.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, rows: int, device: torch.device) -> None:
@@ -33,22 +36,20 @@ class Ends:
 
     @property
     def count(self) -> int:
-        """Completions that have ended."""
+        """Number of completions that have ended."""
         return len(self.length) - self.length.count(0)
 
     def look(self, tokens: Tensor, t: int) -> None:
-        """Notes the completions that end by position `t` of `tokens` [max_new_tokens, rows], positions 0 to t
-        sampled.
-        """
+        """Checks for completions that end at or before position `t` of `tokens` [max_new_tokens, rows]."""
         if (t + 1) % self.every and t + 1 < self.new:
             return
-        sampled = tokens[self.seen : t + 1].tolist()  # at once: each waits for a GPU
+        sampled = tokens[self.seen : t + 1].tolist()  # one transfer: each synchronises the GPU
         if self.scan or t + 1 == self.new or not all(map(self.ids.isdisjoint, sampled)):
             self._note([list(ids) for ids in zip(*sampled)], t + 1 == self.new)
         self.seen = t + 1
 
     def _note(self, sampled: Sequence[list[int]], last: bool) -> None:
-        """The ends among the tokens of each row since the last look. last: no more are sampled."""
+        """Records the ends among each row's tokens since the last check. last: the length limit is reached."""
         for row, ids in enumerate(sampled):
             if self.length[row]:
                 continue
@@ -62,8 +63,8 @@ class Ends:
                 self.length[row] = self.new
 
     def worth_dropping(self, live: Sequence[int]) -> list[int] | None:
-        """Places in `live` (rows still decoded) of the completions that still run; None while too few have ended
-        to pay for moving the cache.
+        """Indices into `live` (the rows still decoded) of the running completions; None while too few have ended to justify
+        moving the cache.
         """
         keep = [place for place, row in enumerate(live) if not self.length[row]]
         return keep if (len(live) - len(keep)) * 8 >= len(live) else None
@@ -75,13 +76,11 @@ class StopStrings:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
         self.tokenizer, self.stop = tokenizer, stop
         self.tokens: list[int] = []
-        self.start = self.read = 0  # tokens[start:read] are decoded again, for what the next ones attach to
-        self.tail = ""  # the end of the text before tokens[read:], one short of a stop string
+        self.start = self.read = 0  # tokens[start:read] are decoded again, as context for the tokens that follow
+        self.tail = ""  # end of the text before tokens[read:], one character shorter than the longest stop string
 
     def add(self, tokens: list[int]) -> int | None:
-        """The number of tokens up to and with the one that completes a stop string; None when there is none
-        yet.
-        """
+        """The number of tokens up to and including the one that completes a stop string; None if there is none yet."""
         self.tokens += tokens
         known_length = len(self._decode(self.read))
         text = self.tail + self._decode(len(self.tokens))[known_length:]
@@ -90,7 +89,7 @@ class StopStrings:
                 part = self.tail + self._decode(end)[known_length:]
                 if any(stop in part for stop in self.stop):
                     return end
-        if not text.endswith("\ufffd"):  # else a character is still incomplete
+        if not text.endswith("\ufffd"):  # else the last character is incomplete
             self.start, self.read = self.read, len(self.tokens)
             longest = max(map(len, self.stop))
             self.tail = text[-(longest - 1) :] if longest > 1 else ""
@@ -101,8 +100,8 @@ class StopStrings:
 
 
 def stops_by_kind(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> tuple[list[int], list[str]]:
-    """The ids of the stop strings that are special tokens, which are no text; and the other ones. Raises ValueError for one
-    that has both in it: it would never be found.
+    """Splits stop strings into the ids of special tokens, and plain text. Raises ValueError for a stop string that contains
+    a special token and other text: it would never be found, since special tokens are not part of the text.
     """
     if not stop:
         return [], []
@@ -118,11 +117,11 @@ def stops_by_kind(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> tu
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
-    """The text of `tokens`, without special ones, and nothing tidied."""
+    """The text of `tokens`, without special tokens and without clean-up of spaces."""
     return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """`text` up to and with the first stop string in it; all of it where there is none."""
+    """`text` up to and including the first stop string; all of it if there is none."""
     ends = [text.index(s) + len(s) for s in stop if s in text]
     return text[: min(ends)] if ends else text

@@ -1,4 +1,4 @@
-"""Tiny models of real architectures, with random weights: for the demo, the tests and the benchmarks."""
+"""Tiny models of real architectures with random weights, for the demo, the tests and the benchmarks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ PAD, EOS = "<pad>", "<eos>"
 
 
 def longest_match_tokenizer(pieces: Sequence[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer that takes, from left to right, the longest of `pieces` that fits. Decoding gives the text
-    back.
+    """A tokenizer that greedily matches the longest of `pieces` from left to right. Decoding restores the text.
 
-    Ids: 0 `<pad>`, 1 `<eos>`, then the pieces in their order. Text that holds a character of no piece is an
-    error of the tokenizer, never an unknown token. Raises ValueError for empty or repeated pieces.
+    Ids: 0 `<pad>`, 1 `<eos>`, then the pieces in their order. Text that no piece matches raises an error in the tokenizer;
+    there is no unknown token. Raises ValueError for empty or repeated pieces.
     """
     if not all(pieces) or len(set(pieces)) != len(pieces) or {PAD, EOS} & set(pieces):
         raise ValueError(f"pieces must be non-empty, distinct, and none of {PAD}, {EOS}")
@@ -49,9 +48,8 @@ def tiny_qwen3_moe(
     context: int = 1024,
     **more: Any,
 ) -> dict[str, Any]:
-    """Configuration of a small Qwen3-MoE with tied embeddings. As it stands it has 0.5 M parameters; with
-    hidden 128, layers 4, experts 16, expert_width 128 it has 3.4 M. `more` are further fields of the
-    configuration.
+    """Configuration of a small Qwen3-MoE with tied embeddings. It has 0.5 M parameters by default, and 3.4 M with hidden
+    128, layers 4, experts 16, expert_width 128. `more` are further fields of the configuration.
     """
     return {
         "model_type": "qwen3_moe",
@@ -74,8 +72,13 @@ def tiny_qwen3_moe(
 def build_tiny(
     config: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int = 0, cfg: ModelConfig | None = None
 ) -> HFModel:
-    """A model of `config` (with its `model_type`) with random weights that `seed` fixes, on the CPU unless
-    `cfg` says otherwise; vocabulary and special tokens come from the tokenizer.
+    """Builds a model with random weights. Vocabulary size and special tokens come from the tokenizer.
+
+    Args:
+        config: Fields of the configuration, with `model_type`.
+        tokenizer: The model's tokenizer.
+        seed: Seed for the weights.
+        cfg: Device, dtype and other settings; by default on the CPU.
     """
     ids = {
         "pad_token_id": tokenizer.pad_token_id,

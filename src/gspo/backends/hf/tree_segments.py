@@ -1,8 +1,8 @@
-"""Forest -> the pieces in which its attention is computed, without a mask over all tokens.
+"""Splits the attention of a forest into pieces, without a mask over all tokens.
 
-A segment is a run of tokens in which each but the last has one child alone, the next token: a prompt, a completion, a turn.
-A token looks back within its segment, and at all of every segment above it. In depth-first order a segment and all that
-hangs below it are neighbours, so both are slices of the forest.
+A segment is a chain of tokens: each token but the last has exactly one child, the next token. Examples are a prompt, a
+completion, a turn. A token attends causally within its segment, and to all tokens of every segment above it. In depth-first
+order a segment is followed by its descendants, so both are slices of the forest.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from torch import Tensor
 
 from gspo.types import Forest
 
-ALIKE = 0.8  # rows of one piece are at least this share of its longest
-MERGE = 64  # keys that a token could look at in the time that putting two pieces together takes
+ALIKE = 0.8  # minimum length of a row relative to the longest row of its piece
+MERGE = 64  # cost of merging two pieces for a token, in keys attended to in the same time
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One batched attention: B rows, each of which looks from some tokens at others.
+    """One batched attention call of B rows.
 
-    queries [B, L], keys [B, L']: indices of forest tokens, padded on the right. query_mask [B, L], key_mask [B, L'] bool:
-    False for padding, and for queries whose output another row gives. causal: the two are equal, and a token looks at itself
-    and those before it; else each looks at all keys of its row.
+    Attributes:
+        queries: Indices of forest tokens [B, L], padded on the right.
+        keys: Indices of forest tokens [B, L'], padded on the right.
+        query_mask: bool [B, L], False for padding and for queries whose output is taken from another row.
+        key_mask: bool [B, L'], False for padding.
+        causal: Queries and keys are the same tokens, and each attends to itself and to earlier ones. Otherwise each query
+            attends to all keys of its row.
     """
 
     queries: Tensor
@@ -37,9 +41,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """All pieces of a forest: for each token they hold all that it may look at, once. No token has two outputs in a
-    piece. Each has one in one causal piece, and these come first. depth: tokens on the longest path. position [T]: as
-    in Forest.
+    """All pieces of a forest. Together they cover each pair of a token and a token that it may attend to exactly once.
+
+    Each token has at most one output per piece, and an output in exactly one causal piece.
+
+    Attributes:
+        pieces: The pieces, causal ones first.
+        position: As in Forest, [T].
+        depth: Tokens on the longest path.
     """
 
     pieces: tuple[Piece, ...]
@@ -47,13 +56,21 @@ class Plan:
     depth: int
 
 
-Span = tuple[int, int]  # from, up to
+Span = tuple[int, int]  # begin, end (exclusive)
 
 
 @dataclass
 class Segment:
-    """One segment: its tokens, those up to `last` that hang below it, how many segments stand above it, and the one right
-    above. repeated: it is looked through by all that hang from its end, in `copies` rows in all.
+    """One segment of tokens [begin, end).
+
+    Attributes:
+        begin: First token.
+        end: One past the last token.
+        last: Index of its last descendant.
+        level: Number of segments above it.
+        above: The segment directly above it.
+        copies: Number of rows that would contain the segment if it were repeated.
+        repeated: The segment is repeated in the causal row of each segment below it, instead of having rows of its own.
     """
 
     begin: int
@@ -66,20 +83,20 @@ class Segment:
 
     @property
     def row(self) -> list[Span]:
-        """Its tokens, after those of the repeated segments right above it."""
+        """Its tokens, preceded by those of the repeated segments directly above it."""
         return [*(self.above.row if self.above and self.above.repeated else ()), (self.begin, self.end)]
 
 
 def plan(forest: Forest) -> Plan:
-    """How to compute the attention of a forest."""
+    """Plans the attention of a forest."""
     forest_segments = segments(forest)
-    for segment in reversed(forest_segments):  # those below come first
+    for segment in reversed(forest_segments):  # bottom-up
         segment.repeated = segment.last >= segment.end and _cheaper_repeated(segment)
         if segment.above:
             segment.above.copies += segment.copies if segment.repeated else 1
     causal: list[AttentionRow] = []
     above: dict[int, list[AttentionRow]] = {}
-    covered = 0  # up to here each token has its output
+    covered = 0  # tokens before this one have their causal output
     for segment in forest_segments:
         if segment.repeated:
             continue
@@ -112,28 +129,28 @@ def segments(forest: Forest) -> list[Segment]:
 
 
 def _cheaper_repeated(trunk: Segment) -> bool:
-    """Whether a trunk is better looked through in each row below it than by a piece of its own, whose answers must be put
-    together with theirs: that repeats its queries, half its square for each row.
+    """Whether it is cheaper to repeat a trunk in each row below it than to give it a piece of its own. Repeating recomputes
+    the trunk's causal attention, half its length squared per extra row. A separate piece costs a merge per token below it.
     """
     return (trunk.copies - 1) * (trunk.end - trunk.begin) ** 2 < 2 * MERGE * (trunk.last + 1 - trunk.end)
 
 
 @dataclass(frozen=True)
 class AttentionRow:
-    """Spans of tokens that look, and that they look at; the first `skipped` that look have their output elsewhere."""
+    """Spans of queries and of keys in one row; the output of the first `skipped` queries is taken from another row."""
 
     queries: list[Span]
     keys: list[Span]
     skipped: int = 0
 
     def sizes(self) -> tuple[int, int]:
-        """Keys and queries."""
+        """The number of keys and of queries."""
         count = [sum(end - begin for begin, end in spans) for spans in (self.keys, self.queries)]
         return count[0], count[1]
 
 
 def _alike(rows: Sequence[AttentionRow]) -> list[list[AttentionRow]]:
-    """Rows of like length together, so that little is padded."""
+    """Groups rows of similar length, to limit padding."""
     groups: list[list[AttentionRow]] = []
     for row in sorted(rows, key=AttentionRow.sizes, reverse=True):
         if groups:
@@ -153,7 +170,7 @@ def _piece(rows: Sequence[AttentionRow], causal: bool) -> Piece:
 
 
 def _index(rows: Sequence[Sequence[Span]]) -> tuple[Tensor, Tensor]:
-    """The tokens of each row's spans, and where there are any: [B, L] int64, and bool."""
+    """The tokens of each row's spans, padded, [B, L] int64, and a mask [B, L] bool that is False at padding."""
     lists = [torch.cat([torch.arange(*span) for span in spans]) for spans in rows]
     index = torch.nn.utils.rnn.pad_sequence(lists, batch_first=True)
     size = torch.tensor([len(tokens) for tokens in lists])

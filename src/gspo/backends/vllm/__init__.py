@@ -1,1 +1,1 @@
-"""vLLM as the sampler: servers that it starts, or that run already."""
+"""The vLLM sampler: servers that a run starts, or servers that already run."""

@@ -1,4 +1,4 @@
-"""Requests to an engine over HTTP: each has a limit over all of it, and what comes can be read, or an EngineError tells."""
+"""HTTP requests to an engine, each with a total timeout. Returns a readable response or raises EngineError."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gspo.backends.vllm.errors import EngineError, blamed
 from gspo.backends.vllm.threads import at_once
 
 GRACE = 1.0  # seconds
-SHOWN = 300  # characters of an answer that errors quote
+SHOWN = 300  # characters of an answer to quote in errors
 
 
 def http() -> Any:
-    """The module httpx. Raises ValueError where it is not installed."""
+    """The module httpx. Raises ValueError if it is not installed."""
     try:
         import httpx
     except ImportError:
@@ -23,8 +23,8 @@ def http() -> Any:
 
 
 async def within(seconds: float, ask: Callable[[], Awaitable[Any]]) -> Any:
-    """The response, all of it: httpx's own limits are for one read, and a server may send a byte now and then. Raises
-    EngineError.
+    """Awaits the complete response with a total timeout; httpx's timeouts apply to a single read, which a slow server can
+    satisfy one byte at a time. Raises EngineError.
     """
     httpx = http()
     try:
@@ -37,24 +37,24 @@ async def within(seconds: float, ask: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def asked(method: str, url: str, seconds: float, trust_env: bool = True, **request: Any) -> Any:
-    """The response to a request, whichever its status. Raises EngineError where none has come in so many seconds."""
+    """The response to a request, whatever its status. Raises EngineError if none arrives in `seconds`."""
 
     async def ask() -> Any:
         async with http().AsyncClient(timeout=None, trust_env=trust_env) as client:
             return await client.request(method, url, **request)
 
-    # In a thread: this one may have a loop of its own, as a notebook's has; and to look up a name has no limit in asyncio.
+    # In a thread: this one may already run an event loop (a notebook), and asyncio cannot time out a DNS lookup.
     try:
         (response,) = at_once([lambda: asyncio.run(within(seconds, ask))])
         return response.result(seconds + GRACE)
     except TimeoutError:
         raise EngineError(f"it has not answered for {seconds:g} s") from None
-    except (OSError, RuntimeError) as error:  # of this process, which has no files or threads left
+    except (OSError, RuntimeError) as error:  # this process is out of file descriptors or threads
         raise blamed(error) from error
 
 
 def json_of(response: Any) -> Any:
-    """What stands in the JSON of a response. Raises EngineError for what is none."""
+    """The decoded JSON of a response. Raises EngineError if it is not JSON."""
     try:
         return response.json()
     except (ValueError, RecursionError) as error:
@@ -62,6 +62,6 @@ def json_of(response: Any) -> Any:
 
 
 def shown(answer: Any) -> str:
-    """The beginning of an answer, for an error."""
+    """The beginning of an answer, for an error message."""
     text = str(answer)
     return repr(text[:SHOWN]) if text else "nothing"

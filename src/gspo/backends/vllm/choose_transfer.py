@@ -1,4 +1,4 @@
-"""Which way the weights of a run take to its engines."""
+"""Chooses how a run transfers weights to its engines."""
 
 from __future__ import annotations
 
@@ -25,9 +25,15 @@ def choose_transfer(
     adapted: bool,
     layer: float = LAYER,
 ) -> Transfer:
-    """How the weights of a run reach its engines, which answer by now. device: the trainer's. exchange: the folder of the
-    exchange. adapted: it trains adapters, which are merged as they are written. layer: as BroadcastTransfer has it. Raises
-    ValueError where the weights cannot go the way that is asked for.
+    """The transfer for a run whose engines have started.
+
+    Args:
+        device: The trainer's device.
+        adapted: Whether the run trains adapters, which are merged when they are written.
+        layer: As in BroadcastTransfer.
+
+    Raises:
+        ValueError: The engines do not support the requested transfer.
     """
     folder = FolderTransfer(exchange, all(engine.adapters for engine in engines))
     if given.weight_transfer == "folder" or adapted:
@@ -49,7 +55,7 @@ def choose_transfer(
 
 
 def _check(way: str, engines: Sequence[Server], obstructs: Callable[[Server, Places], str]) -> None:
-    """Raises ValueError where an engine cannot get weights this way."""
+    """Raises ValueError if an engine cannot get weights this way."""
     for engine in engines:
         try:
             why = obstructs(engine, places_of(engine))
@@ -63,5 +69,5 @@ def _check(way: str, engines: Sequence[Server], obstructs: Callable[[Server, Pla
 
 
 def copies_of(given: SamplerConfig) -> Any:
-    """Copies of the model in a server to start: vLLM tells only the first to join a group."""
+    """Data-parallel copies of the model in a server to start: vLLM has only the first copy join a group."""
     return given.engine_args.get("data_parallel_size", 1)

@@ -1,4 +1,4 @@
-"""What goes wrong with an engine."""
+"""Engine errors."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from gspo.interfaces import SamplerError
 
 
 class EngineError(SamplerError):
-    """The engine died, hangs, or answers what cannot be: starting it again may help."""
+    """The engine died, hangs, or gives an invalid answer. A restart may help."""
 
 
 class Refused(EngineError):
-    """It refuses a request (status 400 to 499). Another engine may take it; where none does, the request is wrong."""
+    """The engine rejects a request (status 400 to 499). Another engine may take it; if none does, the request is wrong."""
 
 
 def blamed(error: Exception) -> EngineError:
-    """The same error, as one of the engine with which it came about."""
+    """The error as an EngineError, with the original as its cause."""
     if isinstance(error, EngineError):
         return error
     made = EngineError(f"{type(error).__name__}: {error}")

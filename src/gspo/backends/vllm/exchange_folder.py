@@ -1,4 +1,4 @@
-"""The folder through which weights reach the engines: a run makes one, and clears up after runs that were killed."""
+"""The exchange folder for weights: created by each run, which also cleans up after killed runs."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ PREFIX = "gspo-"
 
 
 def place_of(given: SamplerConfig) -> Path:
-    """Where runs with these settings make their folders."""
+    """The parent folder of the exchange folders of runs with these settings."""
     return Path(given.exchange or (MEMORY if MEMORY.is_dir() else tempfile.gettempdir()))
 
 
 @contextmanager
 def exchange(given: SamplerConfig, run: Path | None) -> Iterator[Path]:
-    """A folder that is deleted in the end; what killed runs have left beside it is deleted now. run: the run's folder."""
+    """Creates a folder and deletes it on exit. First deletes what killed runs have left beside it. run: the run's folder."""
     sweep(given, run)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=place_of(given)) as scratch:
         begun = Path(scratch) / f"{LOCK}.new"
         with open(begun, "w", encoding="utf-8") as lock:
-            with contextlib.suppress(OSError):  # a file system without locks
+            with contextlib.suppress(OSError):  # the file system has no locks
                 fcntl.flock(lock, fcntl.LOCK_EX)
             json.dump(owner(run), lock)
             lock.flush()
-            begun.rename(begun.with_name(LOCK))  # it is never seen without its lock
+            begun.rename(begun.with_name(LOCK))  # renamed last, so that nobody sees it unlocked
             yield Path(scratch)
 
 
 def owner(run: Path | None) -> dict[str, str]:
-    """Whose a folder is: of which machine, and of which run."""
+    """The owner of a folder: its machine and its run."""
     return {"machine": machine(), "run": str(run.absolute()) if run else ""}
 
 
 def machine() -> str:
-    """Which machine this is, until it starts anew: containers and clones may share a name."""
+    """Identifies this machine until its next boot: containers and clones may share a hostname."""
     with contextlib.suppress(OSError):
         return f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
     return platform.node()
 
 
 def sweep(given: SamplerConfig, run: Path | None) -> None:
-    """Deletes what runs that were killed have left: folders whose lock nobody holds, and their engines' output.
+    """Deletes what killed runs have left: folders whose lock nobody holds, and their engines' output.
 
-    Other machines may share sampler.exchange, and may not see one another's locks: there, only what is of this machine or
-    of this run is deleted.
+    Other machines may share sampler.exchange without seeing each other's locks. There, only folders of this machine or this
+    run are deleted.
     """
     for path in place_of(given).glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8", errors="replace") as lock:
@@ -66,17 +66,17 @@ def sweep(given: SamplerConfig, run: Path | None) -> None:
 
 
 def related(text: str, own: dict[str, str]) -> bool:
-    """Whether what stands in a lock is of the same machine or the same run."""
+    """Whether a lock file's text names the same machine or the same run."""
     try:
         found = json.loads(text)
         return bool(found["machine"] == own["machine"] or (own["run"] and found["run"] == own["run"]))
-    except (ValueError, TypeError, KeyError):  # of an earlier gspo, or damaged
+    except (ValueError, TypeError, KeyError):  # from an earlier gspo, or damaged
         return False
 
 
 def logs(name: str, engines: int | None, folder: Path | None = None) -> list[Path]:
-    """The files of the output of the engines of the exchange folder `name`: those of so many, or (None) all that there are.
-    folder: where they are, if not among temporary files.
+    """The log files of `engines` engines of the exchange folder `name`; None: all that exist. folder: where they are, by
+    default the folder for temporary files.
     """
     folder, stem = folder or Path(tempfile.gettempdir()), f"{name}-vllm"
     if engines is None:

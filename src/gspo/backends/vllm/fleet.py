@@ -1,4 +1,4 @@
-"""Several engines as one: which is asked, which is left out, and how it comes back."""
+"""Several engines as one sampler: routes requests, evicts failed engines and takes them back."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.threads import at_once
 from gspo.backends.vllm.weight_check import Check
 
-STRIKES = 3  # failures of an engine in a row, with no answer in between, before it is given up
-PAUSE = 0.5  # seconds before an engine that failed is started or asked again
-LOOK = 5.0  # seconds between two looks at an engine of somebody else's that does not answer
+STRIKES = 3  # consecutive failures, without an answer in between, after which an engine is given up
+PAUSE = 0.5  # seconds before a failed engine is restarted or polled again
+LOOK = 5.0  # poll interval, in seconds, of an unresponsive engine that is not ours
 
 
 class LeftOut(EngineError):
-    """The engine was left out while it was asked, for what another request has shown."""
+    """The engine was evicted during this request, because of another request's failure."""
 
 
 class State(Enum):
-    """Where an engine of a fleet stands."""
+    """The state of an engine in a fleet."""
 
     SERVES = "is asked for completions"
     WAITS = "is up, and waits for the weights of now and their proof"
@@ -36,12 +36,19 @@ class State(Enum):
     LOST = "is given up"
 
 
-HOPE = {State.SERVES, State.WAITS, State.COMES, State.STARTS}  # it serves, or may without anybody's help
+HOPE = {State.SERVES, State.WAITS, State.COMES, State.STARTS}  # it serves, or may serve again without manual help
 
 
 class Member:
-    """An engine of a fleet. proof: the check of its weights. life: how often it was left out, so that what fails together
-    counts once. strikes: failures in a row. error: the last. left: when it was left out. asked: the requests under way.
+    """An engine of a fleet.
+
+    Attributes:
+        proof: The check of its weights.
+        life: Number of evictions so far; simultaneous failures in one life count once.
+        strikes: Consecutive failures.
+        error: The last failure.
+        left: When it was evicted (time.monotonic()); 0 while it serves.
+        asked: Running requests.
     """
 
     def __init__(self, engine: Server, proof: Check) -> None:
@@ -53,11 +60,16 @@ class Member:
 
 
 class Fleet:
-    """Engines that all hold the same weights, or are left out.
+    """Engines that all hold the same weights, or are evicted.
 
-    One that fails is left out at once, and what it was asked for moves to the others. If it is ours it is started again,
-    else looked at until it answers; `welcome` then gives it the weights of now and proves it, and raises EngineError where
-    that fails. most: requests that one engine is asked at the same time. tell: hears who is left out, why, and who is back.
+    A failed engine is evicted at once and its requests move to the others. An engine of ours is then restarted; another one
+    is polled until it answers. Then `welcome` gives it the current weights and proves it, or raises EngineError.
+
+    Args:
+        most: Concurrent requests per engine.
+        loop: The event loop of the requests.
+        welcome: Called with a returning engine and its life.
+        tell: Called with a message when an engine is evicted, with the reason, or is back.
     """
 
     def __init__(
@@ -69,64 +81,64 @@ class Fleet:
         tell: Callable[[str], None],
     ) -> None:
         self.members, self.most, self.tell = members, most, tell
-        self.lost: EngineError | None = None  # why no engine is left
-        self.moved = self.left_out = 0  # requests, and engines, since they were last counted
-        self.updates = 0  # of the weights, that were begun
+        self.lost: EngineError | None = None  # set once no engine is left: the reason
+        self.moved = self.left_out = 0  # moved requests and evicted engines since the last `counts`
+        self.updates = 0  # weight updates begun so far
         self._resting = False
         self._loop, self._welcome = loop, welcome
-        self._turn = threading.Condition(threading.RLock())  # held while a state changes
-        self._news = asyncio.Event()  # of the loop: a state has changed, or a request has ended
+        self._turn = threading.Condition(threading.RLock())  # held during a state change
+        self._news = asyncio.Event()  # in the loop: a state changed, or a request ended
         self._over = threading.Event()
 
     @property
     def adapters(self) -> bool:
-        """Whether they take LoRA adapters in place of whole weights."""
+        """Whether all engines take LoRA adapters instead of whole weights."""
         return all(member.engine.adapters for member in self.members)
 
     @property
     def serving(self) -> list[Member]:
-        """Those that are asked for completions."""
+        """The engines that serve completions."""
         return [member for member in self.members if member.state is State.SERVES]
 
     def counts(self) -> dict[str, float]:
-        """Metrics since this was last asked, and how many engines serve now."""
+        """Metrics since the last call, and the number of serving engines."""
         found = {"engines/serving": len(self.serving), "engines/left_out": self.left_out, "engines/moved": self.moved}
         self.moved = self.left_out = 0
         return {name: float(count) for name, count in found.items()}
 
     def start(self) -> None:
-        """Starts all, those that are ours, and waits until they answer. Raises EngineError where one does not."""
+        """Starts the engines that are ours, and waits until all answer. Raises EngineError if one does not."""
         try:
             for started in wait(at_once([m.engine.start for m in self.members]), return_when=FIRST_EXCEPTION).done:
                 started.result()
         except BaseException:
-            self.stop()  # the others need not be waited for
+            self.stop()  # do not wait for the others
             raise
 
     def stop(self) -> None:
-        """Ends those that are ours, for good."""
+        """Ends the engines that are ours, for good."""
         self._over.set()
         for stopped in at_once([member.engine.stop for member in self.members]):
             stopped.result()
 
     def over(self) -> None:
-        """From here on no failure of an engine counts."""
+        """Ignores all engine failures from now on."""
         self._over.set()
 
     def any_recoverable(self, without: Collection[Member] = ()) -> bool:
-        """Whether an engine serves, or may without anybody's help, beside these."""
+        """Whether any other engine than `without` serves, or may serve again without manual help."""
         return any(member.state in HOPE for member in self.members if member not in without)
 
     async def hang_up(self) -> None:
-        """No more is asked."""
+        """Closes all clients; no more requests."""
         self._over.set()
         for member in self.members:
             await member.engine.hang_up()
 
     async def free(self, without: Mapping[Member, int] = MappingProxyType({})) -> Member | None:
-        """Who is asked next: the engine with the fewest requests under way. without: those that have refused the request,
-        with the numbers of their lives. Waits for one with room, or that comes back; None where all have refused it. Raises
-        EngineError where none is left.
+        """The serving engine with the fewest running requests. Waits until one has capacity or comes back. Returns None if
+        all engines have refused the request; raises EngineError if no engine is left. without: engines that refused it, each
+        with its life then.
         """
         while True:
             if self.lost is not None:
@@ -140,12 +152,12 @@ class Fleet:
             await self._news.wait()
 
     async def ask(self, member: Member, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """A completion, or a part of one, from this engine. Raises as Server.ask, and LeftOut."""
+        """A completion, or a part of one, from this engine. Raises LeftOut, and the errors of Server.ask."""
         life, task = member.life, asyncio.ensure_future(member.engine.ask(body, timeout))
         member.asked.add(task)
         try:
             answer = await task
-            while member.state is State.WAITS:  # it may have answered with new weights that it has not proven yet
+            while member.state is State.WAITS:  # the answer may come from new, unproven weights
                 await self._news.wait()
             if member.life != life:
                 raise LeftOut
@@ -161,42 +173,44 @@ class Fleet:
             self._tell_waiting()
 
     def rest(self) -> None:
-        """Until `recall` nobody is asked, and none is started or given weights: its memory is needed elsewhere."""
+        """Suspends requests, restarts and weight transfers until `pause_all`: the memory is needed elsewhere."""
         with self._turn:
             self.pause_all()
             self._resting = True
 
     def pause_all(self) -> None:
-        """Those that serve wait for new weights; who asks for a completion waits too. Those that come back just now are not
-        waited for: what they are given is of before.
+        """Moves serving engines to WAITS for new weights; requests wait too. Does not wait for returning engines, which get
+        the old weights.
         """
         with self._turn:
             for member in self.serving:
                 self._turn_to(member, State.WAITS)
-            # Last: whoever reads this number finds none that serves but is about to be interrupted by this update.
+            # Incremented last, so that a reader of the new value never sees an engine that still serves old weights.
             self.updates, self._resting = self.updates + 1, False
 
     def waiting(self) -> dict[Member, int]:
-        """Those that wait for weights, with the number of their life; waits for the first of those that are being started.
-        Raises EngineError where none is left.
+        """The engines that wait for weights, each with its life. Waits for the first one if all are being started. Raises
+        EngineError if none is left.
         """
         with self._turn:
             while not (found := {m: m.life for m in self.members if m.state is State.WAITS}):
                 if self.lost is not None:
                     raise self.lost
-                self._turn.wait()  # an engine's start has a time limit
+                self._turn.wait()  # an engine's start has a timeout
             return found
 
     def claim(self, member: Member, life: int) -> int | None:
-        """It is given the weights of now beside all else, if it still waits for them. Returns the number of their update."""
+        """Moves an engine that still waits to COMES, to get the current weights on its own. Returns the number of their
+        update, or None.
+        """
         with self._turn:
             if member.life != life or member.state is not State.WAITS or self._resting:
-                return None  # where they rest, it gets them with the next update
+                return None  # a resting engine gets them with the next update
             self._turn_to(member, State.COMES)
             return self.updates
 
     def outdated(self, member: Member, life: int, update: int) -> bool:
-        """Whether another update has begun since it came: whatever has come of it, it then waits for those weights."""
+        """Whether another update has begun since `claim` returned `update`. If so, the engine waits for the new weights."""
         with self._turn:
             late = member.life == life and member.state is State.COMES and update != self.updates
             if late:
@@ -204,15 +218,15 @@ class Fleet:
             return late
 
     def admit(self, member: Member, life: int, update: int | None = None) -> bool:
-        """It was proven with the weights of now: it serves from now on, if it was not left out meanwhile. Returns False
-        where they were of an earlier update than now's, by whose number it came: it then waits for those of now.
+        """Puts a proven engine back into service, unless it was evicted meanwhile. Returns False if its weights are
+        outdated: another update has begun since `update`, the number from `claim`. It then waits for the new weights.
         """
         with self._turn:
             if update is not None and self.outdated(member, life, update):
                 return False
             if member.life != life or member.state not in (State.WAITS, State.COMES):
                 return True
-            if member.left:  # who sees it serve has heard of it
+            if member.left:  # told before it is seen to serve
                 away = time.monotonic() - member.left
                 self.tell(f"the vLLM engine {member.engine.name} is back after {away:.1f} s, and was proven")
             member.left = 0.0
@@ -220,7 +234,7 @@ class Fleet:
         return True
 
     def evict(self, member: Member, life: int, failure: Exception, final: bool = False) -> None:
-        """Takes an engine out of service, once for all that fails in this `life`. It comes back if it can and may."""
+        """Evicts an engine, once for all failures in this `life`. It comes back unless `final`, or failed too often."""
         error = blamed(failure)
         with self._turn:
             if member.life != life or member.state is State.LOST or self._over.is_set():
@@ -243,11 +257,11 @@ class Fleet:
     def _begin_to_bring_back(self, member: Member, life: int) -> None:
         try:
             threading.Thread(target=self._bring_back, args=(member, life), daemon=True).start()
-        except RuntimeError as error:  # this process has no threads left: nothing would ever end the wait
+        except RuntimeError as error:  # out of threads: without one, the engine would never leave STARTS
             self.evict(member, life, error, final=True)
 
     def _bring_back(self, member: Member, life: int) -> None:
-        """Starts it again, or waits until it answers, and gives it back its place."""
+        """Restarts the engine, or waits until it answers, and welcomes it back."""
         try:
             while self._over.wait(PAUSE) or self._resting:
                 if self._over.is_set():
@@ -258,11 +272,11 @@ class Fleet:
                 return
             self._turn_to(member, State.WAITS)
             self._welcome(member, life)
-        except Exception as error:  # whatever it is: those who wait for this engine must hear that it does not come
+        except Exception as error:  # any error: waiting callers must learn that this engine is not coming back
             self.evict(member, life, error)
 
     def _answers(self, member: Member) -> bool:
-        """Waits until it does; False where the fleet ends before."""
+        """Waits until it answers. Returns False if the fleet ends first."""
         while not member.engine.answers():
             self._turn_to(member, State.AWAY)
             if self._over.wait(LOOK):
@@ -287,7 +301,7 @@ class Fleet:
 
 
 def all_lost(members: Collection[Member]) -> EngineError:
-    """What ends a run that has no engine left."""
+    """The error that ends a run without any engine left."""
     errors = {member.engine.name: member.error for member in members if member.error is not None}
     if len(members) == 1:
         return next(iter(errors.values()))

@@ -1,4 +1,4 @@
-"""Whether vLLM can be reached as a run's settings say, and the sampler of that run."""
+"""Checks a run's vLLM settings and opens its sampler."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from gspo.config.schema import Config
 from gspo.distributed.environment import rank_and_world_size
 from gspo.interfaces import Weights
 
-SLEEP = "enable_sleep_mode"  # an argument of vLLM's
-BASE = "base"  # the folder of the exchange that holds the weights below an adapter
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
+SLEEP = "enable_sleep_mode"  # a vLLM argument
+BASE = "base"  # folder of the exchange with the base weights of an adapter
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM allows for max_lora_rank
 
 
 def check_sampler(given: SamplerConfig) -> None:
-    """Raises ValueError where vLLM cannot be reached with these settings, before anything is started."""
+    """Raises ValueError if vLLM cannot be reached with these settings, before anything is started."""
     http()
     if given.exchange is not None and not Path(given.exchange).is_dir():
         raise ValueError(f"sampler.exchange = {given.exchange!r}: no such folder")
@@ -60,11 +60,14 @@ def check_sampler(given: SamplerConfig) -> None:
 def opened(
     config: Config, policy: HFPolicy, weights: Weights, keep: Path | None, hosts: Sequence[EngineHost] = ()
 ) -> Iterator[VLLMSampler]:
-    """The sampler of a run: servers started, or those at sampler.urls, with the policy's weights, proven. Ends with it.
-    keep: the folder that gets the servers' output in the end, if it is there by then. hosts: where they start, one on each;
-    none: on this machine.
+    """The sampler of a run, with the policy's weights loaded and proven. On exit, stops it and the servers that it started.
 
-    Raises ValueError for what the user can mend, with the remedy.
+    Args:
+        keep: The folder that the servers' output is moved to at the end, if it exists by then.
+        hosts: The machines to start the servers on, one each; empty for this machine.
+
+    Raises:
+        ValueError: A setting is wrong; the message has the remedy.
     """
     check_sampler(config.sampler)
     if config.sampler.sleep_level and rank_and_world_size()[1] > 1:
@@ -102,12 +105,12 @@ def opened(
             for number, log in enumerate(files):
                 if log and log.exists() and keep is not None and keep.is_dir():
                     shutil.move(log, keep / ("vllm.log" if len(files) == 1 else f"vllm_{number}.log"))
-                elif log and not failed:  # else it stays where errors have named it
+                elif log and not failed:  # after a failure it stays, since error messages name its path
                     log.unlink(missing_ok=True)
 
 
 def check_sleep(given: SamplerConfig, engines: Sequence[Server]) -> None:
-    """Raises ValueError where an engine, which answers by now, cannot sleep as it is to."""
+    """Raises ValueError if a started engine does not support the sleep level."""
     at = f"sampler.sleep_level = {given.sleep_level}"
     for engine in engines if given.sleep_level else ():
         if not all(place["sleeps"] for place in places_of(engine)):
@@ -119,8 +122,8 @@ def check_sleep(given: SamplerConfig, engines: Sequence[Server]) -> None:
 
 
 def seconds_of_layer(timeout: float) -> float:
-    """That a layer may take to an engine. timeout: scale.timeout. The other ranks wait for the next layer meanwhile: they
-    are not to take the leader for one that hangs.
+    """Timeout to send a layer to an engine, in seconds. With several ranks it is at most half of `timeout` (scale.timeout):
+    the other ranks wait for the next layer and must not time out on the leader.
     """
     return min(LAYER, timeout / 2) if rank_and_world_size()[1] > 1 else LAYER
 
@@ -128,8 +131,10 @@ def seconds_of_layer(timeout: float) -> float:
 def sampler_of(
     config: Config, policy: HFPolicy, weights: Weights, exchange: Path, hosts: Sequence[EngineHost] = ()
 ) -> VLLMSampler:
-    """The sampler and its engines, which are not started yet; those of ours find their first weights in `exchange`. hosts:
-    as `opened` takes them.
+    """The sampler and its engines, not yet started. Engines of ours find their first weights in `exchange`.
+
+    Args:
+        hosts: As in `opened`.
     """
     given, model = config.sampler, policy.model
     routers = Routers.of(policy)
@@ -137,7 +142,7 @@ def sampler_of(
         engines = [Server(url) for url in given.urls]
         for server in engines:
             server.check()
-        beside = EXPERTS not in config.lora.targets and config.model.quantize == "none"  # theirs are as they were
+        beside = EXPERTS not in config.lora.targets and config.model.quantize == "none"  # theirs are the original weights
         adapters = model.adapted and beside and all(server.takes_adapters() for server in engines)
     else:
         sleeps = {SLEEP: True} if given.sleep_level else {}
@@ -165,7 +170,7 @@ def sampler_of(
 def started(
     given: SamplerConfig, first: Path, dtype: str, arguments: Mapping[str, Any], environments: Sequence[Mapping[str, str]]
 ) -> list[Server]:
-    """Engines of ours, one in each of these environments, with their first weights in the folder `first`."""
+    """Engines of ours, one per environment, with their first weights in the folder `first`."""
     files = logs(first.parent.name, len(environments))
     each = zip(files, map(LocalHost, free_ports(len(environments))), environments)
     return [serving(first, given.python, dtype, arguments, *one) for one in each]
@@ -174,38 +179,42 @@ def started(
 def elsewhere(
     given: SamplerConfig, first: Path, dtype: str, arguments: Mapping[str, Any], hosts: Sequence[EngineHost]
 ) -> list[Server]:
-    """Engines of ours, one on each of these machines. What they say is read here: it goes beside the folder of the weights,
-    which all of them see.
+    """Engines of ours, one per machine. Their logs go beside the folder of the weights, which all machines share, so that
+    they can be read here.
     """
     files = logs(first.parent.name, len(hosts), first.parent.parent)
     return [serving(first, given.python, dtype, arguments, *one) for one in zip(files, hosts)]
 
 
 def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The variables of the environment of each engine to start. One alone sees what this process sees; several get GPUs of
-    their own, which the learner does not use. Raises ValueError where there are too few.
+    """The environment variables of each engine to start. A single engine sees what this process sees; several get GPUs of
+    their own, which the learner does not use. Raises ValueError if there are too few.
     """
     names = devices()
     if given.engines == 1 or not names:
         return [{} for _ in range(given.engines)]
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # that learn on this machine, on its first GPUs
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # the ranks on this machine, which use its first GPUs
     taken = [] if learner.type != "cuda" else range(ranks) if ranks > 1 else [learner.index or 0]
     return [{"CUDA_VISIBLE_DEVICES": one} for one in divided(names, taken, given.engines, devices_each(arguments))]
 
 
 def devices() -> list[str]:
-    """The GPUs that a process started here sees, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs visible to a process started here, as CUDA_VISIBLE_DEVICES names them."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if seen is not None:
         return [name for name in seen.split(",") if name]
-    # vLLM's torch may see some where ours, made for CPUs, sees none.
+    # vLLM's torch may see GPUs even if ours, a CPU build, sees none.
     count = torch.cuda.device_count() or len(list(Path("/dev").glob("nvidia[0-9]*")))
     return [str(i) for i in range(count)]
 
 
 def divided(names: Sequence[str], taken: Collection[int], engines: int, size: int) -> list[str]:
-    """The GPUs of each engine, as CUDA_VISIBLE_DEVICES names them. names: of all. taken: numbers of those that the learner
-    uses. size: how many an engine needs. Raises ValueError where there are too few.
+    """The GPUs of each engine, as a value of CUDA_VISIBLE_DEVICES. Raises ValueError if there are too few.
+
+    Args:
+        names: All GPUs.
+        taken: Indices of the GPUs that the learner uses.
+        size: GPUs per engine.
     """
     free = [name for i, name in enumerate(names) if i not in taken]
     if len(free) < engines * size:
@@ -217,10 +226,10 @@ def divided(names: Sequence[str], taken: Collection[int], engines: int, size: in
 
 
 def adapter_arguments(lora: LoraConfig, policy: HFPolicy) -> dict[str, Any]:
-    """vLLM's arguments for a policy with adapters; {} for one without.
+    """vLLM's arguments for a policy with adapters. Returns {} for a policy without, or if the engine gets merged weights.
 
-    On a CPU vLLM has no kernels for a mixture of experts beside adapters, and those of stacked experts are not tried with
-    it: it then gets merged weights.
+    Weights are merged for a mixture of experts on a CPU, since vLLM has no kernels there for one with adapters, and for
+    adapters of stacked experts, which are untested with vLLM.
     """
     if not policy.model.adapted or EXPERTS in lora.targets:
         return {}

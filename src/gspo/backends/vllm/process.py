@@ -1,4 +1,4 @@
-"""The process of a vLLM server of ours, wherever it runs."""
+"""The process of a vLLM server of ours, on any machine."""
 
 from __future__ import annotations
 
@@ -15,43 +15,55 @@ from gspo.distributed.environment import without_ranks
 
 ROOM = {
     "VLLM_CPU_KVCACHE_SPACE": "4"
-}  # GiB, on a CPU: vLLM's own default is nearly all memory, and the trainer is there too
-GRACE = 20.0  # seconds between asking a server to end and killing it
+}  # GiB of KV cache on a CPU: vLLM's default takes nearly all memory, but the trainer needs some too
+GRACE = 20.0  # seconds between SIGTERM and SIGKILL
 HERE = "127.0.0.1"
 
 
 class EngineProcess(Protocol):
-    """A server's process. It never outlives the process that has started it."""
+    """A server's process. It never outlives the process that started it."""
 
     def poll(self) -> int | None:
-        """Its exit status, None while it runs. Raises EngineError where nobody can tell."""
+        """Its exit status, None while it runs. Raises EngineError if that is unknown."""
         ...
 
     def end(self) -> None:
-        """Returns when it has ended, with all that it started."""
+        """Ends the process and all its descendants, and returns when they have ended."""
         ...
 
 
 class EngineHost(Protocol):
-    """A place for a server of ours. address, port: where the server is to listen."""
+    """A place for a server of ours.
+
+    Attributes:
+        address: The address that the server listens at.
+        port: The port that it listens at.
+    """
 
     address: str
     port: int
 
     def begin(self, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> EngineProcess:
-        """Starts the server. log: the file that its output is added to. variables: of its environment, beside those of the
-        machine. Raises EngineError.
+        """Starts the server. Raises EngineError.
+
+        Args:
+            log: The file to append its output to.
+            variables: Environment variables to add to the machine's.
         """
         ...
 
     def another_port(self) -> int:
-        """A port that nothing listens at there. Raises EngineError."""
+        """A free port of that machine. Raises EngineError."""
         ...
 
 
 class LocalEngine(subprocess.Popen[bytes]):
-    """A server's process on this machine. It ends when its standard input closes, as it does when this process is gone.
-    variables: of its environment, beside those of the machine, or of this process where none are given.
+    """A server's process on this machine. It ends when its standard input closes, as it does when this process dies.
+
+    Args:
+        log: The file to append its output to.
+        variables: Environment variables to add to `machine`.
+        machine: The base environment; None for this process's.
     """
 
     def __init__(
@@ -64,7 +76,7 @@ class LocalEngine(subprocess.Popen[bytes]):
             )  # fmt: skip
 
     def end(self, grace: float = GRACE) -> None:
-        """Returns when it has ended, with all that it started. grace: seconds in which it may do so by itself."""
+        """Ends the process and all its descendants. grace: seconds between SIGTERM and SIGKILL."""
         if self.poll() is None:
             self.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -77,7 +89,7 @@ class LocalEngine(subprocess.Popen[bytes]):
 
 
 class LocalHost:
-    """A place on this machine, out of reach of others."""
+    """A place on this machine that other machines cannot reach."""
 
     begin = LocalEngine
 
@@ -90,12 +102,12 @@ class LocalHost:
 
 
 def environment(of: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """A server's environment: that of its machine without what makes a process a rank, and `variables`."""
+    """A server's environment: its machine's without the variables of a rank, plus `variables`."""
     return ROOM | without_ranks(of) | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"} | dict(variables)
 
 
 def free_ports(count: int, address: str = HERE) -> list[int]:
-    """Ports of this machine that nothing listens at, no two alike. Raises OSError where the address is another machine's."""
+    """Distinct free ports of this machine. Raises OSError if the address belongs to another machine."""
     with contextlib.ExitStack() as stack:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listeners = [stack.enter_context(socket.socket(family)) for _ in range(count)]

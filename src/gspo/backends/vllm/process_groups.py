@@ -1,4 +1,4 @@
-"""The process group of the trainer and an engine's workers, through which weights are broadcast, or said where they lie."""
+"""The process group of the trainer and one engine's workers: broadcasts weights, or tickets that say where they lie."""
 
 from __future__ import annotations
 
@@ -22,28 +22,32 @@ from gspo.backends.vllm.server import CONTROL, Server
 from gspo.backends.vllm.threads import at_once
 from gspo.backends.vllm.weight_update_request import Swap
 
-LAYER = 100.0  # seconds that a layer may take to an engine; its workers wait CONTROL, for others may take as long as that
+LAYER = 100.0  # timeout to send a layer to an engine, in seconds; its workers wait CONTROL, as others may be slow
 
 
 class Link:
-    """The process group of this process and one engine's workers. store: where they have found one another. life: of the
-    engine, for which it was made. device: of the layers. name: by which the workers know the group. ipc: what is sent is
-    where a layer lies, on the device of them all.
+    """The process group of this process and one engine's workers.
+
+    Args:
+        life: The life of the engine that the link was made for.
+        device: The device of the layers.
+        name: The workers' name for the group.
+        ipc: Send where a layer lies, on the shared device, instead of the layer.
     """
 
     def __init__(self, store: Any, group: Any, life: int, device: torch.device, name: str, ipc: bool = False) -> None:
         self.life, self.device, self.name, self.ipc = life, device, name, ipc
         self._store, self._group = store, [group]
         self._swap: Swap | None = None
-        self._layers: list[Tensor] = []  # the last: it stays until they have put it in place
+        self._layers: list[Tensor] = []  # the last layer, kept alive until the workers have loaded it
 
     def begin(self, version: int) -> Swap:
-        """What an engine is to do with the weights that will be sent; it is given up where the link is dropped."""
+        """The request to load the weights that follow. It is given up when the link is dropped."""
         self._swap = Swap(version, group=self.name)
         return self._swap
 
     def send(self, sizes: tuple[int, int], body: Tensor | None = None) -> list[Any]:
-        """Begins to send a layer. Returns what is under way. Raises RuntimeError where it is broken."""
+        """Starts to send a layer and returns the work handles. Raises RuntimeError if the group is broken."""
         group, layer = self._group[0], [] if body is None else [body.to(self.device)]
         self._layers = layer if self.ipc else []
         if self.ipc and layer:
@@ -53,7 +57,7 @@ class Link:
         return [wire.begun(group, x) for x in (torch.tensor(sizes, device=there), *layer)]
 
     def drop(self) -> None:
-        """Ends it. gloo waits for what is under way, as long as that may take: in a thread that alone holds the group."""
+        """Ends the group. gloo blocks until pending operations end, so a separate thread takes the only reference."""
         if self._swap is not None:
             self._swap.give_up()
         at_once([partial(_end, self._group)])
@@ -68,7 +72,7 @@ PLACE = {"rank": int, "workers": int, "device": str, "gpu": str, "nccl": str, "s
 
 
 def places_of(engine: Server) -> list[dict[str, Any]]:
-    """Where its workers are (plugin/gspo_vllm.py:Extension.gspo_place). Raises EngineError for an engine without that."""
+    """Where its workers run (plugin/gspo_vllm.py:Extension.gspo_place). Raises EngineError if the engine cannot tell."""
     places = engine.workers("gspo_place")
     for place in places:
         if not isinstance(place, dict) or any(type(place.get(name)) is not kind for name, kind in PLACE.items()):
@@ -80,7 +84,7 @@ def places_of(engine: Server) -> list[dict[str, Any]]:
 
 
 def obstacle(places: Sequence[Mapping[str, Any]], device: torch.device) -> str:
-    """Why NCCL cannot reach these workers from this device, and what to do; "" where it can, or gloo is used."""
+    """Why NCCL cannot reach these workers from this device, with the remedy; "" if it can, or if gloo is used."""
     if device.type != "cuda" or any(place["device"] != "cuda" for place in places):
         return ""
     mine = str(torch.cuda.get_device_properties(device).uuid)
@@ -95,8 +99,12 @@ def obstacle(places: Sequence[Mapping[str, Any]], device: torch.device) -> str:
 
 
 def apart(engine: Server, places: Sequence[Mapping[str, Any]], device: torch.device, exchange: Path) -> str:
-    """Why these workers cannot read weights where they lie, on the trainer's device; "" where they can. exchange: a folder
-    that the trainer has made. Raises EngineError.
+    """Why these workers cannot read weights in place on the trainer's device; "" if they can. Raises EngineError.
+
+    Args:
+        places: Its workers, as `places_of` returns them.
+        device: The trainer's device.
+        exchange: A folder created by the trainer.
     """
     if device.type == "cuda":
         mine = str(torch.cuda.get_device_properties(device).uuid)
@@ -108,7 +116,7 @@ def apart(engine: Server, places: Sequence[Mapping[str, Any]], device: torch.dev
 
 
 def unreadable(engine: Server, device: torch.device, exchange: Path) -> str:
-    """Why an engine's workers cannot read a few bytes of the trainer's, where they lie on this device; "" where they do."""
+    """Why an engine's workers cannot read a few test bytes in the trainer's memory on this device; "" if they can."""
     said = secrets.token_bytes(16)
     with tempfile.TemporaryDirectory(prefix="trial-", dir=exchange) as folder:
         try:
@@ -124,14 +132,18 @@ def unreadable(engine: Server, device: torch.device, exchange: Path) -> str:
 
 
 def joined(engine: Server, device: torch.device, life: int, ipc: bool = False) -> Link:
-    """A group of this process and the workers of an engine. device: of the trainer's weights. ipc: where they are on it too.
-    Raises EngineError.
+    """A process group with the workers of an engine. Raises EngineError.
+
+    Args:
+        device: The device of the trainer's weights.
+        life: The engine's current life.
+        ipc: Whether the workers share that device.
     """
     try:
         return _joined(engine, device, life, ipc)
     except EngineError:
         raise
-    except (OSError, RuntimeError, ValueError) as error:  # of sockets, of torch
+    except (OSError, RuntimeError, ValueError) as error:  # from sockets or torch
         what = f"{type(error).__name__}: {error}"
         raise EngineError(f"its workers and the trainer did not find one another at {engine.name}: {what}") from None
 

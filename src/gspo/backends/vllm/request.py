@@ -1,4 +1,4 @@
-"""One completion on its way from vLLM: what is asked for, what comes back, and whether it can be believed."""
+"""One completion from vLLM: builds its requests, and validates and collects the answers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.routed_experts import Routers
 from gspo.types import Rollout, Sampling
 
-AT_ONCE = 64  # tokens whose text is searched for stop strings: where one is found, they are decoded again and again
+AT_ONCE = 64  # tokens per search for stop strings: after a match, they are decoded repeatedly
 
 
 class Request:
-    """A completion that may come in parts, each from the weights of its time.
+    """A completion that may arrive in parts, each from the weights current at the time. Raises ValueError for a stop string
+    that can never match.
 
-    so_far: a Rollout that holds what came until now; its `stop` is "" until it is done. seed: of its sampling. routers:
-    those whose choices are to be kept; None: nobody's. Raises ValueError for a stop string that would never be found.
+    Args:
+        so_far: The completion so far; its `stop` is "" until it is done.
+        seed: The seed of its sampling.
+        size: Vocabulary size.
+        routers: The routers whose choices are kept; None for none.
     """
 
     def __init__(
@@ -47,16 +51,16 @@ class Request:
 
     @property
     def sampled(self) -> int:
-        """Tokens that came until now."""
+        """Number of tokens sampled so far."""
         return int(self.so_far.sampled.sum())
 
     @property
     def routed(self) -> int:
-        """The first token whose experts the next part tells: those of the past belong to the weights of their time."""
+        """Index of the first token whose experts the next part reports; earlier ones belong to the weights of their time."""
         return len(self.so_far.tokens) - 1 if self.sampled else 0
 
     def request(self) -> dict[str, Any]:
-        """What to ask for: the rest of it."""
+        """The request for the rest of the completion."""
         sampling, count = self.sampling, self.sampled
         seed = self.seed if not count else int(np.random.SeedSequence([self.seed, count]).generate_state(1)[0])
         return {
@@ -71,10 +75,15 @@ class Request:
         }  # fmt: skip
 
     def add(self, answer: Mapping[str, Any], earliest: int, latest: int, interrupted: bool = False) -> None:
-        """Takes in an answer whose tokens the versions `earliest` to `latest` may have sampled. interrupted: whether there
-        was a reason to end it before its first token.
+        """Appends an answer.
 
-        Raises EngineError where it cannot be one.
+        Args:
+            earliest: First version of the weights that may have sampled its tokens.
+            latest: Last such version.
+            interrupted: Whether a weight update, say, may have ended the request before its first token.
+
+        Raises:
+            EngineError: The answer is invalid.
         """
         try:
             choice = answer["choices"][0]
@@ -84,20 +93,20 @@ class Request:
             reason, experts = choice["finish_reason"], choice.get("routed_experts")
         except (ValueError, LookupError, TypeError, ArithmeticError) as error:
             raise EngineError(f"it answered what cannot be read ({error!r}): {shown(answer)}") from None
-        if reason == "abort" and not tokens and not interrupted:  # it would be asked for ever
+        if reason == "abort" and not tokens and not interrupted:  # otherwise it would be retried forever
             raise EngineError("it answered with 0 tokens and finish reason 'abort', and no weight update was the reason")
         known = {str(number): number for number in range(earliest, latest + 1)}
         self._believe(tokens, logp, spans, reason, known)
         version = torch.tensor([known[name] for name, start, end in spans for _ in range(start, end)], dtype=torch.int64)
         routes = self._routes(experts, len(tokens))
         part = torch.tensor(tokens, dtype=torch.int64), torch.tensor(logp, dtype=torch.float32), version, routes
-        # At once: a checkpoint may look at any time.
+        # A single assignment, since a checkpoint may read it at any time.
         self.so_far = self._ended(self._grown(*part), "" if reason == "abort" else reason)
 
     def _believe(
         self, tokens: list[int], logp: list[float], spans: list[tuple[str, int, int]], reason: Any, known: Mapping[str, int]
     ) -> None:
-        """Raises EngineError where an answer cannot be a part of this completion from the `known` versions."""
+        """Raises EngineError if an answer cannot be a part of this completion from the `known` versions."""
         wrong, borders = "", [0, *(end for _, _, end in spans)]
         inside = [start for _, start, _ in spans] == borders[:-1] and borders == sorted(borders)
         if len(tokens) != len(logp) or not inside or borders[-1] != len(tokens):
@@ -119,8 +128,8 @@ class Request:
             raise EngineError(f"it answered with {wrong}")
 
     def _routes(self, experts: Any, tokens: int) -> torch.Tensor | None:
-        """Routes of all that came and the new `tokens`; the last of them was not read yet. What an interrupted request
-        does not tell stays unknown: the next one reads it again, with other weights.
+        """Routes of all tokens so far and the `tokens` new ones; the last token has not been read yet. What an interrupted
+        request does not report stays unknown: the next one reads it again, with other weights.
         """
         past, routers = self.so_far.routes, self.routers
         if past is None or routers is None:
@@ -150,8 +159,8 @@ class Request:
         )
 
     def _ended(self, past: Rollout, reason: str) -> Rollout:
-        """With how it ended, cut at its first stop string, which two parts may share; as it is where it goes on. reason: the
-        engine's.
+        """Sets the stop reason and cuts at the first stop string, which may span two parts; unchanged if it continues.
+        reason: the engine's.
         """
         start = len(past.prompt.tokens)
         tokens = past.tokens[start:].tolist()
@@ -177,7 +186,7 @@ class Request:
         )  # fmt: skip
 
     def _first_stop(self, tokens: list[int]) -> int | None:
-        """The number of tokens up to and with the first stop string; None where there is none."""
+        """Number of tokens up to and including the first stop string; None if there is none."""
         first = next((end for end, token in enumerate(tokens, 1) if token in self.special), None)
         if not self.texts:
             return first
@@ -187,7 +196,7 @@ class Request:
 
 
 def whole(number: Any) -> int:
-    """A whole number of an answer. Raises TypeError for another one, for text, true and false."""
+    """An integer of an answer. Raises TypeError for any other type: float, text or bool."""
     if isinstance(number, bool):
         raise TypeError(f"{number} is no number")
     return operator.index(number)

@@ -1,4 +1,4 @@
-"""The experts that vLLM's routers chose, as routes of ours."""
+"""Converts the expert choices of vLLM's routers to the trainer's routes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.routers import routers
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
-FLAG = "enable_return_routed_experts"  # the engine argument that turns them on
+FLAG = "enable_return_routed_experts"  # the engine argument that enables them
 
 
 @dataclass(frozen=True)
 class Routers:
-    """What can be a model's routes. layers: the decoder layers that have a router, in order. k, experts: of each."""
+    """The routers of a model.
+
+    Attributes:
+        layers: The decoder layers with a router, in order.
+        k: Experts per token, in each layer.
+        experts: Number of experts in each layer.
+    """
 
     layers: tuple[int, ...]
     k: int
@@ -29,7 +35,7 @@ class Routers:
 
     @staticmethod
     def of(policy: HFPolicy) -> Routers | None:
-        """Those of a policy's model; None for a dense one."""
+        """The routers of a policy's model; None for a dense one."""
         model = policy.model
         found = routers(model.model)
         if policy.choices is None:
@@ -47,14 +53,15 @@ class Routers:
         return Routers(tuple(layers), *policy.choices)
 
     def read(self, answer: Any, tokens: int) -> Tensor:
-        """Routes [tokens, layers, k] of what the engine sent: an array [tokens, all layers, k], or base64 of its .npy file.
+        """Decodes routes [tokens, layers, k] from an engine's answer: an array [tokens, all layers, k], or its .npy file in
+        base64.
 
-        Raises ValueError where it is none of that.
+        Raises ValueError if it is neither.
         """
         try:
             sent = None if isinstance(answer, np.ndarray) else io.BytesIO(base64.b64decode(answer))
             array = answer if sent is None else np.lib.format.read_array(sent, allow_pickle=False)
-        except Exception as error:  # numpy raises many kinds, also for a shape that no memory holds
+        except Exception as error:  # numpy raises many kinds, even for a shape too large for memory
             raise ValueError(f"experts that cannot be read ({type(error).__name__}: {error})") from None
         if array.ndim != 3 or array.shape[::2] != (tokens, self.k) or array.shape[1] <= max(self.layers):
             raise ValueError(f"experts of shape {list(array.shape)} for {tokens} tokens, {self.layers} layers, k = {self.k}")
@@ -66,5 +73,5 @@ class Routers:
         return torch.from_numpy(routes.astype(np.int16))
 
     def unknown(self, tokens: int) -> Tensor:
-        """Routes of tokens that nobody has read."""
+        """Placeholder routes (-1) of tokens whose experts are not known."""
         return torch.full((tokens, len(self.layers), self.k), -1, dtype=torch.int16)

@@ -1,4 +1,4 @@
-"""vLLM as the sampler: token ids in and out, the engines' own likelihoods, weights swapped in place."""
+"""The vLLM sampler: token ids in and out, log-probabilities from the engines, weights swapped in place."""
 
 from __future__ import annotations
 
@@ -28,18 +28,23 @@ from gspo.types import Prompt, Rollout, Sampling
 
 
 class OtherWeights(EngineError):
-    """An engine samples from other weights than the trainer's."""
+    """An engine samples from weights that differ from the trainer's."""
 
 
 class VLLMSampler:
-    """Samples through vLLM engines. `load` swaps the weights of each, and each proves by a few sampled tokens that it holds
-    the policy's.
+    """Samples through vLLM engines. `load` swaps the weights of each engine, and each one proves with a few sampled tokens
+    that it holds the policy's weights.
 
-    Requests run in a thread of their own; a completion that a weight update interrupts goes on with the new weights. model:
-    whose tokenizer and limits the prompts have. exchange: a folder that the engines read too. batch_size: completions asked
-    of one engine at once. timeout: seconds that a request may take. tell: hears of an engine that is left out or back.
-    routers: whose choices of experts are asked for; None once an engine has not told any. sleep_level: as
-    sampler.sleep_level.
+    Requests run in a separate thread. A completion that a weight update interrupts continues with the new weights.
+
+    Args:
+        model: Provides the tokenizer and the limits for the prompts.
+        exchange: A folder that the engines can read too.
+        batch_size: Concurrent completions per engine.
+        timeout: Timeout of a request, in seconds.
+        tell: Called with a message when an engine is evicted or comes back.
+        routers: Routers whose expert choices are requested; reset to None as soon as an engine does not report them.
+        sleep_level: As in sampler.sleep_level.
     """
 
     def __init__(
@@ -58,11 +63,11 @@ class VLLMSampler:
         self.model = model
         self.temperature, self.timeout = temperature, timeout
         self.version = 0
-        self.still: AbstractContextManager[Any] = contextlib.nullcontext()  # a weight update waits for no completion
-        self.probes: list[Rollout] = []  # those of the last check, of one engine: the others' are the same
-        self._round = 0  # of the check, that they are of
-        self._room = asyncio.Semaphore(batch_size * len(engines))  # what was begun ends before more is begun
-        self._control = threading.Lock()  # held during a weight update, and as an engine that comes back begins and ends
+        self.still: AbstractContextManager[Any] = contextlib.nullcontext()  # a weight update never waits for completions
+        self.probes: list[Rollout] = []  # one engine's, from the last check; the others sample the same
+        self._round = 0  # the round of the check that `probes` come from
+        self._room = asyncio.Semaphore(batch_size * len(engines))  # started completions finish before others start
+        self._control = threading.Lock()  # held during a weight update, and when a returning engine claims the weights
         self._loop = asyncio.new_event_loop()
         proofs = [Check(model.compute_dtype, model.config.vocab_size) for _ in engines]
         members = [Member(*each) for each in zip(engines, proofs)]
@@ -71,11 +76,11 @@ class VLLMSampler:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Gives up what is being sampled."""
+        """Cancels running completions and closes the transfer."""
 
         async def end() -> None:
-            self.fleet.over()  # first: what ends now is no failure of an engine
-            await cancelled(asyncio.all_tasks() - {asyncio.current_task()})  # asyncio complains of those that do not end
+            self.fleet.over()  # first, so that a cancelled request does not count as an engine failure
+            await cancelled(asyncio.all_tasks() - {asyncio.current_task()})  # asyncio warns about unfinished tasks
             await self.fleet.hang_up()
 
         with contextlib.suppress(TimeoutError):
@@ -84,13 +89,11 @@ class VLLMSampler:
         self.transfer.close()
 
     def counts(self) -> dict[str, float]:
-        """How many engines serve now; since this was last asked, how many were left out, requests asked again, and what
-        weights took on their way.
-        """
+        """Number of serving engines; since the last call: evictions, retried requests, and the cost of weight transfers."""
         return self.fleet.counts() | self.transfer.counts()
 
     def rest(self) -> None:
-        """Has the engines sleep until the next `load`, where that is asked for; one that does not is left out."""
+        """Puts the engines to sleep until the next `load`, if sampler.sleep_level is set. Evicts engines that fail to."""
         if not self.sleep_level:
             return
         with self._control:
@@ -100,12 +103,12 @@ class VLLMSampler:
                 self.fleet.evict(member, serving[member], error)
 
     def load(self, weights: Weights) -> None:
-        """Takes over these weights and their version. Engines that do not are left out; raises EngineError where all are."""
+        """Loads these weights and their version into all engines. Evicts engines that fail; raises EngineError if all do."""
         self._make_room()
         try:
             self.transfer.take(weights)
         except SamplerError:
-            self.version = weights.version  # as the port has it: the weights of this version are in a checkpoint
+            self.version = weights.version  # as Sampler requires: a checkpoint already has the weights of this version
             raise
         with self._control:
             self.fleet.pause_all()
@@ -115,17 +118,17 @@ class VLLMSampler:
                 self._update(weights, self.fleet.waiting())
 
     def _make_room(self) -> None:
-        """What torch keeps of a GPU's memory for later, an engine needs to wake up."""
+        """Frees torch's cached GPU memory, which an engine needs to wake up."""
         if self.sleep_level and torch.cuda.is_initialized():
             torch.cuda.ipc_collect()
             torch.cuda.empty_cache()
 
     def _update(self, weights: Weights, members: Mapping[Member, int]) -> None:
-        """Gives engines the weights of now, all at the same time, and has those serve that prove it. members: with their
-        lives.
+        """Gives the current weights to several engines at once, and admits those that prove it. members: each engine with
+        its life.
         """
         errors = self.transfer.give(members, self.version)
-        self._make_room()  # the way of the weights took some
+        self._make_room()  # the transfer used some
         given = [member for member in members if member not in errors]
         for member, error in (errors | each_of(given, lambda member: member.engine.wake())[1]).items():
             self.fleet.evict(member, members[member], error)
@@ -135,30 +138,29 @@ class VLLMSampler:
             if member not in errors:
                 self.fleet.admit(member, members[member])
         for member, error in errors.items():
-            # Where none has the trainer's weights, or takes a probe, no new start of an engine mends it.
+            # If every engine has wrong weights or rejects the probes, a restart does not help.
             final = isinstance(error, (OtherWeights, Refused)) and not self.fleet.any_recoverable(errors)
             self.fleet.evict(member, members[member], error, final)
 
     def _welcome(self, member: Member, life: int) -> None:
-        """Gives an engine that comes back the weights of now, and has it serve once it is proven. It must sample what one
-        did that the trainer had proven, with the same seeds: the trainer may be changing its own weights just now. Raises
-        EngineError.
+        """Gives a returning engine the current weights, and admits it once it is proven. It must reproduce what a proven
+        engine sampled with the same seeds, because the trainer may be changing its own weights now. Raises EngineError.
         """
-        with self._control:  # a weight update that has begun is first
+        with self._control:  # after any weight update that has begun
             update = self.fleet.claim(member, life)
             version, known = self.version, (self.probes, self._round)
         if update is None:
-            return  # it got them with that update
-        # Without the lock: it may be slow, or hang, and no weight update waits for it.
+            return  # that update has already given it the weights
+        # Without the lock: the engine may be slow or hang, and must not delay a weight update.
         try:
             self._prove(member, life, version, *known)
         except Exception:
             if not self.fleet.outdated(member, life, update):
-                raise  # else the weights that it was reading went away
+                raise  # otherwise a new update removed the weights while it read them
         else:
             if self.fleet.admit(member, life, update):
                 return
-        # It takes longer than updates are apart: once the next one waits for it, and what fails now is its own fault.
+        # A proof may outlast the time between updates, so hold the lock: the next update waits, and a failure is its own.
         with self._control:
             update = self.fleet.claim(member, life)
             if update is not None:
@@ -166,7 +168,9 @@ class VLLMSampler:
                 self.fleet.admit(member, life, update)
 
     def _prove(self, member: Member, life: int, version: int, known: Sequence[Rollout], number: int) -> None:
-        """Gives it the weights of now, and compares with what one sampled in that round of probes. Raises EngineError."""
+        """Gives it the current weights and compares its samples with `known`, another engine's in round `number`. Raises
+        EngineError.
+        """
         for error in self.transfer.give({member: life}, version, again=True).values():
             raise error
         member.engine.wake()
@@ -183,8 +187,8 @@ class VLLMSampler:
             )
 
     def check(self, weights: Weights) -> float:
-        """Mean |log mu - log pi| of a few tokens that each engine samples now, the largest. Raises EngineError where one's
-        is too large, for other prompts too: it holds other weights than the policy, stale or corrupt ones.
+        """The largest mean |log mu - log pi| among the engines, over a few tokens that each samples now. Raises EngineError
+        if an engine exceeds its limit in every round of prompts: its weights are not the policy's, but stale or corrupt.
         """
         worst, errors = self._judge(weights, self.fleet.serving)
         for error in errors.values():
@@ -192,8 +196,8 @@ class VLLMSampler:
         return worst
 
     def _judge(self, weights: Weights, members: Iterable[Member]) -> tuple[float, dict[Member, EngineError]]:
-        """Has each engine sample probes, which the trainer reads. Returns the largest gap that was accepted, and what is
-        wrong with each of the other engines.
+        """Has each engine sample probes, which the trainer scores. Returns the largest accepted gap, and the error of each
+        engine that failed.
         """
         worst, errors, unproven, none_yet = 0.0, dict[Member, EngineError](), list(members), True
         for number in range(ROUNDS):
@@ -225,7 +229,7 @@ class VLLMSampler:
         )
 
     def _probed(self, members: Sequence[Member], number: int) -> list[list[Rollout] | EngineError]:
-        """Completions that each engine samples now, to the prompts of a round of the check; or what went wrong."""
+        """Samples the prompts of one round of the check on each engine. Returns the completions, or the error, of each."""
         sampling = Sampling(PROBE_TOKENS, self.temperature, seed=self.version, routes=True)
 
         async def sampled() -> list[Any]:
@@ -240,7 +244,7 @@ class VLLMSampler:
         return found
 
     async def _probe(self, member: Member, number: int, sampling: Sampling) -> list[Rollout] | EngineError:
-        """Beside the queue: it may be full of completions that take long."""
+        """Bypasses the queue, which may be full of long completions."""
 
         async def one(completion: Request) -> Rollout:
             while not completion.so_far.stop:
@@ -257,13 +261,13 @@ class VLLMSampler:
                 return await asyncio.gather(*[one(self._request(*each, sampling)) for each in begun])
         except TimeoutError:
             return EngineError(f"it has not answered for {self.timeout:g} s")
-        except Exception as error:  # it may be of this engine alone
+        except Exception as error:  # possibly limited to this engine
             return blamed(error)
 
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:
-        """`n` completions to each prompt, in the order of the prompts."""
+        """`n` completions per prompt, in the order of the prompts."""
         jobs = [
             self.begin(Rollout.begun(prompt), seed_of(sampling.seed, i, j), sampling)
             for i, prompt in enumerate(prompts)
@@ -283,7 +287,7 @@ class VLLMSampler:
                 job.cancel()
 
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
-        """Begins a completion, or goes on with one. Where an engine fails, another goes on where it was."""
+        """Starts or continues a completion. If an engine fails, another engine continues from the same token."""
         completion = self._request(so_far, seed, sampling)
         return Job(asyncio.run_coroutine_threadsafe(self._sample(completion), self._loop), lambda: completion.so_far)
 
@@ -295,9 +299,9 @@ class VLLMSampler:
         failures, refused = 0, dict[Member, tuple[int, Refused]]()
         async with self._room:
             while not completion.so_far.stop:
-                updates = self.fleet.updates  # first: one that begins from here on interrupts the request
+                updates = self.fleet.updates  # read first: any later update interrupts the request
                 member = await self.fleet.free({one: life for one, (life, _) in refused.items()})
-                if member is None:  # the request is at fault, and no engine
+                if member is None:  # the request is wrong, not the engines
                     raise Refused("; ".join(str(error) for _, error in refused.values()))
                 earliest, life = self.version, member.life
                 try:
@@ -308,7 +312,7 @@ class VLLMSampler:
                 except Refused as error:
                     self.fleet.moved += 1
                     refused[member] = life, error
-                except Exception as error:  # it may be of this engine alone
+                except Exception as error:  # possibly limited to this engine
                     self.fleet.moved += 1
                     self.fleet.evict(member, life, error)
                     failures += 1
@@ -316,7 +320,7 @@ class VLLMSampler:
                         raise (failure := blamed(error)) from failure.__cause__
                 else:
                     failures = member.strikes = 0
-                    for one, (then, refusal) in refused.items():  # what another takes is no wrong request
+                    for one, (then, refusal) in refused.items():  # another engine accepted it, so the request is not wrong
                         self.fleet.evict(one, then, refusal)
                     refused.clear()
         return completion.so_far

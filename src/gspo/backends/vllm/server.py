@@ -1,4 +1,4 @@
-"""A vLLM server over HTTP: one that is started and stopped here, or one that already runs."""
+"""A vLLM server over HTTP: started and stopped here, or already running elsewhere."""
 
 from __future__ import annotations
 
@@ -22,26 +22,34 @@ from gspo.backends.vllm.weight_update_request import Swap
 from gspo.safe import without_logins
 
 SIDE = Path(__file__).with_name("plugin") / "gspo_vllm.py"
-START = 900.0  # seconds that a server may take to answer: it loads weights, and may compile
-CONTROL = 300.0  # seconds that a weight update or a reset may take
-PORTS = 3  # that a server of ours tries
+START = 900.0  # seconds until a server must answer: it loads weights, and may compile
+CONTROL = 300.0  # timeout of a weight update or a reset, in seconds
+PORTS = 3  # ports that a server started here tries
 TAKEN = b"ddress already in use"
 GENERATE = "/inference/v1/generate"
 WORKERS = "/collective_rpc"
-ADAPTER = "policy"  # the name under which an adapter is served
-KEY = "GSPO_KEY"  # the variable with the key that a server of ours asks for
-LATER = (408, 425, 429)  # statuses that say when, not that a request is wrong
-IDLE = 2.0  # seconds after which a connection is not used again: a server closes it after 5, perhaps just then
+ADAPTER = "policy"  # the name that the adapter is served under
+KEY = "GSPO_KEY"  # the variable with the key that a server started here requires
+LATER = (408, 425, 429)  # statuses that mean "retry later" rather than a wrong request
+IDLE = 2.0  # seconds until an idle connection is dropped: the server closes it after 5, possibly during a request
 
 
 Begin = Callable[[Sequence[str], Path, Mapping[str, str]], EngineProcess]
 
 
 class Server:
-    """url: where it answers. command: what starts it again (None: it is not ours). log: the file of its output. variables:
-    of its environment, beside those of its machine. key: that it asks for. begin: starts the process, as EngineHost.begin.
-    another_port: as EngineHost.another_port, where another program has taken its own. adapters: whether it takes LoRA
-    adapters in place of whole weights.
+    """A client of one vLLM server, and its process if it is started here.
+
+    Args:
+        command: The command that starts it; None for a server that is not ours.
+        log: The file with its output.
+        variables: Environment variables to add to those of its machine.
+        key: The bearer token that it requires.
+        begin: Starts the process, as EngineHost.begin.
+        another_port: Finds a free port if another program has taken the server's, as EngineHost.another_port.
+
+    Attributes:
+        adapters: Whether it takes LoRA adapters instead of whole weights.
     """
 
     def __init__(
@@ -61,45 +69,45 @@ class Server:
         self.adapters = False
         self._client: Any = None
         self._over = self._asleep = False
-        self._begun = 0  # where in the log its present life begins
+        self._begun = 0  # offset in the log of the current process's output
 
     @property
     def name(self) -> str:
-        """Its address, without a login."""
+        """Its address, without credentials."""
         return without_logins(self.url)
 
     @property
     def ours(self) -> bool:
-        """Whether it was started here."""
+        """Whether it is started here."""
         return self.command is not None
 
     def start(self) -> None:
-        """Starts it where it is ours, and waits until it answers. Raises EngineError with the end of its log."""
+        """Starts a server of ours, and waits until the server answers. Raises EngineError with the end of its log."""
         if self.command is None:
             self._wait(None)
             self._asleep = self._sleeps()
             return
         self._end()
         self._log().parent.mkdir(parents=True, exist_ok=True)
-        self._log().touch()  # here: another machine's new file may be seen late
+        self._log().touch()  # created here, since a file created on another machine may appear late
         for left in reversed(range(PORTS)):
             if self.another_port is not None and listened_at(self.url):
                 self._move(self.another_port())
             self._begun, self._asleep = self._log().stat().st_size, False
             try:
                 self.process = process = self.begin(self.command, self._log(), self.variables)
-            except OSError as error:  # its program is gone, or this machine has no room for a process
+            except OSError as error:  # the program is missing, or this machine cannot start another process
                 raise EngineError(f"it cannot be started: {error}") from error
             try:
                 self._wait(process)
                 return
-            except EngineError:  # seconds pass before it listens
+            except EngineError:  # another program may take the port before the server listens
                 if not left or self.another_port is None or TAKEN not in self._said():
                     raise
                 self._move(self.another_port())
 
     def _move(self, port: int) -> None:
-        """To another port of its machine."""
+        """Moves the server to another port of its machine."""
         assert self.command is not None
         machine, _, before = self.url.rpartition(":")
         warnings.warn(f"vLLM: another program listens at {self.url}: it gets port {port}", stacklevel=1)
@@ -108,7 +116,7 @@ class Server:
         self.url, self._client = f"{machine}:{port}", None
 
     def _wait(self, process: EngineProcess | None) -> None:
-        """Until it answers. process: that of a server of ours. Raises EngineError."""
+        """Waits until it answers. process: the server's, if it is ours. Raises EngineError."""
         deadline = time.monotonic() + (START if process else 10.0)
         while not self.answers():
             status = process.poll() if process is not None else None
@@ -127,8 +135,8 @@ class Server:
             return False
 
     def call(self, path: str, body: Mapping[str, Any] | None = None, **params: str) -> Any:
-        """POST, or GET without a body: what the JSON says, or the text of what is none. Raises EngineError where it does not
-        answer with success.
+        """Sends a POST, or a GET if there is no body. Returns the decoded JSON, or the text of any other response. Raises
+        EngineError unless the status is 200.
         """
         at = f"{self.name}{path}"
         try:
@@ -144,13 +152,13 @@ class Server:
             raise EngineError(f"{at}: {error}") from None
 
     def _does(self, path: str, body: Mapping[str, Any], **params: str) -> None:
-        """A call that says no more than that it was done. Raises EngineError where a proxy, say, answers in its place."""
+        """A call with an empty result. Raises EngineError if the answer is no object, for example a proxy's."""
         answer = self.call(path, body, **params)
         if not isinstance(answer, dict):
             raise EngineError(f"{self.name}{path}: it answered {shown(answer)} where vLLM answers with an object")
 
     def check(self) -> None:
-        """Raises ValueError with the remedy where what answers is no vLLM server, or lacks what is needed of it."""
+        """Raises ValueError with the remedy if the address is not a vLLM server, or the server lacks a required route."""
         remedy = f"start it with `python {SIDE} --model MODEL --port PORT` in vLLM's environment (0.32 or newer)"
         for method, path, body in (("GET", "/weight_info", None), ("POST", GENERATE, {})):
             try:
@@ -161,7 +169,7 @@ class Server:
                 raise ValueError(f"sampler.urls: {self.name!r}: {path} answers with {answer.status_code}: {remedy}")
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """A completion, or a part of one. Raises EngineError, Refused for a request that it refuses."""
+        """A completion, or a part of one. Raises EngineError, or Refused if the server rejects the request."""
         httpx = http()
         if self._client is None:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
@@ -183,38 +191,38 @@ class Server:
         return answer
 
     async def hang_up(self) -> None:
-        """No more is asked."""
+        """Closes the client."""
         if self._client is not None:
             await self._client.aclose()
 
     def takes_adapters(self) -> bool:
-        """Whether it was started for LoRA adapters. Raises EngineError."""
-        return bool(self._asked("GET", "/v1/load_lora_adapter", 10.0).status_code == 405)  # for POST alone
+        """Whether it was started with LoRA support. Raises EngineError."""
+        return bool(self._asked("GET", "/v1/load_lora_adapter", 10.0).status_code == 405)  # the route exists, for POST only
 
     def workers(self, method: str, *arguments: str) -> list[Any]:
-        """What each of its workers answers to a method of plugin/gspo_vllm.py. Raises EngineError."""
+        """Calls a method of plugin/gspo_vllm.py on every worker and returns their results. Raises EngineError."""
         answer = self.call(WORKERS, {"method": method, "args": arguments})
         results = answer.get("results") if isinstance(answer, dict) else None
         if answer == "":
-            return [None]  # where no worker has said anything
+            return [None]  # no worker returned anything
         if not isinstance(results, list) or not results:
             raise EngineError(f"{self.name}{WORKERS}: {method}: there are no results of its workers in {shown(answer)}")
         return results
 
     def sleep(self, level: int) -> None:
-        """Gives memory back until the next swap, as sampler.sleep_level has it. Raises EngineError."""
+        """Frees memory until the next swap, as sampler.sleep_level says. Raises EngineError."""
         self._asleep = True
         self._does("/sleep", {}, level=str(level), mode="abort")
 
     def swap(self, swap: Swap) -> int:
-        """Puts weights, or an adapter, in place; where it sleeps it takes back the memory for these alone. Running
-        completions end early ("abort"), new ones wait; from then on tokens carry the new version. Returns how many workers
-        took the weights. Raises EngineError.
+        """Puts weights or an adapter in place. A sleeping server gets back memory for the weights only. Running completions
+        end early ("abort"), new ones wait, and later tokens carry the new version. Returns the number of workers that took
+        the weights. Raises EngineError.
         """
         asleep = self._asleep
         if asleep:
             self._does("/wake_up", {}, tags="weights")
-        self._does("/pause", {}, mode="abort")  # /wake_up lets go on what was only paused, which vLLM calls asleep too
+        self._does("/pause", {}, mode="abort")  # last: /wake_up also resumes a paused server, which vLLM counts as asleep
         swap.goes_on()
         taken = self._take(swap)
         for path, body in (("/reset_prefix_cache", {}), ("/update_weight_version", {"new_version": str(swap.version)})):
@@ -226,14 +234,14 @@ class Server:
         return taken
 
     def wake(self) -> None:
-        """Samples again after a swap, where it slept until then. Raises EngineError."""
+        """Resumes sampling after a swap if the server slept until then. Raises EngineError."""
         if self._asleep:
             self._does("/wake_up", {}, tags="kv_cache")
             self._does("/resume", {})
             self._asleep = False
 
     def _sleeps(self) -> bool:
-        """Whether a server of somebody else's does: a run that was killed may have left it so."""
+        """Whether a server that is not ours sleeps: a killed run may have left it asleep."""
         with contextlib.suppress(EngineError):
             answer = self.call("/is_sleeping")
             return isinstance(answer, dict) and answer.get("is_sleeping") is True
@@ -248,7 +256,7 @@ class Server:
         return len(self.workers("gspo_reload", str(swap.folder)))
 
     def _asked(self, method: str, path: str, seconds: float, **options: Any) -> Any:
-        # A proxy has no way to ours.
+        # A proxy cannot reach a server of ours.
         return asked(method, f"{self.url}{path}", seconds, not self.ours, headers=self.headers, **options)
 
     def _log(self) -> Path:
@@ -256,25 +264,25 @@ class Server:
         return self.log
 
     def _engine_died(self) -> bool:
-        """Whether the engine of a server of ours died while it started: the server may then wait for it forever."""
+        """Whether the engine of a server of ours died during startup: the server may then wait for it forever."""
         return self.command is not None and b"EngineDeadError" in self._said()
 
     def _said(self) -> bytes:
-        """Its output in its present life."""
+        """The output of its current process."""
         return self._log().read_bytes()[self._begun :]
 
     def last_words(self) -> str:
-        """The first and the last lines of its log that tell of an error, else its last lines."""
+        """The first and last error lines of its log, or its last lines if there are none."""
         if self.log is None or not self.log.exists():
             return "it runs elsewhere: look at its log"
         lines = self._said().decode("utf-8", errors="replace").strip().splitlines()
-        # First the cause, last what came of it.
+        # The first error is the cause, the last ones are consequences.
         errors = [line for line in lines if re.search(r"rror[:,] ", line) and " WARNING " not in line]
         quoted = [*errors[:1], *errors[1:][-2:]] or lines[-3:]
         return f"{self.log} says: " + " | ".join(line[-300:] for line in quoted)
 
     def stop(self) -> None:
-        """Ends it, where it is ours, for good: whoever is starting it gives up. Another one is not left asleep."""
+        """Ends a server of ours for good; a start in progress gives up. Wakes a server that is not ours."""
         self._over = True
         self._end()
         if self._asleep and self.command is None:
@@ -282,7 +290,7 @@ class Server:
                 self._does("/wake_up", {})
 
     def _end(self) -> None:
-        process, self.process = self.process, None  # whoever starts it and whoever stops it may both be here
+        process, self.process = self.process, None  # `start` and `stop` may both get here, from two threads
         if process is not None:
             process.end()
 
@@ -296,9 +304,14 @@ def serving(
     host: EngineHost,
     variables: Mapping[str, str] | None = None,
 ) -> Server:
-    """A server of ours for the model in `folder`, not yet started. python: an interpreter whose environment has vLLM.
-    arguments: further ones of vLLM's, `{gpu_memory_utilization = 0.4}`; true is a flag, false its `--no-` form. variables:
-    of its environment.
+    """A server of ours for the model in `folder`, not yet started.
+
+    Args:
+        folder: A Hugging Face folder with the first weights.
+        python: An interpreter whose environment has vLLM; None for the current one.
+        arguments: Additional vLLM arguments, such as `{gpu_memory_utilization = 0.4}`; true becomes a flag, false its
+            `--no-` form.
+        variables: Additional environment variables.
     """
     options: dict[str, Any] = {"model": str(folder), "host": host.address, "port": host.port, "dtype": dtype}
     command = [python or sys.executable, str(SIDE)]
@@ -308,13 +321,13 @@ def serving(
         command += [f"--no-{flag}" if value is False else f"--{flag}"]
         command += [json.dumps(each) if isinstance(each, dict) else str(each) for each in values]
     at = f"[{host.address}]" if ":" in host.address else host.address
-    key = secrets.token_urlsafe(32)  # the server also swaps weights, and others may reach its port
+    key = secrets.token_urlsafe(32)  # the server also swaps weights, and others may be able to reach its port
     own = {**(variables or {}), KEY: key}
     return Server(f"http://{at}:{host.port}", command, log, own, key, host.begin, host.another_port)
 
 
 def listened_at(url: str) -> bool:
-    """Whether anything listens there."""
+    """Whether anything listens at this address."""
     parts = urlsplit(url)
     try:
         with socket.create_connection((parts.hostname or "", parts.port or 0), 1.0):

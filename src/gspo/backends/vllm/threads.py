@@ -1,4 +1,4 @@
-"""Calls at the same time."""
+"""Concurrent calls."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ Result = TypeVar("Result")
 
 
 def at_once(calls: Sequence[Callable[[], Result]]) -> list[Future[Result]]:
-    """Each call in a thread of its own, as `begin` begins it."""
+    """Starts each call in its own thread (`begin`) and returns the futures."""
     return [begin(call) for call in calls]

@@ -1,5 +1,5 @@
-"""How new weights reach the engines: through a folder that they read, broadcast to their workers, or read by these on the
-device that they share with the trainer.
+"""Weight transfer to the engines: through a folder, by broadcast to their workers, or read by the workers on a device shared
+with the trainer.
 """
 
 from __future__ import annotations
@@ -27,57 +27,63 @@ from gspo.backends.vllm.threads import at_once
 from gspo.backends.vllm.weight_update_request import Swap
 from gspo.interfaces import SamplerError, Weights
 
-WEIGHTS, NEXT, OLD = "weights", "next", "old"  # the folders of the exchange: of now, while they are written, and before
+WEIGHTS, NEXT, OLD = "weights", "next", "old"  # folders of the exchange: current, being written, previous
 
 
 class Transfer(Protocol):
-    """A way of the weights to the engines."""
+    """A way to transfer weights to the engines."""
 
     def take(self, weights: Weights) -> None:
-        """Is shown new weights, while engines sample with those of before. Raises SamplerError."""
+        """Prepares new weights while the engines still sample with the old ones. Raises SamplerError."""
         ...
 
     def put(self, weights: Weights) -> None:
-        """From here on these are the weights that engines get. Those that serve wait; one that comes back may still be
-        given those of before.
+        """Makes these the weights that engines get from now on. Serving engines are paused; a returning one may still be
+        getting the old ones.
         """
         ...
 
     def give(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
-        """Gives these engines the weights of now, all at the same time. members: with the numbers of their lives. again:
-        others have them; an update may begin meanwhile, and what these have then is of no use. Returns what went wrong with
-        each that did not get them.
+        """Gives the current weights to these engines, all at once.
+
+        Args:
+            members: The engines, each with its life.
+            again: The other engines have these weights already. An update may begin meanwhile, which makes the result
+                useless.
+
+        Returns:
+            The error of each engine that did not get the weights.
         """
         ...
 
     def counts(self) -> dict[str, float]:
-        """Metrics since this was last asked."""
+        """Metrics since the last call."""
         ...
 
     def close(self) -> None:
-        """No more is given."""
+        """Ends all transfers."""
         ...
 
 
 class Counted:
-    """Counts of a way."""
+    """The metrics of a transfer."""
 
     def __init__(self) -> None:
         self.bytes = self.copies = 0
 
     def counts(self) -> dict[str, float]:
-        """Metrics since this was last asked."""
+        """Metrics since the last call."""
         found = {"sync/bytes": float(self.bytes), "sync/copies": float(self.copies)}
         self.copies = 0
         return found
 
     def close(self) -> None:
-        """No more is given."""
+        """Ends all transfers."""
 
 
 class FolderTransfer(Counted):
-    """Each new version is written into a folder once, and read by every worker of every engine. adapters: the engines take
-    adapters in place of whole weights.
+    """Writes each new version into a folder once, for every worker of every engine to read. adapters: the engines take
+    adapters instead of whole weights.
     """
 
     def __init__(self, exchange: Path, adapters: bool) -> None:
@@ -85,14 +91,14 @@ class FolderTransfer(Counted):
         self.exchange, self.adapters = exchange, adapters
 
     def take(self, weights: Weights) -> None:
-        """Writes the weights, or the adapter where the engines take one, beside those that they have."""
+        """Writes the weights, or the adapter if the engines take one, beside the current ones."""
         try:
             weights.save(str(self.exchange / NEXT), merged=not self.adapters)
         except (OSError, SafetensorError) as error:
             raise no_room(self.exchange, error) from None
 
     def put(self, weights: Weights) -> None:
-        """What was written takes the place of the weights of before, from which an engine may be starting just now."""
+        """Replaces the old weights with the ones written; an engine may be starting from the old ones right now."""
         shutil.rmtree(self.exchange / OLD, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):  # before the first update
             (self.exchange / WEIGHTS).rename(self.exchange / OLD)
@@ -109,30 +115,34 @@ class FolderTransfer(Counted):
         return errors
 
 
-Packed = tuple[tuple[int, int], Tensor]  # sizes and bytes of a layer (plugin/gspo_transfer.py)
-ALL: list[tuple[tuple[int, int], Tensor | None]] = [(wire.END, None)]  # what says that these were all
+Packed = tuple[tuple[int, int], Tensor]  # sizes and payload of a layer (plugin/gspo_transfer.py)
+ALL: list[tuple[tuple[int, int], Tensor | None]] = [(wire.END, None)]  # the end marker
 
 
 class BroadcastTransfer(Counted):
-    """Each layer is gathered by the rank that leads, and sent to the workers of all engines at the same time.
+    """Gathers each layer on rank 0 and sends it to the workers of all engines at the same time.
 
-    Each engine has a process group of its own with this process: one that is dead or hangs harms no other, and one that
-    comes back gets a new group. What was sent stays in this machine's memory, for those that come back while the trainer
-    changes its weights. device: the trainer's. layer: seconds that one may take to an engine.
+    Each engine has its own process group with this process: a dead or hung engine does not affect the others, and a
+    returning one gets a new group. The payloads stay in host memory for engines that come back while the trainer changes its
+    weights.
+
+    Args:
+        device: The trainer's device.
+        layer: Timeout to send one layer to an engine, in seconds.
     """
 
-    ipc = False  # of its links
+    ipc = False  # passed to its links
 
     def __init__(self, device: torch.device, layer: float = LAYER) -> None:
         super().__init__()
         self.device, self.layer = device, layer
         self._links: dict[Member, Link] = {}
         self._kept: list[Packed] = []
-        self._weights: Weights | None = None  # that were not sent yet
-        self._puts, self._whole = 0, False  # how often new weights came; whether all of the last were kept
+        self._weights: Weights | None = None  # not yet sent
+        self._puts, self._whole = 0, False  # updates so far; whether the last one was kept completely
 
     def take(self, weights: Weights) -> None:
-        """They are gathered as they are sent."""
+        """Does nothing: weights are gathered as they are sent."""
 
     def put(self, weights: Weights) -> None:
         """See Transfer.put."""
@@ -154,14 +164,14 @@ class BroadcastTransfer(Counted):
                 self._each(taking, sizes, body, errors)
         except BaseException:
             if not again:
-                self._kept = []  # nothing whole is there
+                self._kept = []  # incomplete
             self._give_up(linked)
             raise
         for member, call in sent.items():
             if member in errors:
                 continue
             try:
-                taken = call.result()  # which may last, and others count meanwhile
+                taken = call.result()  # separate: it may block, while other threads update `copies`
             except Exception as error:
                 self._fail(member, blamed(error), errors)
             else:
@@ -169,12 +179,12 @@ class BroadcastTransfer(Counted):
         return errors
 
     def close(self) -> None:
-        """No more is given."""
+        """Drops all process groups."""
         while self._links:
             self._links.popitem()[1].drop()
 
     def _layers(self) -> Iterator[tuple[tuple[int, int], Tensor | None]]:
-        """The layers of now: new ones are gathered, and kept."""
+        """The current layers; gathers and keeps new ones."""
         weights, self._weights = self._weights, None
         if weights is None:
             yield from self._kept_layers(self._puts)
@@ -183,7 +193,7 @@ class BroadcastTransfer(Counted):
         for layer in weights.layers():
             sizes, body = self._packed(layer)
             if before:
-                before.pop(0)  # no more than one whole copy at a time
+                before.pop(0)  # at most one whole copy in memory
             self._kept.append((sizes, body.cpu()))
             yield sizes, body
         self.bytes, self.copies = sum(total for (_, total), _ in self._kept), self.copies + 1
@@ -193,8 +203,10 @@ class BroadcastTransfer(Counted):
         return wire.packed(layer)
 
     def _kept_layers(self, puts: int) -> Iterator[tuple[tuple[int, int], Tensor | None]]:
-        """Those that were sent. puts: how often new weights had come; raises EngineError where others come meanwhile."""
-        kept = self._kept  # which shrinks then: no second copy stays for an engine that is slow
+        """The layers already sent. puts: the number of updates at the start; raises EngineError if another one comes
+        meanwhile.
+        """
+        kept = self._kept  # a new update shrinks it: no second copy stays for a slow engine
         for number in range(len(kept)):
             layer = kept[number : number + 1]
             if self._puts != puts:
@@ -202,7 +214,7 @@ class BroadcastTransfer(Counted):
             yield from layer
 
     def _link(self, member: Member, life: int) -> Link:
-        """The group of an engine in this life of it. Raises EngineError."""
+        """The process group with an engine in this life. Raises EngineError."""
         found = self._links.get(member)
         if found is None or found.life != life:
             if found is not None:
@@ -217,7 +229,7 @@ class BroadcastTransfer(Counted):
         body: Tensor | None,
         errors: dict[Member, EngineError],
     ) -> None:
-        """Sends a layer, or the end, to these and waits until they have it. Who has not becomes one of the `errors`."""
+        """Sends a layer, or the end marker, and waits until the engines have it. Adds those that failed to `errors`."""
         works: dict[Member, list[Any]] = {}
         for member in calls:
             try:
@@ -238,7 +250,7 @@ class BroadcastTransfer(Counted):
         self._links.pop(member).drop()
 
     def _give_up(self, members: Iterable[Member]) -> None:
-        """The engines are told so where they listen."""
+        """Tells the engines that still listen."""
         for member in members:
             link = self._links.pop(member, None)
             if link is not None:
@@ -248,8 +260,8 @@ class BroadcastTransfer(Counted):
 
 
 class IpcTransfer(BroadcastTransfer):
-    """Each layer is made once, on the device that trainer and engines share, and these read it there: CUDA's inter-process
-    communication on a GPU, on a CPU a file in memory that both map. exchange: the folder for such files.
+    """Builds each layer once, on the device that trainer and engines share; the engines read it there. On a GPU through CUDA
+    IPC, on a CPU through a memory-mapped file. exchange: the folder for these files.
     """
 
     ipc = True
@@ -267,12 +279,12 @@ class IpcTransfer(BroadcastTransfer):
         except OSError as error:
             path.unlink(missing_ok=True)
             raise no_room(self.exchange, error) from None
-        weakref.finalize(body, path.unlink, missing_ok=True)  # engines that map it keep it
+        weakref.finalize(body, path.unlink, missing_ok=True)  # engines that have mapped it keep it
         return sizes, body
 
 
 def no_room(exchange: Path, error: Exception) -> SamplerError:
-    """What ends a run whose weights cannot be written."""
+    """The error that ends a run whose weights cannot be written."""
     free = shutil.disk_usage(exchange).free / 2**20
     return SamplerError(
         f"the weights cannot be written to {exchange}, which has {free:,.0f} MiB left ({error}): name a folder with room "
@@ -281,7 +293,7 @@ def no_room(exchange: Path, error: Exception) -> SamplerError:
 
 
 def ended_early(call: Future[int], last: bool) -> None:
-    """Raises EngineError where an engine takes no more of what is being sent to it. last: nothing more will be."""
+    """Raises EngineError if an engine no longer takes what it is being sent. last: nothing follows."""
     if call.done():
         call.result()
         if not last:
@@ -289,12 +301,12 @@ def ended_early(call: Future[int], last: bool) -> None:
 
 
 def each_of(members: Iterable[Member], do: Callable[[Member], Any]) -> tuple[dict[Member, Any], dict[Member, EngineError]]:
-    """What this gives for each of them, all at the same time, and what went wrong with the others."""
+    """Calls `do` on all members at the same time. Returns the results of those that succeed, and the errors of the rest."""
     given, errors = {}, {}
     members = list(members)
     for member, call in zip(members, at_once([partial(do, member) for member in members])):
         try:
             given[member] = call.result()
-        except Exception as error:  # it may be of this engine alone: the others go on
+        except Exception as error:  # possibly limited to this engine: the others continue
             errors[member] = blamed(error)
     return given, errors

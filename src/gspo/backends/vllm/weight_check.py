@@ -1,4 +1,4 @@
-"""Whether the engine holds the trainer's weights: log-probabilities of a few tokens that it sampled just now."""
+"""Checks that an engine holds the trainer's weights, with the log-probabilities of a few newly sampled tokens."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from gspo.objective.routing import changed
 from gspo.types import Completion, Prompt, Reading, Rollout
 
 PROBES, PROMPT_TOKENS, PROBE_TOKENS = 4, 8, 16
-# In a mixture a tie of two experts, which rounding decides, moves all that follows: other prompts have other ties.
+# In a mixture of experts, rounding may break a tie and change all later tokens. Other prompts have other ties.
 ROUNDS = 3
-# Mean |log mu - log pi| of the probes: always accepted, and never.
+# Mean |log mu - log pi| of the probes: always accepted up to FINE, never above WRONG.
 FINE = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 5e-3}
 WRONG = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.03}
-WORSE = 5.0  # in between: times the largest gap so far, since it grows as a model sharpens
-OTHER = 0.2  # share of the engine's experts that the trainer would not choose
+WORSE = 5.0  # in between: the limit as a multiple of the largest gap so far, which grows as a model sharpens
+OTHER = 0.2  # largest accepted share of the engine's experts that the trainer would not choose
 
 
 class Gap(NamedTuple):
-    """What a check found: the mean gap of the log-probabilities, of how many tokens, and the share of other experts."""
+    """The result of a check.
+
+    Attributes:
+        mean: Mean gap of the log-probabilities.
+        tokens: Number of tokens compared.
+        other: Share of experts that differ.
+    """
 
     mean: float
     tokens: int
@@ -31,25 +37,31 @@ class Gap(NamedTuple):
 
 
 class Check:
-    """Compares probes. dtype: that of the matrix products. gap: the largest that was accepted so far."""
+    """The acceptance test for one engine's probes.
+
+    Attributes:
+        dtype: Data type of the matrix products.
+        vocabulary: Vocabulary size.
+        gap: The largest accepted gap so far.
+    """
 
     def __init__(self, dtype: torch.dtype, vocabulary: int) -> None:
         self.dtype, self.vocabulary, self.gap = dtype, vocabulary, 0.0
 
     @property
     def limit(self) -> float:
-        """The largest gap that is accepted now."""
+        """The largest mean gap accepted now."""
         wrong = WRONG[self.dtype]
         return min(wrong, max(FINE[self.dtype], WORSE * self.gap)) if self.gap else wrong
 
     def prompts(self, version: int, round: int) -> list[Prompt]:
-        """Random tokens, others in each round."""
+        """Prompts of random tokens, different in each round."""
         g = torch.Generator().manual_seed(version * ROUNDS + round)
         ids = torch.randint(self.vocabulary, (PROBES, PROMPT_TOKENS), generator=g).tolist()
         return [Prompt(f"probe {i}", "", tuple(row)) for i, row in enumerate(ids)]
 
     def accepts(self, gap: Gap) -> bool:
-        """Whether the engine may hold the policy's weights."""
+        """Whether the engine may hold the policy's weights. Records an accepted gap."""
         good = gap.mean <= self.limit and gap.other <= OTHER
         if good:
             self.gap = max(gap.mean, self.gap)
@@ -57,7 +69,7 @@ class Check:
 
 
 def compare(weights: Weights, engines: Sequence[Sequence[Rollout]]) -> list[Gap]:
-    """Between what each of several engines and these weights say of its probes, which are read in one pass."""
+    """The gap of each engine: its probes' log-probabilities against those of `weights`, which read all in one pass."""
     probes = [probe for one in engines for probe in one]
     completions = [
         Completion(p.tokens, p.sampled, p.logp[p.sampled], p.logp[p.sampled], 0.0, routes=p.routes) for p in probes
@@ -74,8 +86,8 @@ def _gap(pairs: Sequence[tuple[Reading, Completion]]) -> Gap:
 
 
 def repeated(probes: Sequence[Rollout], known: Sequence[Rollout]) -> float:
-    """Mean |log mu - log mu'| of the tokens that two engines sampled alike, to the same prompts with the same seeds;
-    infinite where that are less than half of them: with the same weights only rounding tells them apart.
+    """Mean |log mu - log mu'| over the common prefix of two engines' completions, with equal prompts and seeds. Infinite if
+    the prefixes hold less than half of the tokens: with equal weights, only rounding makes them differ.
     """
     gaps, count = [], 0
     for one, other in zip(probes, known):

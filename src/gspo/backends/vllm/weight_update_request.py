@@ -1,4 +1,4 @@
-"""One attempt to put new weights into an engine."""
+"""One attempt to load new weights into an engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from gspo.backends.vllm.errors import EngineError
 
 
 class Swap:
-    """One attempt to put weights in place. version: theirs. folder: a Hugging Face folder that holds them, or an adapter;
-    None: they are sent to the group of this name. One that was given up makes no further call: the next may be under way.
+    """One attempt to load weights into an engine. Once given up it makes no further call, since the next attempt may be
+    running.
+
+    Args:
+        folder: A Hugging Face folder with the weights or an adapter; None if they are sent to a process group.
+        group: The name of that process group.
     """
 
     def __init__(self, version: int, folder: Path | None = None, group: str = "") -> None:
@@ -18,10 +22,10 @@ class Swap:
         self._over = threading.Event()
 
     def give_up(self) -> None:
-        """It is over for whoever waits for it, though a call may be under way."""
+        """Cancels the attempt for its caller; an HTTP call may still be running."""
         self._over.set()
 
     def goes_on(self) -> None:
-        """Raises EngineError where it was given up."""
+        """Raises EngineError if the attempt was given up."""
         if self._over.is_set():
             raise EngineError("it took so long over new weights that they were given up")

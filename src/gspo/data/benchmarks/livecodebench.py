@@ -1,4 +1,4 @@
-"""LiveCodeBench: problems of contests with hidden tests, in the schema of code_generation_lite (arXiv 2403.07974)."""
+"""LiveCodeBench: contest problems with hidden tests, in the schema of code_generation_lite (arXiv 2403.07974)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from typing import Any
 
 RELEASES = {"v1": 400, "v2": 511, "v3": 612, "v4": 713, "v5": 880, "v6": 1055}
-"""Problems of each release; each begins with those of the one before."""
+"""Number of problems of each release; each release begins with those of the previous one."""
 RELEASE, WINDOW = "v5", "2024-10..2025-02"
-"""What is taken where nothing is asked for: the months of which the sources of GSPO tell."""
+"""Default release and window: the contest months that the sources on GSPO report."""
 WITH_STARTER = "Write a Python solution with this starter code:"
 WHOLE = "Write a Python program that reads the input from standard input and writes the answer to standard output."
 BLOCK = "Put the whole code into one block that begins with ```python and ends with ```."
-"""What is added to problems."""
+"""Instructions added to problems."""
 LARGEST = 256 << 20
-"""Bytes of the hidden tests of a problem, decompressed."""
+"""Maximum bytes of a problem's hidden tests, decompressed."""
 PLATFORMS = ("leetcode", "codeforces", "atcoder")
 DIFFICULTIES = ("easy", "medium", "hard")
 _NEEDED = ("question_content", "question_id", "contest_date", "public_test_cases", "private_test_cases")
@@ -34,7 +34,7 @@ _MONTH = re.compile(r"(\d{4})-?(\d{2})(?:-?(\d{2}))?")
 def lcb_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A problem as prompt, id, tests (public ones first), function (None for programs that read standard input) and date.
 
-    Raises ValueError for another schema, hidden tests that are no plain data or too large, and a problem without tests.
+    Raises ValueError for another schema, hidden tests that are not plain data or too large, and a problem without tests.
     """
     missing = [name for name in _NEEDED if row.get(name) in (None, "")]
     if missing:
@@ -67,10 +67,7 @@ def lcb_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def private(cell: Any) -> Any:
-    """Hidden tests: JSON, or base64(zlib(pickle(JSON))). A pickle may hold text and nothing else.
-
-    Raises ValueError.
-    """
+    """Parses hidden tests: JSON, or base64(zlib(pickle(JSON))). A pickle may hold nothing but text. Raises ValueError."""
     if not isinstance(cell, str):
         return cell
     if cell.lstrip()[:1] in ("[", "{"):
@@ -90,8 +87,8 @@ def private(cell: Any) -> Any:
 
 
 def _pickled_text(data: bytes) -> str:
-    """The text of which these are the pickle. It is only read: unpickling follows whatever is written, and a few bytes may
-    ask for a memory of gigabytes.
+    """The text in a pickle, which is parsed but never unpickled: unpickling executes whatever it contains, and a few bytes
+    may request gigabytes of memory.
     """
     texts: list[Any] = []
     try:
@@ -148,9 +145,14 @@ def _prompt(question: str, starter: str) -> str:
 
 
 def lcb_choose(rows: list[dict[str, Any]], release: str | None = None, window: str | None = None) -> list[dict[str, Any]]:
-    """The problems of a release and of a window of contest dates, both ends included. window: `2024-10..2025-02`, days or
-    `all`. Without a release, what is a whole one is cut down to RELEASE. Raises ValueError for an unknown release, one that
-    these rows do not hold, and a window without problems.
+    """The problems of a release within a window of contest dates, both ends included.
+
+    Args:
+        release: One of RELEASES; None: rows that form a whole release are cut down to RELEASE.
+        window: Months or days, such as `2024-10..2025-02`, or `all`.
+
+    Raises:
+        ValueError: For an unknown release, one that the rows do not hold, or a window without problems.
     """
     if release is not None and release not in RELEASES:
         raise ValueError(f"release {release!r}: is none of {', '.join(RELEASES)}")
@@ -176,7 +178,7 @@ def lcb_choose(rows: list[dict[str, Any]], release: str | None = None, window: s
 
 
 def span(window: str) -> tuple[str, str]:
-    """First and last day of `FROM..TO`, in months or days, or `all`. Raises ValueError."""
+    """First and last day of a window `FROM..TO`, in months or days, or of `all`. Raises ValueError."""
     if window == "all":
         return "0000-00-00", "9999-99-99"
     ends = re.split(r"\.\.|(?<=^\d{6})-(?=\d{6}$)", window)

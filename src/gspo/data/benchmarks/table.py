@@ -1,4 +1,4 @@
-"""The benchmarks by name, and how their rows are read."""
+"""The table of benchmarks by name, and how their rows are read."""
 
 from __future__ import annotations
 
@@ -18,18 +18,26 @@ from gspo.data.benchmarks import aime, codeforces, humaneval, livecodebench
 
 Rows = list[dict[str, Any]]
 READS = ("data", "split", "name")
-"""Options of every benchmark: where its rows are, in place of its data set; split and configuration of a data set."""
+"""Options of every benchmark: where its rows are, in place of its dataset; split and configuration of a dataset."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """What is known of a benchmark before it is read.
 
-    title: its name for people. source, split, config: its data set on the Hugging Face Hub. row: makes a row of ours out of
-    one of its rows and its number. choose: picks rows by options of its own, which are its arguments. usual: what these are
-    where they are not given; `config` may name them in braces. packaged: gives its rows where a package ships them. reward:
-    what scores its replies. samples: replies to a problem, by custom. tokens: length of the longest reply where a preset
-    says no other. added: the texts that `row` adds to the problems.
+    Attributes:
+        title: Display name.
+        source: Its dataset on the Hugging Face Hub.
+        split: Split of the dataset.
+        row: Converts a row of the dataset, with its number, to a row of ours.
+        reward: Name of the reward that scores its replies.
+        samples: Customary number of replies per problem.
+        tokens: Maximum reply length, unless a preset sets another.
+        config: Configuration of the dataset; may contain options in braces.
+        usual: Defaults of the options of `choose`.
+        packaged: Returns the rows, if a package ships them.
+        choose: Selects rows by the benchmark's own options, which are its arguments.
+        added: Texts that `row` adds to the problems.
     """
 
     title: str
@@ -65,11 +73,15 @@ BENCHMARKS = {
     ),
 }  # fmt: skip
 ANSWERS = Benchmark("problems with answers", "", "train", aime.answer_row, "math", 1)
-"""A file of problems and answers that is none of the known ones."""
+"""A file of problems and answers that is not a known benchmark."""
 
 
 class Unjudged(UserWarning):
-    """Problems of a benchmark are left out because they cannot be judged. counts: how many, by reason."""
+    """Warns that problems of a benchmark are left out because they cannot be judged.
+
+    Attributes:
+        counts: Number of problems by reason.
+    """
 
     def __init__(self, where: str, counts: Mapping[str, int], of: int) -> None:
         super().__init__(f"{where}: {left_out(counts)}, of {of}")
@@ -77,14 +89,14 @@ class Unjudged(UserWarning):
 
 
 def left_out(counts: Mapping[str, int]) -> str:
-    """In words how many problems are left out, and why."""
+    """Text that says how many problems are left out, and why."""
     total = sum(counts.values())
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
     return f"{total} problem{'s' * (total != 1)} left out ({reasons})"
 
 
 def named(name: str) -> Benchmark:
-    """The benchmark of that name, or what a file of that name holds. Raises ValueError for an unknown name."""
+    """The benchmark of that name, or ANSWERS for a file. Raises ValueError for an unknown name."""
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     if source_kind.kind(name) == "file":
@@ -96,12 +108,13 @@ def named(name: str) -> Benchmark:
 
 
 def own_options(name: str) -> list[str]:
-    """The options that a benchmark has."""
+    """The options of a benchmark."""
     return [*READS, *(option for option in inspect.signature(named(name).choose).parameters if option != "rows")]
 
 
 def place(name: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """Where the rows of a benchmark are: a source ("" where a package ships them), its split and arguments of the data set.
+    """Where the rows of a benchmark are: its source ("" if a package ships them), split, and arguments for the dataset.
+
     Raises ValueError for an option that the benchmark does not have.
     """
     one, known = named(name), own_options(name)
@@ -124,14 +137,14 @@ def place(name: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, An
 
 
 def _release(one: Benchmark, config: str) -> str:
-    """The release that a configuration of the benchmark's own data set is; "" where it is none."""
+    """The release that a configuration of the benchmark's own dataset denotes; "" if none."""
     before, _, after = (one.config or "").partition("{release}")
     return config.removeprefix(before).removesuffix(after) if config.startswith(before) and config.endswith(after) else ""
 
 
 def asked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with which a benchmark was read, also those that were not given. Nobody knows which release a file is, or
-    another configuration.
+    """The options with which a benchmark was read, defaults included. The release of a file or of another configuration is
+    unknown, so it has no default.
     """
     elsewhere = options.get("data") or options.get("name")
     usual = {key: value for key, value in named(name).usual.items() if key != "release" or not elsewhere}
@@ -139,9 +152,13 @@ def asked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any], where: str) -> Rows:
-    """The rows of a benchmark from those of its data set. where: the source, for errors. Raises ValueError for a row that
-    does not have the benchmark's schema, for ids that come twice, and where no row is left; warns Unjudged of problems that
-    cannot be judged.
+    """The rows of a benchmark, from those of its dataset. Warns Unjudged of problems that cannot be judged.
+
+    Args:
+        where: The source, for errors.
+
+    Raises:
+        ValueError: For a row of another schema, for duplicate ids, and if no row is left.
     """
     one = named(name)
     rows: list[dict[str, Any]] = []
@@ -181,5 +198,5 @@ def digest(rows: Rows) -> str:
 
 
 def short(name: str) -> str:
-    """A benchmark's name as part of a file's: that of a file without its folder and suffix."""
+    """A benchmark's name for use in a file name: for a file, its name without folder and suffix."""
     return name if name in BENCHMARKS else Path(name).stem

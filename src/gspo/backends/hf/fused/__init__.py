@@ -1,4 +1,4 @@
-"""Compiled kernels for a CPU, in place of a model's own small operations."""
+"""Compiled CPU kernels that replace a model's own small operations."""
 
 from gspo.backends.hf.fused.build import library, missing
 from gspo.backends.hf.fused.modules import SIZES, copy_of, norm_of, place, placed, turns_by_kernel

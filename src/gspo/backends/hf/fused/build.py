@@ -1,4 +1,4 @@
-"""The C++ of this folder made into a library: by the machine's own compiler, in about a second, once for each processor."""
+"""Compiles this folder's C++ into a library with the machine's own compiler: about a second, once per processor type."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import torch
 
 SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.cpp")]
 HEADER = Path(__file__).with_name("numbers.h")
-COMPILERS = ("g++", "clang++")  # $CXX before these
+COMPILERS = ("g++", "clang++")  # tried after $CXX
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-std=c++17")
-SECONDS = 120  # for the compiler
+SECONDS = 120  # compiler timeout
 _lock = threading.Lock()
 P, N, F, I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -40,16 +40,16 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "attend": (P, P, P, P, P, P, P, P, P, N, N, N, N, N, N, F, I),
     "attend_step": (P, P, P, P, P, F, F, P, P, N, P, P, P, P, P, P, P, P, N, N, N, N, N, N, F, I),
 }
-ANSWERS = ("sort_choices", "experts")  # with a number
+ANSWERS = ("sort_choices", "experts")  # kernels that return an int
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where there is no compiler, or none that can build them."""
+    """The compiled kernels; None without a compiler that can build them."""
     return _outcome()[0]
 
 
 def missing() -> str:
-    """Why there are no kernels; "" where there are."""
+    """Why there are no kernels; "" if there are."""
     return _outcome()[1]
 
 
@@ -60,7 +60,7 @@ def _outcome() -> tuple[ctypes.CDLL | None, str]:
     problem = f"no C++ compiler was found ($CXX, {' or '.join(COMPILERS)})"
     for compiler in found:
         try:
-            with _lock:  # threads of one process would compile into one file
+            with _lock:  # threads of one process would write the same temporary file
                 return _loaded(compiler), ""
         except (OSError, AttributeError, subprocess.SubprocessError) as error:
             told = getattr(error, "stderr", None) or str(error)
@@ -70,7 +70,7 @@ def _outcome() -> tuple[ctypes.CDLL | None, str]:
 
 @cache
 def sgemm() -> int | None:
-    """The address of the matrix product that torch itself was built with; None where it is not to be found."""
+    """The address of the sgemm that torch was built with; None if it cannot be found."""
     try:
         found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         return ctypes.cast(found.sgemm_, P).value
@@ -83,7 +83,7 @@ def _loaded(compiler: list[str]) -> ctypes.CDLL:
         path = _built(compiler, folder)
         try:
             return _declared(path)
-        except (OSError, AttributeError):  # damaged, or of another system
+        except (OSError, AttributeError):  # damaged, or built for another system
             path.unlink()
             return _declared(_built(compiler, folder))
 
@@ -97,7 +97,7 @@ def _declared(path: Path) -> ctypes.CDLL:
 
 
 def _built(compiler: list[str], folder: Path) -> Path:
-    """The library's file, compiled unless an earlier process has done it."""
+    """The path of the library, compiled unless it is in the cache."""
     version = subprocess.run([*compiler, "-v"], capture_output=True, text=True, timeout=SECONDS, check=True).stderr
     known = "\n".join(
         [*(source.read_text(encoding="utf-8") for source in (*SOURCES, HEADER)), *FLAGS, version, _processor()]
@@ -116,7 +116,7 @@ def _built(compiler: list[str], folder: Path) -> Path:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """Where libraries are kept: this user's cache. Where others can write there, or this user cannot, a folder for now."""
+    """The folder for libraries in the user's cache; a temporary folder if others can write to it or the user cannot."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gspo"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,12 +127,12 @@ def _folder() -> Iterator[Path]:
     if own:
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="gspo-") as made:  # what is loaded stays loaded
+    with tempfile.TemporaryDirectory(prefix="gspo-") as made:  # a loaded library outlives its file
         yield Path(made)
 
 
 def _processor() -> str:
-    """What -march=native means here."""
+    """Identifies the processor, since the meaning of -march=native depends on it."""
     try:
         lines = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines())
         return "\n".join(sorted(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))))

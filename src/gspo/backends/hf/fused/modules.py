@@ -1,7 +1,7 @@
-"""The compiled kernels in a model's place for its own operations, wherever they give the same numbers.
+"""Patches a model to use the compiled kernels wherever they give the same results as its own operations.
 
-What a module computes is found by trying a small copy of it, not by its name. A tensor that the kernels do not know (of
-another type, on a GPU, under autocast) goes the model's own way.
+A trial run of a small copy determines what a module computes, not its name. Tensors that the kernels do not support (another
+dtype, on a GPU, under autocast) take the model's own code path.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from torch.nn.utils import skip_init
 from gspo.backends.hf.fused import ops
 from gspo.backends.hf.fused.build import library
 
-TRIED = 23  # numbers a row of the copies that are tried: what looks at groups of numbers does not take so many
-CLOSE = 1e-5  # largest difference that rounding explains, as a share of a row's largest number
-SIZES = (1.0, 1e-4, 30.0, 1e4)  # of the numbers that are tried: some families clamp large ones
-MARK = "_gspo_kernels"  # on experts
-OFFSETS = (0.0, 1.0)  # what norms add to their weight
+TRIED = 23  # row width in trials: a prime, so that grouped operations fail on it
+CLOSE = 1e-5  # largest difference that rounding explains, relative to a row's largest value
+SIZES = (1.0, 1e-4, 30.0, 1e4)  # magnitudes of trial inputs: some families clamp large values
+MARK = "_gspo_kernels"  # attribute of experts
+OFFSETS = (0.0, 1.0)  # constants that norms add to their weight
 
 
 def place(model: nn.Module) -> bool:
-    """Puts kernels into the layers of this model, in place, and into the rotary function of its family. False where there
-    are none.
-    """
+    """Patches the layers of this model, in place, and the rotary function of its family. False if there are no kernels."""
     if library() is None:
         return False
     found: dict[Any, Any] = {}
@@ -51,41 +49,41 @@ def place(model: nn.Module) -> bool:
 
 
 def _plain(module: nn.Module) -> list[tuple[str, Any]]:
-    """What else tells modules of a class apart: one layer may clamp, and the next not."""
+    """Plain attributes that distinguish modules of the same class: one layer may clamp values and the next may not."""
     return sorted((name, value) for name, value in vars(module).items() if isinstance(value, (bool, int, float, str)))
 
 
 def _norm_of(module: nn.Module) -> Any:
-    """The forward pass of an RMSNorm of this kind by its kernel; None for any other module."""
+    """A forward pass with the RMSNorm kernel; None if the module is not a supported RMSNorm."""
     eps = next((name for name in ("variance_epsilon", "eps") if isinstance(getattr(module, name, None), float)), None)
     weight = module._parameters.get("weight")
     if eps is None or weight is None or weight.ndim != 1 or len(module._parameters) != 1 or module._modules:
         return None
     tried = nn.Parameter(torch.linspace(-1, 2, TRIED))
     small = copy_of(module, parameters={"weight": tried})
-    x = _rows(*SIZES, 1e20)  # the square of the last is no float32
+    x = _rows(*SIZES, 1e20)  # the square of the last overflows float32
     for offset in OFFSETS:
         own_eps, ours = getattr(small, eps), partial(ops.rms_norm, weight=tried, offset=offset)
         if not _same(small, partial(ours, eps=own_eps), x):
             continue
-        setattr(small, eps, 0.1)  # it may be the eps of something else
+        setattr(small, eps, 0.1)  # checks that this attribute is the eps in use
         return _norm(eps, offset) if _same(small, partial(ours, eps=0.1), x) else None
     return None
 
 
 def _rows(*sizes: float) -> Tensor:
-    """Rows of random numbers of these sizes."""
+    """One row of random numbers for each of these magnitudes."""
     rows = torch.randn(len(sizes), TRIED, generator=torch.Generator().manual_seed(0))
     return rows * torch.tensor(sizes)[:, None]
 
 
 def _kind(module: nn.Module) -> type:
-    """Its class; of one that ranks share, the class that it was made of."""
+    """The module's class; for an FSDP module, the class before sharding."""
     return next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
 
 
 def copy_of(module: nn.Module, **tables: Any) -> Any:
-    """A module with other parameters or modules in it, without hooks, and without one being made."""
+    """A copy of a module with other parameters or submodules, without hooks and without calling its constructor."""
     small: Any = object.__new__(_kind(module))
     nn.Module.__init__(small)
     kept = {name: value for name, value in vars(module).items() if name not in vars(small)}
@@ -107,25 +105,25 @@ def _norm(eps: str, offset: float) -> Any:
 
 
 def norm_of(module: nn.Module) -> tuple[Tensor, float, float] | None:
-    """The weight, eps and offset of an RMSNorm that is computed by its kernel; None for any other module."""
+    """The weight, eps and offset of an RMSNorm that runs in the kernel; None for any other module."""
     name, offset = getattr(getattr(module, "forward", None), "norm", ("", 0.0))
     return (cast(Tensor, module.weight), float(getattr(module, name)), offset) if name else None
 
 
 def turns_by_kernel(module: nn.Module) -> bool:
-    """Whether the rotary embeddings of this module's family are computed by the kernel."""
+    """Whether the rotary embeddings of this module's family run in the kernel."""
     own = getattr(sys.modules.get(_kind(module).__module__), "apply_rotary_pos_emb", None)
     return hasattr(own, "by_kernel")
 
 
 def _gated_of(module: nn.Module) -> Any:
-    """The forward pass of a gated layer of this kind by its kernel; None for any other module."""
+    """A forward pass with the SwiGLU kernel; None if the module is not a supported gated layer."""
     names = ("gate_proj", "up_proj", "down_proj")
     if not all(isinstance(getattr(module, name, None), nn.Module) for name in names) or module._parameters:
         return None
     draw, layers = torch.Generator().manual_seed(0), {}
     for name in names:
-        layers[name] = skip_init(nn.Linear, TRIED, TRIED, bias=False)  # which would draw
+        layers[name] = skip_init(nn.Linear, TRIED, TRIED, bias=False)  # skips the init, which would use the global generator
         layers[name].weight.copy_(torch.randn(TRIED, TRIED, generator=draw))
     small = copy_of(module, modules=module._modules | layers)
     ours = _gated()
@@ -144,18 +142,18 @@ def _gated() -> Any:
 
 
 def _gate_of(module: nn.Module) -> bool:
-    """Whether these are experts whose gate `swiglu_halves` is."""
+    """Whether the gate of these experts is `swiglu_halves`."""
     x = _rows(*SIZES, *SIZES)
     return _same(cast(Any, module)._apply_gate, ops.swiglu_halves, torch.cat([x, x.flip(0)], 1))
 
 
 def placed(experts: Any) -> bool:
-    """Whether these experts are computed by kernels, where the tensors suit them."""
+    """Whether these experts run in kernels if the tensors suit them."""
     return getattr(experts, MARK, False)
 
 
 def _place_rotary(module: Any) -> None:
-    """Rotary embeddings of a family, by its file of transformers: for all of its models in this process."""
+    """Patches the rotary function in a family's transformers module, for all of its models in this process."""
     own = getattr(module, "apply_rotary_pos_emb", None)
     if own is None or hasattr(own, "by_kernel"):
         return
@@ -171,16 +169,16 @@ def _place_rotary(module: Any) -> None:
     rotate.by_kernel = True  # type: ignore[attr-defined]
     try:
         ours, theirs = rotate(q, q[:, :1], angle.cos(), angle.sin()), own(q, q[:, :1], angle.cos(), angle.sin())
-    except Exception:  # it takes other arguments
+    except Exception:  # the function takes other arguments
         return
     if all(a.shape == b.shape and bool((a - b).abs().max() < CLOSE) for a, b in zip(ours, theirs)):
         module.apply_rotary_pos_emb = rotate
 
 
 def _same(own: Any, ours: Any, x: Tensor) -> bool:
-    """Whether both give the same numbers, row by row."""
+    """Whether both functions give the same result, row by row."""
     try:
         a, b = own(x), ours(x)
         return bool(a.shape == b.shape and ((a - b).abs() <= CLOSE * a.abs().amax(-1, keepdim=True)).all())
-    except Exception:  # a model's own code may fail in any way on what it does not know
+    except Exception:  # a model's own code may fail in any way on unexpected inputs
         return False

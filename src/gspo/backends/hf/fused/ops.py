@@ -1,4 +1,4 @@
-"""The compiled kernels as operations of torch, with their gradients: float32 on a CPU."""
+"""The compiled kernels as torch operations with gradients, for float32 on a CPU."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from gspo.backends.hf.fused.build import library, sgemm
 
-KNOWN = (Tensor, nn.Parameter, FakeTensor)  # a subclass may have numbers elsewhere
+KNOWN = (Tensor, nn.Parameter, FakeTensor)  # other subclasses may store their data elsewhere
 
 
 def suits(*tensors: Tensor) -> bool:
-    """Whether the kernels know such tensors, here and now. Tensors without numbers come out as others would, by shape, but
-    for a program that is traced: no tracer sees a kernel.
+    """Whether the kernels support these tensors in the current context. Fake tensors are supported for shape inference, but
+    not while a program is traced: tracers cannot see a kernel.
     """
     for x in tensors:
         if type(x) not in KNOWN or x.dtype is not torch.float32 or x.device.type != "cpu":
@@ -36,7 +36,7 @@ def multiplies() -> bool:
 
 
 def _run(kernel: str, *arguments: Any) -> Any:
-    """Calls it with the addresses of tensors, and all else as it is. Where the first has no numbers, none has."""
+    """Calls a kernel with the addresses of tensors and all other arguments unchanged. Does nothing for fake tensors."""
     if type(arguments[0]) is FakeTensor:
         return True
     given = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
@@ -47,20 +47,20 @@ def _sizes(*numbers: int) -> Any:
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
-BLOCK = 64  # rows whose part of a sum is taken together, as in kernels.cpp
+BLOCK = 64  # rows per partial sum, as in kernels.cpp
 
 
 def _apply(function: Any, *arguments: Any) -> Tensor:
-    """The function, without autograd's work where there is no gradient."""
+    """Applies an autograd function, without autograd's overhead when gradients are off."""
     return function.apply(*arguments) if torch.is_grad_enabled() else function.forward(_Nothing, *arguments)
 
 
 class _Nothing:
-    """In place of autograd's context."""
+    """A stand-in for autograd's context."""
 
     @staticmethod
     def save_for_backward(*tensors: Tensor) -> None:
-        """Nothing is saved."""
+        """Does nothing."""
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -116,7 +116,7 @@ def _rotate(x: Tensor, y: Tensor, back: int, cos: Tensor, sin: Tensor) -> None:
 
 
 def turns(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether `rotary` takes these: q and k [B, H or H', L, n], cos and sin [1 or B, L, n]."""
+    """Whether `rotary` supports these tensors: q and k [B, H or H', L, n], cos and sin [1 or B, L, n]."""
     return (
         suits(q, k, cos, sin)
         and q.ndim == k.ndim == 4 and q.stride(3) == k.stride(3) == 1 and q.shape[3] % 2 == 0
@@ -127,7 +127,7 @@ def turns(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x cos + rotate_half(x) sin, for what `turns`."""
+    """x cos + rotate_half(x) sin, for tensors that pass `turns`."""
     return _apply(_Rotary, x, cos.contiguous(), sin.contiguous())
 
 
@@ -150,7 +150,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) up: [..., n]."""
+    """silu(gate) * up, [..., n]."""
     return _apply(_SwiGLU, gate, up)
 
 
@@ -174,7 +174,7 @@ class _Halves(torch.autograd.Function):
 
 
 def swiglu_halves(x: Tensor) -> Tensor:
-    """silu(gate) up of x = [gate, up]: [rows, 2 n] -> [rows, n]."""
+    """silu(gate) * up for x = [gate, up]: [rows, 2 n] -> [rows, n]."""
     return _apply(_Halves, x)
 
 
@@ -183,8 +183,13 @@ NOT_THERE = "a router chose an expert that is not there: there are {}"
 
 @dataclass(frozen=True)
 class Sorted:
-    """Choices of experts [T, k], sorted by expert. order [T k]: the choices; place [T k]: where each has come to stand; ends
-    [experts] int32: the end of each expert's.
+    """Choices of experts [T, k], sorted by expert.
+
+    Attributes:
+        order: Flat index of the choice at each sorted position, [T k].
+        place: Sorted position of each choice, [T k].
+        ends: End of each expert's choices in the sorted order, [experts] int32.
+        k: Experts per token.
     """
 
     order: Tensor
@@ -194,7 +199,7 @@ class Sorted:
 
 
 def sort_choices(chosen: Tensor, experts: int) -> Sorted:
-    """chosen [T, k], sorted; those of one expert keep their order. Raises IndexError for an expert that is not there."""
+    """Sorts chosen [T, k] by expert (stable). Raises IndexError for an expert that does not exist."""
     chosen = chosen.long().contiguous()
     order, place = torch.empty_like(chosen).view(-1), torch.empty_like(chosen).view(-1)
     ends = torch.empty(experts, dtype=torch.int32)
@@ -220,7 +225,7 @@ class _Sent(torch.autograd.Function):
 
 
 def sent(x: Tensor, choices: Sorted) -> Tensor:
-    """Each token's row for each of its choices, in their order: x [T, n] -> [T k, n]."""
+    """Scatters tokens to their experts: x [T, n] -> [T k, n], one row per choice in sorted order."""
     return _Sent.apply(x, choices)
 
 
@@ -249,13 +254,22 @@ class _Combine(torch.autograd.Function):
 
 
 def combine(x: Tensor, weights: Tensor, choices: Sorted) -> Tensor:
-    """Back from what `sent` gave: x [T k, n], weights [T, k] -> [T, n]."""
+    """Gathers the experts' outputs back: x [T k, n] in the order of `sent`, weights [T, k] -> weighted sums [T, n]."""
     return _Combine.apply(x, weights, choices)
 
 
 def experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """All of a layer's experts, without gradient: x [T, H], chosen and weights [T, k], gate_up [E, 2 I, H], down [E, H, I]
-    -> [T, H]. Raises IndexError as `sort_choices`.
+    """All experts of a layer in one call, without gradient. Returns [T, H].
+
+    Args:
+        x: Hidden states [T, H].
+        chosen: Expert indices [T, k].
+        weights: Weights of the chosen experts [T, k].
+        gate_up: Stacked gate and up projections [E, 2 I, H].
+        down: Stacked down projections [E, H, I].
+
+    Raises:
+        IndexError: A chosen expert does not exist.
     """
     (tokens, n), (count, _, width), k = x.shape, down.shape, chosen.shape[1]
     stacks = gate_up.contiguous(), down.contiguous()
@@ -267,7 +281,13 @@ def experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: T
 
 
 def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """A word a row by inverse CDF: logits [B, V] / temperature, uniforms [B] in [0, 1) -> words [B], log p of them [B]."""
+    """Draws one token per row by inverse CDF. Returns token ids [B] and their log-probabilities [B].
+
+    Args:
+        logits: Logits [B, V], before the temperature.
+        uniforms: Uniform random numbers [B] in [0, 1).
+        temperature: Divisor of the logits.
+    """
     logits, uniforms, (rows, n) = logits.contiguous(), uniforms.contiguous(), logits.shape
     words, logp = torch.empty(rows, dtype=torch.long), torch.empty(rows)
     _run("draw", logits, uniforms, temperature, words, logp, rows, n)
@@ -284,12 +304,21 @@ def attend(
     values: Tensor,
     scale: float,
 ) -> Tensor:
-    """Attention of one token a row: q [B, H, D] over its prompt's keys and values [P, H', L, D], with bias [P, L] added to
-    the scores, and over its own [B, H', T, D] -> [B, H, D].
+    """Attention of one token per row over its prompt and its completion. Returns [B, H, D].
+
+    Args:
+        q: Queries [B, H, D].
+        prompt_keys: Keys of the prompts [P, H', L, D].
+        prompt_values: Values of the prompts [P, H', L, D].
+        prompt_of: The prompt of each row [B].
+        bias: Added to the scores of the prompts [P, L], or None.
+        keys: Keys of the completions [B, H', T, D].
+        values: Values of the completions [B, H', T, D].
+        scale: Factor on the scores.
     """
     (rows, heads, n), (_, groups, length, _), own = q.shape, prompt_keys.shape, keys.shape[2]
     if keys.stride() != values.stride() or keys.stride()[2:] != (n, 1):
-        keys, values = keys.contiguous(), values.contiguous()  # a first token, as the layer made it
+        keys, values = keys.contiguous(), values.contiguous()  # the first token comes directly from the layer
     q = q.contiguous()
     out = torch.empty_like(q)
     strides = _sizes(*keys.stride()[:2])
@@ -308,11 +337,17 @@ def attend_step(
     cache: tuple[Tensor, Tensor, int],
     scale: float,
 ) -> Tensor:
-    """`attend` from a layer's projections on, at one new token a row: q [B, H, D], k and v [B, H', D], all contiguous.
+    """`attend` fused with norms, rotary embeddings and cache update, for one new token per row. Returns [B, H, D].
 
-    norms: weights [D] of an RMSNorm of each head of q and of k, its eps and offset. angles: cos and sin [1 or B, D].
-    prompts: keys, values, prompt_of and bias, as there. cache: keys and values [B, H', room, D], and how many there are: the
-    new ones are written behind them. -> [B, H, D].
+    Args:
+        q: Projected queries [B, H, D], contiguous.
+        k: Projected keys [B, H', D], contiguous.
+        v: Projected values [B, H', D], contiguous.
+        norms: RMSNorm weights [D] for the heads of q and of k, eps and offset; None without norms.
+        angles: cos and sin [1 or B, D].
+        prompts: prompt_keys, prompt_values, prompt_of and bias, as in `attend`.
+        cache: Keys and values [B, H', room, D], and the number of positions written. The new keys and values are appended.
+        scale: Factor on the scores.
     """
     (rows, heads, n), (_, groups, length, _), (keys, values, own) = q.shape, prompts[0].shape, cache
     out = torch.empty_like(q)
