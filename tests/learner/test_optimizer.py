@@ -1,4 +1,3 @@
-import copy
 import math
 
 import pytest
@@ -132,42 +131,6 @@ def trained(optimizer, state=None):
         p.grad = torch.full_like(p, 1.0 + number)
     optimizer.step(0.0)
     return [p.detach().clone() for p in optimizer.parameters]
-
-
-def test_a_norm_that_decayed_in_a_checkpoint_is_not_passed_over():
-    def made(kept):
-        weights = [torch.nn.Parameter(torch.ones(2, 3)) for _ in range(3)] + [torch.nn.Parameter(torch.ones(3))]
-        return Optimizer(weights, OptimizerConfig(lr=0.1, weight_decay=0.1), 9, 0, kept=weights[:kept])
-
-    before = made(0)
-    trained(before)
-    with pytest.raises(ValueError, match=r"an earlier gspo, which let norms or biases decay too"):
-        made(1).load_state_dict(before.state_dict())
-    trained(made(0), before.state_dict())
-
-
-@pytest.mark.parametrize("offload", [False, True])
-def test_what_an_earlier_gspo_let_decay_is_refused_unless_it_still_does(offload):
-    """Its checkpoints have one group; without norms and biases, as in adapters, it means the same."""
-
-    def made(sizes, weight_decay=0.1):
-        weights = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
-        return Optimizer(weights, OptimizerConfig(lr=0.1, weight_decay=weight_decay), 9, 0, offload)
-
-    def earlier(sizes):
-        optimizer = made(sizes, 0.0)
-        optimizer.adamw.param_groups[0]["weight_decay"] = 0.1
-        trained(optimizer)
-        return optimizer, optimizer.state_dict()
-
-    with pytest.raises(ValueError, match=r"weight_decay = 0\.1: .* earlier gspo, .* resume it with .* checkpoint's model"):
-        made([(2, 2), (2,)]).load_state_dict(earlier([(2, 2), (2,)])[1])
-    before, state = earlier([(2, 2), (3, 2)])
-    after = made([(2, 2), (3, 2)])
-    for old, new in zip(before.parameters, after.parameters):
-        new.data.copy_(old.data)
-    assert all(map(torch.equal, trained(after, copy.deepcopy(state)), trained(before)))
-    made([(2, 2), (2,)]).load_state_dict(made([(2, 2), (2,)]).state_dict())
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])

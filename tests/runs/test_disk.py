@@ -149,7 +149,7 @@ def test_damage_is_found_in_any_file(tmp_path):
     (tmp_path / "deep").mkdir()
     for name in ("a.json", "deep/b.safetensors", "two  spaces.pt"):
         (tmp_path / name).write_text(name)
-    assert disk.damage(tmp_path) == ""  # an earlier gspo wrote no checksums
+    assert disk.damage(tmp_path) == ""
     disk.write_sums(tmp_path)
     assert disk.damage(tmp_path) == ""
     for name in (".DS_Store", "model.gguf", "notes.md"):

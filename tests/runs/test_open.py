@@ -37,19 +37,6 @@ def go(made, resume, steps):
     return state
 
 
-def test_a_run_of_an_earlier_gspo_is_refused_before_anything_of_it_is_touched(tmp_path):
-    made = config(tmp_path / "run")
-    go(made, False, [1, 2])
-    for name in (checkpoint.LEARNER, checkpoint.CONFIG, disk.SUMS):
-        (tmp_path / "run" / "checkpoints" / "step_000002" / name).unlink()
-    settings = tmp_path / "run" / "config.toml"
-    settings.write_text(settings.read_text().replace('credit = "completion"', 'credit = "reply"'))
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"no learner\.pt: it is of an earlier gspo and cannot be resumed.*model\.path"):
-        go(made, True, [3])
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.*") if path.is_file()} == before
-
-
 def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     made = config(tmp_path / "run")
     assert go(made, False, [1, 2]) is None
@@ -96,13 +83,12 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     assert go(made, True, [1]) is None
 
 
-def test_a_checkpoint_without_checksums_is_taken_with_a_warning(tmp_path):
+def test_a_checkpoint_without_checksums_is_refused(tmp_path):
     made = config(tmp_path / "run")
     go(made, False, [1, 2])
-    for name in (disk.SUMS, checkpoint.CONFIG):
-        (tmp_path / "run" / "checkpoints" / "step_000002" / name).unlink()
-    assert go(made, True, [3])["step"] == 2
-    assert any("step_000002 was saved by an earlier gspo, without checksums" in text for text in texts(tmp_path / "run"))
+    (tmp_path / "run" / "checkpoints" / "step_000002" / disk.SUMS).unlink()
+    with pytest.raises(RuntimeError, match=rf"{disk.SUMS} is missing. There is no checkpoint before it"):
+        go(made, True, [3])
 
 
 def test_a_damaged_checkpoint_is_refused_before_anything_is_read(tmp_path):

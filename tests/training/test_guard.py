@@ -115,16 +115,6 @@ def test_a_resumed_guard_says_the_same(rewards, cut):
         assert one.see(metrics) == other.see(metrics)
 
 
-def test_the_state_of_an_earlier_version_loads_and_judges_the_reward_anew():
-    old = Guard(GuardConfig())
-    steps(old, 20)
-    state = {name: value for name, value in old.state_dict().items() if name != "fall"} | {"rewards": [0.5], "best": 0.5}
-    guard = Guard(GuardConfig())
-    guard.load_state_dict(state)
-    assert guard.see(QUIET_STEP | {"step": 21, "grad_norm": 7.0}).metrics["guard/level"] == WARNING  # its medians are there
-    assert guard.state_dict()["fall"]["rows"] == [[0.5, 0.0, 0.0]]
-
-
 def test_levels_by_hand():
     rise = Signal("x", "rise", 2.0, 5.0, "", least=1.0)
     assert [rise.level(v, 1.0) for v in (1.9, 2.1, 5.1)] == [QUIET, WARNING, ALARM]

@@ -1,4 +1,4 @@
-"""AdamW with its schedule, gradient clipping, and the refusal of non-finite updates."""
+"""AdamW with its schedule, gradient clipping, and rejection of non-finite updates."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def lr_at(update: int, total: int, config: OptimizerConfig) -> float:
 
 
 def by_mesh(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """The parameters whose shards lie on the same ranks, together: one operation cannot take others. All whole ones are
-    together too.
-    """
+    """Groups the parameters by device mesh; one operation cannot mix meshes. Unsharded parameters form one group."""
     meshes: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
@@ -35,12 +33,12 @@ def by_mesh(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def shard_of(x: Tensor, like: Any) -> Tensor:
-    """What lies here of a whole tensor, as of the shard that it belongs to."""
+    """This rank's shard of a full tensor, sharded like `like`."""
     return distribute_tensor(x.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def adamw_of(groups: list[dict[str, Any]], config: OptimizerConfig, fused: bool) -> torch.optim.Optimizer:
-    """The AdamW of optimizer.name, whose library is there (config/checks.py)."""
+    """The AdamW of optimizer.name, whose library is installed (config/checks.py)."""
     given: dict[str, Any] = {
         "lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps, "weight_decay": config.weight_decay,
     }  # fmt: skip
@@ -52,10 +50,16 @@ def adamw_of(groups: list[dict[str, Any]], config: OptimizerConfig, fused: bool)
 
 
 class Optimizer:
-    """One optimizer step a call. `max_bad` updates in a row with a non-finite loss or gradient are skipped and counted;
-    one more raises RuntimeError. scale: factor of the scheduled learning rate. lr_override: as ports.Learner's. offload:
-    AdamW's moments wait in the host's memory between steps. Weight decay leaves out what has fewer than two dimensions (most
-    norms and biases) and `kept`: norms by head and the biases of experts have more.
+    """AdamW with a learning-rate schedule. A step whose loss or gradient is non-finite is skipped and counted; more than
+    `max_bad` of them in a row raise RuntimeError.
+
+    Parameters with fewer than two dimensions (most norms and biases) are excluded from weight decay, and so are those in
+    `kept`: per-head norms and biases of experts, which have more.
+
+    Attributes:
+        scale: Factor of the scheduled learning rate.
+        lr_override: As in gspo.interfaces.Learner.
+        moments: Steps AdamW; if `offload`, an Offloaded that keeps the moments in host memory between steps.
     """
 
     def __init__(
@@ -68,8 +72,7 @@ class Optimizer:
         kept: Iterable[nn.Parameter] = (),
     ):
         self.parameters = list(parameters)
-        self.order: list[nn.Parameter]  # in which AdamW's state counts whole weights
-        self.undecayed = 0  # weights, with weight decay for others
+        self.order: list[nn.Parameter]  # index order of AdamW's state for unsharded weights
         self.config = config
         self.total = total_updates
         self.max_bad = max_bad
@@ -83,18 +86,20 @@ class Optimizer:
             self.moments = Offloaded(self.adamw, [p for group in self.adamw.param_groups for p in group["params"]])
 
     def _groups(self, left_out: set[nn.Parameter]) -> list[dict[str, Any]]:
-        """Those that decay and those that do not; one group of all where none does. Shards of one mesh of ranks each."""
+        """Parameter groups with and without weight decay, or without the split if weight decay is 0. Each group has a single
+        mesh.
+        """
         if not self.config.weight_decay:
             self.order = self.parameters
             return [{"params": same} for same in by_mesh(self.parameters)]
         decays = {p: p.ndim > 1 and p not in left_out for p in self.parameters}
         decayed, kept = ([p for p in self.parameters if decays[p] == which] for which in (True, False))
-        self.order, self.undecayed = decayed + kept, len(kept)
+        self.order = decayed + kept
         groups = [{"params": same} for same in by_mesh(decayed)]
         return groups + [{"params": same, "weight_decay": 0.0} for same in by_mesh(kept)]
 
     def _in_shards(self, adamw: dict[str, Any]) -> dict[str, Any]:
-        """The state of an AdamW of whole weights as that of the shards."""
+        """Converts the state of an AdamW of full weights to that of the shards."""
         every = [p for group in self.adamw.param_groups for p in group["params"]]
         number = {p: i for i, p in enumerate(every)}
         state = {}
@@ -104,7 +109,7 @@ class Optimizer:
         return self.adamw.state_dict() | {"state": state}
 
     def make_moments(self) -> None:
-        """Makes AdamW's moments, which its first step would make: zeros, so that they take their memory now."""
+        """Allocates AdamW's moments as zeros, ahead of its first step, so that their memory is in use now."""
         if self.moments is not self.adamw or self.adamw.state:
             return
         for p in self.parameters:
@@ -113,7 +118,7 @@ class Optimizer:
             self.adamw.state[p] = {"step": count, **zeros}
 
     def _clipped(self) -> float:
-        """The norm of the gradient, which is then clipped to the largest that is allowed."""
+        """Clips the gradient to max_grad_norm. Returns its norm before that."""
         meshes = [[p.grad for p in same if p.grad is not None] for same in by_mesh(self.parameters)]
         norms = [whole(nn.utils.get_total_norm(gradients)) for gradients in meshes]
         norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
@@ -122,7 +127,7 @@ class Optimizer:
         return float(norm)
 
     def step(self, loss: float) -> dict[str, float]:
-        """Clips and applies the accumulated gradients, then clears them. `loss` is only looked at for being finite."""
+        """Clips and applies the accumulated gradients, then clears them. `loss` is only checked for being finite."""
         scale = self.scale if self.lr_override is None else self.lr_override / self.config.lr
         lr = scale * lr_at(self.updates, self.total, self.config)
         norm = self._clipped()
@@ -142,35 +147,24 @@ class Optimizer:
         return {"grad_norm": norm, "lr": lr, "updates/skipped": float(not good)}
 
     def clear(self) -> None:
-        """Forgets the gradients that were added up."""
+        """Discards the accumulated gradients."""
         self.adamw.zero_grad(set_to_none=True)
 
     def state_dict(self, moments: bool = True) -> dict[str, Any]:
-        """All that the next step depends on, besides the parameters. moments: AdamW's too."""
+        """All state that the next step depends on, besides the parameters. moments: include AdamW's moments."""
         state = {"updates": self.updates, "bad_in_a_row": self.bad_in_a_row}
         return {"adamw": self.moments.state_dict()} | state if moments else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`. Raises ValueError where it is of an earlier gspo and norms or biases decayed."""
+        """Continue from `state_dict()`."""
         self.updates = state["updates"]
         self.bad_in_a_row = state["bad_in_a_row"]
-        if "adamw" not in state:  # the moments lie elsewhere, in shards
+        if "adamw" not in state:  # the moments are stored elsewhere, as shards
             return
         adamw, sharded = state["adamw"], any(isinstance(p, DTensor) for p in self.parameters)
-        kept = [] if sharded else self.adamw.state_dict()["param_groups"][1:]
-        if self.config.weight_decay:
-            decayed = sum(len(group["params"]) for group in adamw["param_groups"] if group["weight_decay"])
-            if decayed != len(self.order) - self.undecayed:
-                raise ValueError(
-                    f"optimizer.weight_decay = {self.config.weight_decay:g}: the checkpoint is of an earlier gspo, which "
-                    "let norms or biases decay too, so this run cannot go on as it began: resume it with the gspo that "
-                    "wrote the checkpoint, or start another run from the checkpoint's model"
-                )
-            if len(adamw["param_groups"]) == 1:  # all decay, as in adapters
-                adamw = adamw | {"param_groups": adamw["param_groups"] + kept}
         self.moments.load_state_dict(self._in_shards(adamw) if sharded else adamw)
 
     def take_moments(self) -> None:
-        """After AdamW itself was given moments: they go where they are kept between steps."""
+        """Moves moments that were loaded into AdamW itself to where they are kept between steps."""
         if self.moments is not self.adamw:
             self.moments.load_state_dict(self.adamw.state_dict())

@@ -1,4 +1,4 @@
-"""Checkpoints: atomic, complete, proven to be what was saved, and enough to go on bit for bit."""
+"""Checkpoints: atomic, complete, verified by checksums, and sufficient to resume bit for bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = rf"step_\d+|{GOOD}"
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
-    """The checkpoint of a step."""
+    """The path of a step's checkpoint."""
     return checkpoints / f"step_{step:06d}"
 
 
@@ -40,11 +40,19 @@ def save(
     keep: int,
     tell: Callable[[str], None] | None = None,
 ) -> Path | None:
-    """Writes `checkpoints/step_NNNNNN` (what the learner writes, state.pt, the settings `config`, and checksums of all of
-    it) and deletes all but the newest `keep`.
+    """Writes `checkpoints/step_NNNNNN` and returns it, then deletes all but the newest `keep` and the one marked good.
 
-    The folder appears under its name only when everything in it is on the disk. Where the disk does not take it, raises
-    SaveError; with `tell`, for a run that need not end now, it is told so, and nothing is returned.
+    The folder appears under its name only once everything in it is on disk, checksums included.
+
+    Args:
+        write_learner: Writes the learner's files into a folder.
+        state: Saved as state.pt.
+        config: The settings, as TOML.
+        keep: How many checkpoints to keep.
+        tell: Receives a failure to write, after which None is returned and the run goes on.
+
+    Raises:
+        SaveError: If the disk refuses the write and there is no `tell`.
     """
     final = folder_of(checkpoints, step)
 
@@ -69,7 +77,7 @@ def save(
 
 
 def save_model(folder: RunFolder, write: Callable[[str], None]) -> None:
-    """Lets `write` fill the run's `model/`, in the place of one that is there. Raises SaveError."""
+    """Lets `write` fill the run's `model/`, replacing an existing one. Raises SaveError."""
     try:
         disk.write_folder(folder.path / MODEL, lambda path: write(str(path)))
     except SaveError as error:
@@ -77,14 +85,16 @@ def save_model(folder: RunFolder, write: Callable[[str], None]) -> None:
 
 
 def sweep(folder: RunFolder) -> None:
-    """Clears up what kills have left in a run folder that this process holds."""
+    """Cleans up what killed processes left in a run folder. This process must hold its lock."""
     disk.sweep(folder.path, rf"{MODEL}|{re.escape(CONFIG)}")
     disk.sweep(folder.checkpoints, NAMES)
 
 
 def keep_good(checkpoints: Path, step: int, tell: Callable[[str], None] | None = None) -> None:
-    """Marks the checkpoint of `step` as the good one, which is not deleted while it is. `tell` hears of a disk that does not
-    take it; without it, raises SaveError.
+    """Marks the checkpoint of `step` as the good one, which protects it from deletion.
+
+    Args:
+        tell: Receives a failure to write. Without it, SaveError is raised.
     """
     try:
         disk.write_text(checkpoints / GOOD, f"{folder_of(checkpoints, step).name}\n")
@@ -95,26 +105,26 @@ def keep_good(checkpoints: Path, step: int, tell: Callable[[str], None] | None =
 
 
 def good(checkpoints: Path) -> Path | None:
-    """The checkpoint that was marked good last; None without one."""
+    """The checkpoint that is marked good; None without one."""
     mark = checkpoints / GOOD
     name = mark.read_text(encoding="utf-8", errors="replace").strip() if mark.is_file() else ""
     return next((folder for folder in steps(checkpoints) if folder.name == name), None)
 
 
 def steps(checkpoints: Path) -> list[Path]:
-    """The complete checkpoints, oldest first. What has another name is none."""
+    """The complete checkpoints, oldest first. Folders with other names are ignored."""
     numbers = sorted(int(path.name[5:]) for path in checkpoints.glob("step_*") if path.name[5:].isdecimal())
     folders = [folder_of(checkpoints, number) for number in dict.fromkeys(numbers)]
     return [folder for folder in folders if (folder / STATE).exists() or (folder / disk.SUMS).exists()]
 
 
 def latest(checkpoints: Path) -> Path | None:
-    """The newest complete checkpoint."""
+    """The newest complete checkpoint; None without one."""
     return (steps(checkpoints) or [None])[-1]  # type: ignore[list-item]
 
 
 def resume_hint(checkpoints: Path) -> str:
-    """What resuming the run would do, in words."""
+    """Describes what resuming the run would do."""
     last = latest(checkpoints)
     if last is not None:
         return f"{RESUME} goes on from the last checkpoint, {last.name}"
@@ -122,32 +132,14 @@ def resume_hint(checkpoints: Path) -> str:
 
 
 def check(checkpoint: Path) -> None:
-    """Whether a run can go on from it. Raises RuntimeError for a damaged file, ValueError for a checkpoint that an earlier
-    gspo has written, which kept the learner's state elsewhere.
-    """
-    if problem := disk.damage(checkpoint):
+    """Checks that a run can resume from it. Raises RuntimeError for a damaged or missing file."""
+    problem = disk.damage(checkpoint) if (checkpoint / disk.SUMS).exists() else f"{checkpoint / disk.SUMS} is missing"
+    if problem:
         raise RuntimeError(f"{problem}. {_instead(checkpoint)}")
-    if not (checkpoint / LEARNER).exists():
-        raise _earlier(checkpoint, LEARNER)
-
-
-def same_source(checkpoint: Path, source: dict[str, Any]) -> None:
-    """Raises ValueError where the state of a rollout source is of an earlier gspo, which knew no stages. A served run's is
-    empty.
-    """
-    if source and "prompts" not in source:
-        raise _earlier(checkpoint, "state of the prompts")
-
-
-def _earlier(checkpoint: Path, lacks: str) -> ValueError:
-    return ValueError(
-        f"{checkpoint} has no {lacks}: it is of an earlier gspo and cannot be resumed. Start another run from its "
-        f"model: model.path = {str(checkpoint / MODEL)!r}"
-    )
 
 
 def _instead(checkpoint: Path) -> str:
-    """What to do with a damaged checkpoint."""
+    """The remedy for a damaged checkpoint."""
     there = steps(checkpoint.parent)
     if earlier := there[: there.index(checkpoint)] if checkpoint in there else []:
         return f"Put it back, or delete {checkpoint}: {RESUME} then goes on from {earlier[-1].name}"
@@ -155,20 +147,20 @@ def _instead(checkpoint: Path) -> str:
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:
-    """The state beside the model, and puts the random state back. Raises RuntimeError for a damaged file."""
+    """Returns the state beside the model and restores the random state. Raises RuntimeError for a damaged file."""
     state = read_state(checkpoint)
     if folder_of(checkpoint.parent, state["step"]) != checkpoint:
         raise RuntimeError(
             f"{checkpoint} holds step {state['step']}: give it its name {folder_of(Path(), state['step'])} back"
         )
     torch.set_rng_state(state["random"]["cpu"])
-    if torch.cuda.device_count() == len(state["random"]["cuda"]) > 0:  # a run may go on on another machine
+    if torch.cuda.device_count() == len(state["random"]["cuda"]) > 0:  # a run may resume on another machine
         torch.cuda.set_rng_state_all(state["random"]["cuda"])
     return state
 
 
 def read_state(checkpoint: Path, name: str = STATE) -> dict[str, Any]:
-    """A state beside the model. Raises RuntimeError for a damaged file."""
+    """Reads a state file beside the model. Raises RuntimeError for a damaged file."""
     try:
         return torch.load(checkpoint / name, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -176,7 +168,7 @@ def read_state(checkpoint: Path, name: str = STATE) -> dict[str, Any]:
 
 
 def same_data(saved: str, now: str) -> None:
-    """Raises ValueError where the prompts are not those that the run began with."""
+    """Raises ValueError if the prompts are not those that the run began with."""
     if saved != now:
         raise ValueError(
             "task: the prompts are not those that this run began with (another file, order or number of rows), so it cannot "
@@ -185,7 +177,7 @@ def same_data(saved: str, now: str) -> None:
 
 
 def tell_threads(state: dict[str, Any], device: str, tell: Callable[[str], None]) -> None:
-    """Warns where results on a CPU will round otherwise than before, since torch has more or fewer threads."""
+    """Warns if results on a CPU will be rounded differently than before, because torch has another number of threads."""
     before, now = state["random"].get("threads", 0), torch.get_num_threads()
     if before not in (0, now) and pick_device(device).type == "cpu":
         tell(
@@ -195,7 +187,7 @@ def tell_threads(state: dict[str, Any], device: str, tell: Callable[[str], None]
 
 
 def random_state() -> dict[str, Any]:
-    """torch's random states, and its threads. (Completions have generators of their own, seeded by step.)"""
+    """torch's random states and number of threads. (Completions have their own generators, seeded by step.)"""
     return {
         "threads": torch.get_num_threads(),
         "cpu": torch.get_rng_state(),
@@ -204,15 +196,16 @@ def random_state() -> dict[str, Any]:
 
 
 class Stop:
-    """Whether Ctrl-C, SIGTERM or a closed terminal asked the run to end after this step."""
+    """Whether Ctrl-C, SIGTERM or a closed terminal has asked the run to end after this step."""
 
     asked = False
 
 
 @contextmanager
 def stop_signals(note: Callable[[str], None]) -> Iterator[Stop]:
-    """Turns the first Ctrl-C, SIGTERM or SIGHUP into `Stop.asked`; a second Ctrl-C or SIGTERM interrupts at once. SIGHUP
-    stays ignored where it is (nohup).
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into `Stop.asked`; a second Ctrl-C or SIGTERM interrupts at once.
+
+    SIGHUP stays ignored if it was (nohup).
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
@@ -225,7 +218,7 @@ def stop_signals(note: Callable[[str], None]) -> Iterator[Stop]:
         if stop.asked:
             raise KeyboardInterrupt
         stop.asked = True
-        with suppress(RuntimeError):  # the signal may have come in the middle of a write to the terminal
+        with suppress(RuntimeError):  # the signal may have interrupted a write to the terminal
             note(f"{signal.Signals(number).name}: finishing this step, then saving; once more to stop at once")
 
     numbers = [signal.SIGINT, signal.SIGTERM]

@@ -1,4 +1,4 @@
-"""Opening a run's folder: new or to be resumed, locked, with its log and screen and the state to go on from."""
+"""Opens a run folder, new or to resume: lock, log, screen, and the state to continue from."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ PACKAGE = Path(__file__).parents[1]  # of gspo
 def claimed(
     config: Config, resume: bool, allowed: Collection[str] = (), command: str = "train"
 ) -> Iterator[tuple[RunFolder | None, Path | None]]:
-    """To resume: the run's folder, locked before anything of it is read, and its newest checkpoint. Else (None, None).
+    """Yields the folder of a run to resume, locked before anything is read, and its newest checkpoint; else (None, None).
 
-    allowed: settings that may differ on purpose. command: train, sft or serve. Raises ValueError for those that may not,
-    RuntimeError for a damaged checkpoint.
+    Args:
+        allowed: Settings that may differ from those of the run on purpose.
+        command: "train", "sft" or "serve".
+
+    Raises:
+        ValueError: For other settings that differ.
+        RuntimeError: For a damaged checkpoint.
     """
     check_trackers(config.log.trackers)
     check_allowed(allowed)
@@ -50,16 +55,16 @@ def claimed(
 
 
 def begun_with(folder: RunFolder, last: Path | None) -> Config:
-    """The settings that a run has had until now: those in its last checkpoint, since its own file may have been changed by
-    hand. Raises ValueError, naming the file, where they cannot be read.
+    """The settings of the run so far, from its last checkpoint: config.toml in the run folder may have been edited by hand.
+
+    Raises ValueError, naming the file, if they cannot be read.
     """
-    saved = folder.config if last is None else last / checkpoint.CONFIG
-    path = saved if saved.exists() else folder.config  # an earlier gspo kept none in checkpoints
+    path = folder.config if last is None else last / checkpoint.CONFIG
     return load_of_run(path, "The settings of this run were changed: put them back as they were")
 
 
 def sampled_for(config: Config, last: Path | None) -> int:
-    """The last step for which a run to be resumed may have sampled, by its newest checkpoint; 0 without one."""
+    """The last step for which the run to resume may have sampled ahead, from its newest checkpoint; 0 without one."""
     ahead = max(config.rollout.delay, config.rollout.max_staleness)
     return 0 if last is None else int(last.name.removeprefix("step_")) + ahead
 
@@ -68,9 +73,13 @@ def sampled_for(config: Config, last: Path | None) -> int:
 def open_run(
     config: Config, folder: RunFolder | None, last: Path | None, title: str, command: str = "train"
 ) -> Iterator[tuple[RunLog, Progress, dict[str, Any] | None]]:
-    """The log and the screen of a run, in a new folder if there is none yet, and the state to go on from, if any.
+    """Yields the log and screen of a run, in a new folder if there is none yet, and the state to continue from, if any.
 
-    command: train, sft or serve, of which nobody knows how many steps it will have.
+    Args:
+        folder: The folder of a run to resume; None for a new run.
+        last: The checkpoint to resume from.
+        title: Label of the progress bar.
+        command: "train", "sft", or "serve" for an unknown number of steps.
     """
     with ExitStack() as stack:
         begun = sampled_for(config, last)
@@ -90,8 +99,6 @@ def open_run(
         log.step = start
         for change in changes:
             log.note(f"goes on with {change}")
-        if last is not None and not (last / disk.SUMS).exists():
-            log.warn(f"{last.name} was saved by an earlier gspo, without checksums: damage to it would not be noticed")
         stack.enter_context(own_warnings(lambda message: log.warn(str(message))))
         try:
             yield log, screen, state
@@ -102,12 +109,10 @@ def open_run(
 
 @contextmanager
 def own_warnings(take: Callable[[Warning], None]) -> Iterator[None]:
-    """Gives the Python warnings of gspo's own code, in any of its packages, to `take`: they belong into the run's log, where
-    the report repeats them. Others are shown as ever.
-    """
+    """Passes Python warnings from gspo's own code to `take`, for the run's log and report. Others are shown as usual."""
     with warnings.catch_warnings():
         show = warnings.showwarning
-        warnings.filterwarnings("default", module=r"gspo\b", category=UserWarning)  # whatever PYTHONWARNINGS says of others
+        warnings.filterwarnings("default", module=r"gspo\b", category=UserWarning)  # whatever PYTHONWARNINGS says
 
         def note(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
             if issubclass(category, UserWarning) and PACKAGE in Path(filename).parents:

@@ -1,7 +1,7 @@
-"""The collapse guard: judges the metrics of each step, warns early, and says when a run has collapsed.
+"""The collapse guard: judges the metrics of each step, warns early, and detects when a run has collapsed.
 
-A signal is a row of SIGNALS. Published thresholds are used as they are (sources in docs/stability.md); what has no published
-scale is judged against its own recent median, and the reward by a sequential test (reward_fall.py).
+Each signal is a row of SIGNALS. Published thresholds are used unchanged (sources in docs/stability.md). Metrics without a
+published scale are compared with their own recent median, and the reward is judged by a sequential test (reward_fall.py).
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ from gspo.config.training import GuardConfig
 from gspo.runs.log import is_number
 from gspo.training.reward_fall import RewardFall, other_queries
 
-RECENT = 20  # steps of a recent median
-ENOUGH = 8  # steps before one is judged against it
-AGAIN = 20  # steps before a signal is told of again
+RECENT = 20  # window of the recent median, in steps
+ENOUGH = 8  # steps before values are compared with the median
+AGAIN = 20  # steps before a warning is repeated
 QUIET, WARNING, ALARM = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Signal:
-    """One thing to watch.
+    """A metric to watch and its thresholds.
 
-    metric: its name. judged: "above" or "below" a threshold, or its "rise" or "fall" as a factor of its recent median.
-    warn, alarm: thresholds (None: never). least: values below it are not judged. means: what it usually tells.
+    Attributes:
+        metric: Name of the metric.
+        judged: "above" or "below" a threshold, or "rise" or "fall" as a factor of its recent median.
+        warn: Threshold of a warning.
+        alarm: Threshold of an alarm; None: never.
+        means: The usual cause.
+        least: Smaller values are not judged.
     """
 
     metric: str
@@ -38,7 +43,7 @@ class Signal:
     least: float = 0.0
 
     def level(self, value: float, median: float | None) -> int:
-        """QUIET, WARNING or ALARM. median: the recent one, None while there are too few steps."""
+        """QUIET, WARNING or ALARM. median: the recent one, None until there are enough steps."""
         if self.judged in ("rise", "fall"):
             if median is None or median <= 0 or max(value, median) < self.least:
                 return QUIET
@@ -69,9 +74,14 @@ SIGNALS: tuple[Signal, ...] = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the guard says of a step. warnings: sentences to show. collapsed: why, where the alarm held for `patience` steps.
-    good: a state worth returning to: no alarm, and neither the mean reward nor this step's has fallen (after a rewind: as
-    far as a whole window shows). metrics: for the log.
+    """The guard's judgement of a step.
+
+    Attributes:
+        warnings: Sentences to show.
+        collapsed: The reason, once the alarm has lasted `patience` steps; otherwise "".
+        good: Whether the state is worth returning to: no alarm, and neither the mean reward nor the reward of this step has
+            fallen. After a rewind, False until a whole window is available.
+        metrics: For the log.
     """
 
     warnings: list[str] = field(default_factory=list)
@@ -81,7 +91,7 @@ class Verdict:
 
 
 class Guard:
-    """Judges a run step by step. rewinds: how often the run went back to a good checkpoint."""
+    """Judges a run step by step. rewinds: number of times that the run went back to a good checkpoint."""
 
     def __init__(self, config: GuardConfig):
         self.config = config
@@ -93,7 +103,7 @@ class Guard:
         self._told: dict[str, int] = {}
 
     def see(self, metrics: Mapping[str, Any]) -> Verdict:
-        """Judges the metrics of one step. A metric that is missing or not a number is not judged."""
+        """Judges the metrics of one step. Missing or non-numeric metrics are not judged."""
         if self.config.action == "off":
             return Verdict()
         self._compare_anew(metrics)
@@ -114,13 +124,13 @@ class Guard:
         )
 
     def _compare_anew(self, metrics: Mapping[str, Any]) -> None:
-        """Forgets what earlier steps were like where other queries are sampled, or at another temperature."""
+        """Resets the history if the queries or the temperature changed, since earlier steps are not comparable."""
         if other_queries(metrics, self._stage):
             self._stage, self._fall = metrics.get("stage", self._stage), RewardFall(self.config.window)
             self._recent.clear()
 
     def _signals(self, metrics: Mapping[str, Any]) -> list[tuple[str, int, str]]:
-        """Name, level and sentence of each signal that is not quiet."""
+        """Name, level and message of each signal that is not quiet."""
         found = []
         for signal in SIGNALS:
             value, recent = metrics.get(signal.metric), self._recent[signal.metric]
@@ -139,7 +149,7 @@ class Guard:
         return found
 
     def _reward(self, metrics: Mapping[str, Any]) -> tuple[str, int, str] | None:
-        """The fall of the reward, where noise does not explain it and it is deep."""
+        """A fall of the reward that is deep and not explained by noise."""
         fall = self._fall.see(metrics)
         if fall is None or fall.share >= self._border:
             return None
@@ -148,7 +158,7 @@ class Guard:
 
     @property
     def _border(self) -> float:
-        """The share of the best reward below which it has fallen."""
+        """The share of the best reward below which the reward counts as fallen."""
         return (1 + self.config.collapse) / 2
 
     def _is_news(self, name: str, step: int) -> bool:
@@ -158,14 +168,14 @@ class Guard:
         return True
 
     def rewound(self) -> None:
-        """The run went back to a good checkpoint: what was seen since then no longer counts, the best reward does."""
+        """The run went back to a good checkpoint: resets the recent metrics and alarms, but keeps the best reward."""
         self.rewinds += 1
         self._recent.clear()
         self._fall.rewound()
         self._alarms = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next verdict depends on, in plain types."""
+        """All state that the next verdict depends on, in plain types."""
         return {
             "recent": {name: list(values) for name, values in self._recent.items()},
             "fall": self._fall.state_dict(),
@@ -179,7 +189,6 @@ class Guard:
         """Continue from `state_dict()`."""
         for name, values in state["recent"].items():
             self._recent[name].extend(values)
-        if "fall" in state:  # an earlier gspo kept another sum of the rewards
-            self._fall.load_state_dict(state["fall"])
+        self._fall.load_state_dict(state["fall"])
         self._alarms = state["alarms"]
-        self._told, self.rewinds, self._stage = dict(state["told"]), state["rewinds"], state.get("stage", 0.0)
+        self._told, self.rewinds, self._stage = dict(state["told"]), state["rewinds"], state["stage"]

@@ -1,4 +1,4 @@
-"""Everything that a training run is made of, its checkpoint, and the way back to a good one."""
+"""The state of a training run: saving, restoring, and rewinding to a good checkpoint."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ from gspo.types import Prompt, Sampling
 
 @dataclass
 class Run:
-    """Everything that a training run is made of (assembly/assemble.py makes it).
+    """All components and state of a training run (created by assembly/assemble.py).
 
-    row: the algorithm's, in the table. evaluator: samples completions of held-out prompts, with the policy's own weights.
-    data: a fingerprint of the prompts. step: steps done. good: the guard found nothing wrong with the last. old_logprobs:
-    what "auto" has decided, "" before it has.
+    Attributes:
+        row: The algorithm's row in the table of algorithms.
+        evaluator: Samples completions of held-out prompts, with the policy's own weights.
+        data: Fingerprint of the prompts.
+        step: Number of finished steps.
+        good: Whether the guard found no problem in the last step.
+        old_logprobs: The resolved value of algorithm.old_logprobs = "auto"; "" until the first batch resolves it.
     """
 
     config: Config
@@ -52,8 +56,8 @@ class Run:
 
 
 def save(run: Run, needed: bool = True) -> None:
-    """A checkpoint of everything that the next step depends on. Where the disk does not take it, a run that need not end now
-    goes on with a warning, and the checkpoint before it stays; else raises SaveError.
+    """Writes a checkpoint of all state that the next step depends on. If the disk rejects it, a run that can continue does
+    so with a warning and the previous checkpoint; with `needed`, raises SaveError.
     """
     run.screen.phase("saving", 0, 1)
     checkpoints = run.log.folder.checkpoints
@@ -74,11 +78,8 @@ def save(run: Run, needed: bool = True) -> None:
 
 
 def restore(run: Run, state: dict[str, Any]) -> None:
-    """Continue from a checkpoint whose model the policy already holds. Raises ValueError for one of an earlier gspo or of
-    other prompts.
-    """
+    """Continues from a checkpoint whose model the policy already holds. Raises ValueError for one of other prompts."""
     saved = checkpoint.folder_of(run.log.folder.checkpoints, state["step"])
-    checkpoint.same_source(saved, state["source"])
     checkpoint.same_data(state["data"], run.data)
     run.step = state["step"]
     run.tokens = state["tokens"]
@@ -93,30 +94,31 @@ def restore(run: Run, state: dict[str, Any]) -> None:
 
 
 def rest(run: Run) -> None:
-    """The samplers give up the memory that the learner needs, where they can, until they are given weights."""
-    for sampler in dict.fromkeys((run.sampler, run.evaluator)):  # they may be one
+    """Samplers that can release memory for the learner do so, until they load weights again."""
+    for sampler in dict.fromkeys((run.sampler, run.evaluator)):  # they may be the same object
         sampler.rest()
 
 
 def load(run: Run, version: int) -> None:
-    """Gives the samplers the learner's weights, as this version. Raises SamplerError."""
+    """Loads the learner's weights into the samplers, under this version. Raises SamplerError."""
     weights = run.learner.publish(version)
     for sampler in dict.fromkeys((run.sampler, run.evaluator)):
         sampler.load(weights)
 
 
 def enter_stage(run: Run) -> None:
-    """Has the learner read what the next step trains on as it is sampled."""
+    """Sets the learner's temperature and length limit to those that the next step's rollouts are sampled with."""
     if run.config.stage:
         rollout = rollout_at(run.config.rollout, run.config.stage, run.step + 1)
         run.learner.enter(rollout.temperature, rollout.max_completion_length)
 
 
 def rewind(run: Run) -> bool:
-    """Takes weights, optimizer and clip range of the last good checkpoint, and lowers the learning rate. False without one.
+    """Restores weights, optimizer and clip range from the last good checkpoint, and lowers the learning rate. False if there
+    is none.
 
-    Prompts, steps, versions and the log go on: a pass repeats no prompt, and no seed comes twice. Rollouts that wait (with
-    rollout.delay) are dropped.
+    Prompts, steps, versions and the log are not rewound: no prompt repeats within a pass, and no seed is reused. Waiting
+    rollouts (with rollout.delay) are dropped.
     """
     folder = checkpoint.good(run.log.folder.checkpoints)
     if folder is not None and (problem := disk.damage(folder)):
@@ -124,7 +126,7 @@ def rewind(run: Run) -> bool:
         return False
     if folder is None:
         return False
-    rest(run)  # what is loaded needs memory
+    rest(run)  # loading needs memory
     run.learner.rewind(folder, run.config.guard.lr_factor)
     run.source.drop()  # sampled by weights that are gone
     load(run, run.sampler.version + 1)

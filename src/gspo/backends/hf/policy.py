@@ -1,4 +1,4 @@
-"""The policy on a transformers causal language model: log-probabilities of sampled tokens, and their gradients."""
+"""The policy on a transformers causal language model: log-probabilities of the sampled tokens, with gradients."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ from gspo.learner.offload import Resting
 from gspo.objective.completions import index_select_deterministic
 from gspo.types import Batch, Outputs, Routing
 
-KERNELS = "kernels"  # in the state that is kept
+KERNELS = "kernels"  # key in `state_dict`
 
 
 class HFPolicy:
-    """A causal language model of transformers as ports.Policy.
+    """ports.Policy on a transformers causal language model.
 
-    temperature: the sampling temperature at which log-probabilities are taken. layout: "padded", "packed", "shared", or
-    "auto": for each batch the faster of the first and the last, and the first where that is not known (layout.gathering).
-    rests: the model waits in the host's memory while it is not `awake`. Raises ValueError for a layout that the model
-    cannot be read in.
+    Args:
+        temperature: Sampling temperature at which log-probabilities are computed.
+        layout: "padded", "packed", "shared" or "auto". "auto" picks the faster of "padded" and "shared" for each batch, and
+            "padded" on devices whose gather cost is not known (layout.gathering).
+        rests: Offload the model to host memory while it is not `awake`.
+
+    Raises:
+        ValueError: The model does not support the layout.
     """
 
     def __init__(
@@ -47,7 +51,7 @@ class HFPolicy:
     ):
         self.model = model
         self.temperature = temperature
-        self.unshared = ""  # why "auto" came out as "padded"
+        self.unshared = ""  # why "auto" fell back to "padded"
         read = [model, *([critic.own] if critic is not None and critic.own else [])]
         self.layout = self._possible(layout, read)
         self.shares_prompts = self.layout != "padded"
@@ -55,7 +59,7 @@ class HFPolicy:
         self.choices = (
             choices(model.model, lambda: model.hidden(input_ids=example_token_ids(model, 2))) if self.sparse else None
         )
-        self.unseen = missing(model.model) if unseen(model.model) else ""  # of experts whose choice nobody sees
+        self.unseen = missing(model.model) if unseen(model.model) else ""  # set if there are experts with an unknown router
         self.critic = critic
         self.router_logits = router_logits
         self.resting = Resting(model.model) if rests else None
@@ -66,7 +70,7 @@ class HFPolicy:
             enable({"use_reentrant": False, "context_fn": checkpoint_contexts})
 
     def _possible(self, asked: str, models: list[HFModel]) -> str:
-        """The layout that is asked for, where these models can be read in it."""
+        """Returns the requested layout, or the fallback for "auto". Raises ValueError if the models do not support it."""
         name = type(models[0].model).__name__
         if asked not in LAYOUTS:
             raise ValueError(f"layout = {asked!r}: allowed are {', '.join(LAYOUTS)}")
@@ -87,7 +91,7 @@ class HFPolicy:
         return "padded" if why else asked
 
     def _rows(self, batch: Batch) -> layout.Rows:
-        """How this batch is read."""
+        """Lays the batch out as rows of tokens."""
         if self.layout == "packed":
             return layout.packed(batch)
         least = layout.gathering(self.model.device) if self.layout == "auto" else None
@@ -97,33 +101,33 @@ class HFPolicy:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return self.model.device
 
     def awake(self) -> AbstractContextManager[None]:
-        """Around forward passes: its model stands where it works meanwhile."""
+        """Context for forward passes: loads an offloaded model to its device meanwhile."""
         return nullcontext() if self.resting is None else self.resting.awake()
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """What the optimizer trains: the weights, and those of the critic."""
+        """The trainable parameters of the model and of the critic."""
         critics = [] if self.critic is None else list(self.critic.parameters())
         return (p for p in [*(p for _, p in self.model.named_parameters()), *critics] if p.requires_grad)
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """The language model's weights by name, whole."""
+        """The language model's weights by name, unsharded."""
         return self.model.tensors()
 
     def layers(self) -> Iterable[dict[str, Tensor]]:
-        """The same as an engine reads it (HFModel.layers)."""
+        """The same weights layer by layer, as an inference engine reads them (HFModel.layers)."""
         return self.model.layers()
 
     def state_dict(self) -> dict[str, Any]:
-        """The critic's weights, where there is one, and whether kernels compute."""
+        """The critic's weights, if there is a critic, and whether compiled kernels are in use."""
         return {KERNELS: self.model.kernels} | ({} if self.critic is None else self.critic.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`. Warns where numbers will round otherwise."""
-        before = state.get(KERNELS, False)  # an earlier gspo had none
+        """Resumes from `state_dict()`. Warns if compiled kernels were switched on or off, since that changes rounding."""
+        before = state[KERNELS]
         if before != self.model.kernels:
             ways = {True: "gspo's compiled kernels", False: "transformers' own operations"}
             warnings.warn(
@@ -135,39 +139,41 @@ class HFPolicy:
             self.critic.load_state_dict({name: value for name, value in state.items() if name != KERNELS})
 
     def prove(self, trained: Iterable[nn.Parameter]) -> None:
-        """Raises RuntimeError where passes read other weights than the optimizer changes. trained: its parameters."""
+        """Raises RuntimeError if forward passes read other weights than `trained`, the optimizer's parameters."""
         self.model.prove(trained)
 
     def save_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
-        """Write the moments of an optimizer of these weights by their names, each rank its shards."""
-        from transformers.distributed import save_optimizer_distributed  # of no older transformers
+        """Writes the moments of these weights' optimizer, keyed by weight name. Each rank writes its shards."""
+        from transformers.distributed import save_optimizer_distributed  # missing in older versions of transformers
 
         try:
             save_optimizer_distributed(self.model.model, adamw, folder)
-        except BaseException as error:  # torch's CheckpointException, which is raised on all ranks, is no Exception
+        except BaseException as error:  # torch's CheckpointException, raised on all ranks, is not an Exception
             if type(error).__name__ != "CheckpointException":
                 raise
             raise OSError(f"{folder} could not be written ({error})") from error
 
     def load_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
-        """Take over what `save_moments` wrote, on as many ranks or on others."""
+        """Loads what `save_moments` wrote, also with another number of ranks."""
         from transformers.distributed import load_optimizer_distributed
 
         load_optimizer_distributed(self.model.model, adamw, folder)
 
     def load(self, folder: str) -> None:
-        """Take over the weights that `save` wrote."""
+        """Loads the weights that `save` wrote."""
         self.model.load(folder)
 
     def save(self, folder: str, *, merged: bool = False) -> None:
-        """Write model (safetensors) and tokenizer in Hugging Face format; adapters alone, or `merged` into a whole model."""
+        """Writes model (safetensors) and tokenizer in Hugging Face format. With LoRA: only the adapters, or with `merged`
+        the full model with the adapters merged in.
+        """
         if merged:
             self.model.save_whole(folder)
         else:
             self.model.save(folder)
 
     def forward(self, batch: Batch, *, entropy: bool = False, routing: bool = False, replay: bool = False) -> Outputs:
-        """One forward pass: log-probabilities at the sampling temperature, and what else is asked for."""
+        """One forward pass: log-probabilities at the sampling temperature, plus the optional outputs that are enabled."""
         return self.model.run(lambda: self._forward(batch, entropy, routing, replay))
 
     @one_sequence_a_row()
@@ -175,9 +181,9 @@ class HFPolicy:
         rows, device = self._rows(batch), self.model.device
 
         def there(x: Tensor) -> Tensor:
-            return x.to(device, non_blocking=True)  # a GPU is still at work on the pass before this one
+            return x.to(device, non_blocking=True)  # the GPU may still be running the previous pass
 
-        # Only the checkpointed layers look at the mode: dropout is 0 in either.
+        # Only gradient checkpointing depends on the mode: dropout is 0 in both.
         for model in self.models:
             model.train(self.gradient_checkpointing and torch.is_grad_enabled())
         with ExitStack() as stack:
@@ -200,14 +206,14 @@ class HFPolicy:
 
 
 def _row_routes(batch: Batch, rows: layout.Rows) -> Tensor:
-    """batch.routes [T, layers, k] as routing.replay reads them: [layers, B*L, k], -1 at padding."""
+    """batch.routes [T, layers, k] in the order that routing.replay expects: [layers, B*L, k], -1 at padding."""
     if batch.routes is None:
         raise ValueError("routing cannot be replayed: these completions carry no routes")
     return batch.routes[rows.node].masked_fill(rows.node[:, None, None] < 0, -1).transpose(0, 1)
 
 
 def _routing(recorded: Record, replayed: Replay | None, place: Tensor, with_logits: bool) -> Routing:
-    """What was recorded, for the T forest tokens, which stand at `place`."""
+    """The recorded routing of the T forest tokens, gathered from their positions `place` in the rows."""
     chosen, entropy = recorded.take(), recorded.take_entropy()
     assert chosen is not None and entropy is not None
     logits = recorded.take_logits() if with_logits else None
