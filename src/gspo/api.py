@@ -89,7 +89,7 @@ def train(
     """
     functions = _functions(reward)
     settings = configured(config, sections, model, tokenizer, dataset)
-    check_command(settings, "train", resume)
+    check_command(settings, "train")
     _check_given(settings, functions, eval_dataset)
     given = CallInputs(model, tokenizer, dataset, eval_dataset, functions)
     with reported(*ENDS_AT_ONCE) as told, assemble.training(settings, resume, given, allow) as (run, hf):

@@ -172,7 +172,7 @@ def test_config_prints_a_configuration_that_reads_back(tmp_path, capsys):
         {"train.steps": 5, "algorithm.name": "dapo", "algorithm.epsilon": 0.2, "algorithm.epsilon_high": 0.28,
          "algorithm.mini_batches": 4, "algorithm.scale_rewards": "group"},
     )  # fmt: skip
-    assert "# Rollout batches (`gspo sft`: updates)." in text and "\nsteps = 5\n" in text
+    assert "# Number of rollout batches (`gspo sft`: of updates)." in text and "\nsteps = 5\n" in text
     assert main(["config", str(tmp_path / "resolved.toml")]) == 0
     assert capsys.readouterr().out == text
 

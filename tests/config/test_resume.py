@@ -3,12 +3,10 @@ import re
 import pytest
 
 from gspo.config.algorithm import resolved
-from gspo.config.checks import check_training
-from gspo.config.files import from_dict, load_of_run, to_toml
+from gspo.config.files import from_dict
 from gspo.config.names import all_keys
 from gspo.config.resume import FREE, ON_PURPOSE, check_allowed, same_run
 from gspo.config.schema import SECTIONS, Config
-from gspo.config.unused import check_unused
 
 
 def test_what_is_free_is_a_section_or_a_key():
@@ -41,24 +39,6 @@ def test_where_it_is_and_when_it_stops_may_change(tables):
 def test_what_makes_it_another_run_may_not(tables, message):
     with pytest.raises(ValueError, match=message):
         same_run(Config(), from_dict(tables))
-
-
-def test_what_a_served_run_does_not_read_is_not_compared():
-    old = from_dict({"rollout": {"num_prompts": 8}})
-    assert same_run(old, Config(), command="serve") == []
-    with pytest.raises(ValueError, match=r"rollout\.num_prompts = 32 cannot be changed"):
-        same_run(old, Config())
-
-
-@pytest.mark.parametrize(
-    "command, tables",
-    [("sft", {"algorithm": {"epsilon": 0.1}}), ("sft", {"guard": {"window": 9}}), ("serve", {"task": {"size": 9}})],
-)
-def test_what_its_command_never_read_may_be_taken_out(command, tables):
-    """An earlier gspo let it be set, and this one refuses it."""
-    with pytest.raises(ValueError, match="has no effect"):
-        check_unused(from_dict(tables), command)
-    same_run(from_dict(tables), Config(), command=command)
 
 
 @pytest.mark.parametrize("name", ["grpo", "sapo", "ppo", "dapo"])
@@ -131,52 +111,3 @@ def test_a_refresh_may_not_change():
 def test_what_is_no_key_cannot_be_allowed():
     with pytest.raises(ValueError, match=r"allow = 'train\.lr': unknown key, did you mean optimizer\.lr\?; allowed are"):
         check_allowed(["train.lr"])
-
-
-HUMANEVAL = ["gspo.rewards.programs:humaneval"]
-REFRESH = {"every": 5, "drop_above": 0.9}
-
-
-@pytest.mark.parametrize(
-    ("tables", "key", "value"),
-    [
-        ({"reward": {"functions": ["code"]}, "code": {"language": "cpp"}}, "code.function_column", "f"),
-        ({"reward": {"functions": HUMANEVAL}}, "reward.env", ["KEY"]),
-    ],
-)
-def test_what_an_earlier_gspo_let_be_set_for_nothing_may_be_left_out(tmp_path, tables, key, value):
-    section, name = key.split(".")
-    base = {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}} | tables
-    new = from_dict(base)
-    file = tmp_path / "config.toml"
-    file.write_text(to_toml(from_dict(base | {section: base.get(section, {}) | {name: value}})))
-    old = load_of_run(file, "")
-    with pytest.raises(ValueError, match=rf"^{re.escape(key)} = .* has no effect: .*leave it out$"):
-        check_training(old, resume=True)
-    check_training(new, resume=True)
-    (change,) = same_run(old, new)
-    assert change.startswith(f"{key} = ")
-    with pytest.raises(ValueError, match=f"{re.escape(key)} = .* cannot be changed in a resumed run"):
-        same_run(new, old)  # only taken out, never put in
-
-
-def test_a_run_of_an_earlier_gspo_goes_on_with_settings_of_code_that_contradict(tmp_path):
-    file = tmp_path / "config.toml"
-    file.write_text(
-        '[model]\npath = "m"\n[task]\nsource = "rows.jsonl"\n[reward]\nfunctions = ["code"]\n'
-        '[code]\nseconds = 90.0\ntests_column = "x"\npublic_column = "x"\n'
-    )
-    old = load_of_run(file, "")
-    with pytest.raises(ValueError, match=r"code\.seconds = 90 and code\.total_seconds = 60"):
-        check_training(old)  # as a new run
-    check_training(old, resume=True)
-    assert same_run(old, old) == []
-
-
-def test_what_would_have_an_effect_now_may_not_be_left_out():
-    old, new = ({"refresh": REFRESH | more, "train": {"steps": n}} for more, n in (({"return_after": 99}, 100), ({}, 300)))
-    with pytest.raises(ValueError, match=r"refresh\.return_after = 0 cannot be changed in a resumed run: it began with 99"):
-        same_run(from_dict(old), from_dict(new))
-    old = from_dict({"reward": {"functions": ["mine:f"], "env": ["KEY"]}})
-    with pytest.raises(ValueError, match=r"reward\.env = \[\] cannot be changed in a resumed run"):
-        same_run(old, from_dict({"reward": {"functions": ["mine:f"]}}))

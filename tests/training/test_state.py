@@ -120,22 +120,6 @@ def test_no_file_of_a_checkpoint_goes_unverified(tmp_path):
         assert f"is not in {disk.SUMS}" in disk.damage(saved), line
 
 
-@pytest.mark.parametrize(
-    "source", [{"position": 2, "waiting": []}, {"position": 2, "flights": []}, {"position": 2}], ids=str
-)
-def test_a_checkpoint_of_before_stages_is_refused_in_words(tmp_path, source):
-    folder = train(tmp_path / "run", train={"steps": 2}).folder
-    (saved,) = checkpoint.steps(folder / "checkpoints")
-    state = torch.load(saved / checkpoint.STATE, weights_only=True)
-    torch.save(state | {"source": source}, saved / checkpoint.STATE)
-    (saved / disk.SUMS).unlink()
-    disk.write_sums(saved)
-    with pytest.raises(
-        ValueError, match=r"_000002 has no state of the prompts: it is of an earlier.*model\.path = .*model'"
-    ):
-        train(folder, resume=True)
-
-
 def test_the_learning_rate_changes_on_purpose_and_that_is_written_down(tmp_path):
     plain = numbers(train(tmp_path / "plain").folder)
     lower = {"resume": True, "optimizer": {"lr": 1e-3}, "allow": ["optimizer.lr"]}

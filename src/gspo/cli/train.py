@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     """Trains. Returns 0 if the run finished, 1 if it collapsed, 130 if it was stopped."""
     config = load(arguments.config, fields)
-    check_command(config, arguments.command, arguments.resume)
+    check_command(config, arguments.command)
     status = take_part(config, arguments)
     if status is not None:
         return status

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gspo.compare.spec import Cell
 from gspo.config.files import load_of_run, to_toml
-from gspo.config.resume import changed, left_out, may_differ
+from gspo.config.resume import changed, may_differ
 from gspo.report.read import read_lines
 from gspo.safe import replace_file
 
@@ -39,8 +39,7 @@ def finished(cell: Cell) -> bool:
     remedy = "Delete the folder, or choose another --dir"
     begun = load_of_run(folder / "config.toml", remedy)
     for key, was, is_now in changed(begun, cell.config):
-        free = may_differ(key) and not key.startswith(OF_ITS_NUMBERS)
-        if not free and not left_out(key, begun, cell.config):
+        if not may_differ(key) or key.startswith(OF_ITS_NUMBERS):
             raise ValueError(
                 f"{folder}: holds a cell of another study: {key} = {was!r} there, {is_now!r} in this one. {remedy}"
             )

@@ -19,8 +19,6 @@ from gspo.safe import visible
 
 Tables = dict[str, dict[str, Any]]
 KEYS = ("title", "plan", "base", "seeds", "baseline", "metric", "last", "workers", "threads", "variants", "settings")
-# Names reserved on Windows, whatever follows their first dot.
-RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{i}" for port in ("COM", "LPT") for i in range(1, 10))}
 LONGEST = 200  # bytes of a folder's name: file systems allow 255
 SET_BY_THE_STUDY = ("task.seed", "train.seed", "log.dir")
 
@@ -81,7 +79,7 @@ def check_name(key: str, name: str) -> None:
     """Raises ValueError for a name of a setting or variant that cannot name a folder or contains control characters."""
     folder = slug(name)
     outside = name.lstrip()[:1] in ("/", "\\") or ".." in re.split(r"[/\\]", name)
-    if outside or not folder or folder.startswith(".") or folder.partition(".")[0].upper() in RESERVED:
+    if outside or not folder or folder.startswith("."):
         raise ValueError(f"{key}.{name!r}: a folder gets this name, so begin it with a letter or a digit, and use no path")
     if visible(name) != name or set(name) & set("\n\t"):
         raise ValueError(f"{key}.{name!r}: leave out control characters")

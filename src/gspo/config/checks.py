@@ -75,7 +75,7 @@ def check_evaluation(config: Config) -> None:
 
 
 def check_code(code: CodeConfig) -> None:
-    """Checks [code] at the start of a run. Resumed runs are exempt: an earlier gspo allowed this. Raises ValueError."""
+    """Checks [code]. Raises ValueError."""
     if code.seconds > code.total_seconds:
         raise ValueError(
             f"code.seconds = {code.seconds:g} and code.total_seconds = {code.total_seconds:g}: one test would have more "
@@ -163,11 +163,10 @@ def check_required(config: Config, *keys: str) -> None:
             raise ValueError(f"{key} is required: set it to {what}")
 
 
-def check_training(config: Config, resume: bool = False) -> None:
-    """Checks what `gspo train` needs on top of `check`. `resume`: a run is resumed. Raises ValueError with a remedy."""
+def check_training(config: Config) -> None:
+    """Checks what `gspo train` needs on top of `check`. Raises ValueError with a remedy."""
     check_required(config)
-    if not resume:
-        check_code(config.code)
+    check_code(config.code)
     check_sampler(config)
     check_whole(config)
     check_refill(config)

@@ -8,17 +8,16 @@ from gspo.config.schema import Config
 from gspo.config.unused import check_unused
 
 
-def check_command(config: Config, command: str, resume: bool = False) -> None:
+def check_command(config: Config, command: str) -> None:
     """Raises ValueError, with a remedy, for settings that a command cannot work with or would ignore.
 
     Args:
         config: The unresolved configuration.
         command: "train", "sft", "serve" or "eval".
-        resume: Whether a run is resumed.
     """
     match command:
         case "train":
-            check_training(config, resume)
+            check_training(config)
             resolved(config)
         case "serve":
             check_serving(config)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from gspo.config.files import to_dict
 from gspo.config.names import all_keys, nearest_key
-from gspo.config.schema import SECTIONS, STAGE, Config
-from gspo.config.unused import COMMANDS, unused
+from gspo.config.schema import STAGE, Config
 from gspo.config.values import shown
 from gspo.safe import without_secrets
 
@@ -30,9 +28,6 @@ FREE = {
 # May differ if `allow` names them: every update reads them anew, and nothing in a checkpoint depends on them.
 ON_PURPOSE = ("optimizer.lr", "optimizer.schedule", "optimizer.min_lr", "optimizer.warmup")
 
-# A served run does not read it, but an earlier gspo let it be set.
-NOT_SERVED = "rollout.num_prompts"
-
 
 def check_allowed(keys: Collection[str]) -> None:
     """Checks that `keys` may be changed on purpose. Raises ValueError with the reason if one may not."""
@@ -51,7 +46,7 @@ def check_allowed(keys: Collection[str]) -> None:
         )
 
 
-def same_run(old: Config, new: Config, allowed: Collection[str] = (), command: str = "train", begun: int = 0) -> list[str]:
+def same_run(old: Config, new: Config, allowed: Collection[str] = (), begun: int = 0) -> list[str]:
     """Returns the changes from `old` to `new` in words. Raises ValueError if `new` would continue a different run.
 
     The error names the first such option in section order, because others may follow from it, as a clip range follows from
@@ -61,7 +56,6 @@ def same_run(old: Config, new: Config, allowed: Collection[str] = (), command: s
         old: Configuration of the run so far.
         new: Configuration to resume with.
         allowed: Keys that may change on purpose.
-        command: "train", "sft" or "serve".
         begun: The last step that was sampled for. Stages up to it are past; later ones may change.
     """
     changes = []
@@ -75,9 +69,7 @@ def same_run(old: Config, new: Config, allowed: Collection[str] = (), command: s
                 f"[[{STAGE}]] up to step {begun} cannot be changed in a resumed run, which has begun it: it was "
                 f"{was!r}. Set it back; stages after step {begun} may change"
             )
-        if command == "serve" and key == NOT_SERVED:
-            continue
-        if not may_differ(key, allowed) and not left_out(key, old, new, command):
+        if not may_differ(key, allowed):
             way = f', or allow it by --allow {key} (from Python: allow=["{key}"])' if key in ON_PURPOSE else ""
             raise ValueError(
                 f"{key} = {is_now!r} cannot be changed in a resumed run: it began with {was!r}. Set it back{way}, or start "
@@ -102,13 +94,3 @@ def changed(old: Config, new: Config) -> Iterator[tuple[str, Any, Any]]:
 def may_differ(key: str, allowed: Collection[str] = ()) -> bool:
     """Whether a setting may differ between a run and its resumption."""
     return bool({key.partition(".")[0], key} & {*FREE, *allowed})
-
-
-def left_out(key: str, old: Config, new: Config, command: str = "train") -> bool:
-    """Whether the only change is that a setting without effect was reset to its default: an earlier gspo let it be set."""
-    section, _, name = key.partition(".")
-    if key == STAGE or getattr(getattr(new, section), name) != getattr(SECTIONS[section](), name):
-        return False
-    was = {name: getattr(getattr(old, section), name)}
-    put_back = dataclasses.replace(new, **{section: dataclasses.replace(getattr(new, section), **was)})
-    return all(key in dict(unused(config, COMMANDS[command])) for config in (old, put_back))

@@ -50,7 +50,7 @@ def claimed(
         last = checkpoint.latest(folder.checkpoints)
         if last is not None:
             checkpoint.check(last)
-        same_run(begun_with(folder, last), config, allowed, command, sampled_for(config, last))
+        same_run(begun_with(folder, last), config, allowed, sampled_for(config, last))
         yield folder, last
 
 
@@ -85,7 +85,7 @@ def open_run(
         begun = sampled_for(config, last)
         toml, changes = to_toml(config), []
         if folder is not None:
-            changes = same_run(begun_with(folder, last), config, ON_PURPOSE, command, begun)
+            changes = same_run(begun_with(folder, last), config, ON_PURPOSE, begun)
         if folder is None:
             folder = stack.enter_context(RunFolder.create(config.log.dir, toml))
         disk.write_text(folder.config, toml)
