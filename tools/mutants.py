@@ -1,5 +1,5 @@
-"""How many small defects does the core of the tests find? Applies the patches of tools/mutants, one at a time, to a copy of
-this tree, and runs the core of the tests there.
+"""How many small defects does the core of the tests find? Makes the changes of tools/mutants.toml, one at a time,
+in a copy of this tree, and runs the core of the tests there.
 
 First come the tests of the folder that mirrors the changed file, then, where those find nothing, the whole core. A mutant is
 killed where a test fails that the run names; what the suite says of processor seconds is no failure. The tree itself is not
@@ -18,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PATCHES = Path(__file__).with_suffix("")
+TABLE = Path(__file__).with_suffix(".toml")
 PYTHON = ROOT / ".venv" / "bin" / "python"
 TESTS = ("-m", "pytest", "--part", "core", "--workers", "2", "-x", "-q", "-p", "no:cacheprovider")
 PASSED, FAILED, COLLECTING, NONE = 0, 1, 2, 5  # exit statuses of pytest; 2: a file could not be collected
@@ -32,36 +34,54 @@ END = 10.0  # seconds that tests may take to end when they are interrupted
 def main() -> int:
     """Runs the mutants. Returns 0 where enough are killed, 1 where not, 2 for what cannot be run, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n\n")[0])
-    parser.add_argument("names", nargs="*", metavar="MUTANT", help="patches, by the beginning of their names (default: all)")
+    parser.add_argument("names", nargs="*", metavar="MUTANT", help="by the beginning of their names (default: all)")
     parser.add_argument("--least", type=int, default=32, help="how many must be killed, or all of fewer (default: 32)")
     parser.add_argument("--log", type=Path, help="a file to append results to; the mutants that it holds are not run again")
     arguments = parser.parse_args()
-    patches = chosen(arguments.names)
-    if not patches:
-        print(f"no patch in {PATCHES} is called {' or '.join(arguments.names)}", file=sys.stderr)
+    mutants = chosen(arguments.names)
+    if not mutants:
+        print(f"no mutant in {TABLE} is called {' or '.join(arguments.names)}", file=sys.stderr)
         return 2
     known = read(arguments.log)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for patch in patches:
-            if patch.stem not in known:
-                known[patch.stem] = verdict = tried(patch)
-                note(arguments.log, f"{patch.stem}: {verdict}")
-            print(f"{patch.stem}: {known[patch.stem]}", flush=True)
+        for mutant in mutants:
+            if mutant.name not in known:
+                known[mutant.name] = verdict = tried(mutant)
+                note(arguments.log, f"{mutant.name}: {verdict}")
+            print(f"{mutant.name}: {known[mutant.name]}", flush=True)
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    killed = sum(known[patch.stem].startswith("killed") for patch in patches)
-    print(f"{killed} of {len(patches)} killed")
-    return int(killed < min(arguments.least, len(patches)))
+    killed = sum(known[mutant.name].startswith("killed") for mutant in mutants)
+    print(f"{killed} of {len(mutants)} killed")
+    return int(killed < min(arguments.least, len(mutants)))
 
 
-def chosen(names: list[str]) -> list[Path]:
-    """The patches whose names begin with one of these; all without any."""
-    return [patch for patch in sorted(PATCHES.glob("*.patch")) if not names or patch.name.startswith(tuple(names))]
+@dataclass(frozen=True)
+class Mutant:
+    """A small defect: in a file, which has the text `old` once, it becomes `new`."""
+
+    name: str
+    why: str
+    file: str
+    old: str
+    new: str
+
+    def changed(self, text: str) -> str:
+        """The file with the defect. Raises RuntimeError where `old` is not there, or more than once."""
+        if text.count(self.old) != 1:
+            raise RuntimeError(f"{self.name}: {self.file} has its old text {text.count(self.old)} times: mend {TABLE.name}")
+        return text.replace(self.old, self.new)
+
+
+def chosen(names: list[str]) -> list[Mutant]:
+    """The mutants whose names begin with one of these; all without any."""
+    mutants = [Mutant(**each) for each in tomllib.loads(TABLE.read_text(encoding="utf-8"))["mutant"]]
+    return [mutant for mutant in mutants if not names or mutant.name.startswith(tuple(names))]
 
 
 def read(log: Path | None) -> dict[str, str]:
@@ -77,18 +97,16 @@ def note(log: Path | None, line: str) -> None:
             file.write(f"{line}\n")
 
 
-def tried(patch: Path) -> str:
+def tried(mutant: Mutant) -> str:
     """What became of a mutant, in words. Raises RuntimeError where it cannot be tried."""
     begin = time.monotonic()
     with copy() as tree:
         found = python(tree, ["-c", "import gspo; print(gspo.__file__)"])[1].strip()
         if not found.startswith(f"{tree / 'src'}{os.sep}"):
             raise RuntimeError(f"{PYTHON} imports {found}, and not the gspo of the copy {tree}")
-        apart = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}  # the copy belongs to no repository
-        done = subprocess.run(["git", "apply", patch], cwd=tree, env=apart, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{patch.name} does not apply:\n{done.stderr}")
-        folder = mirror(patch, tree)
+        path = tree / mutant.file
+        path.write_text(mutant.changed(path.read_text(encoding="utf-8")), encoding="utf-8")
+        folder = mirror(mutant, tree)
         if test := (failing(tree, folder) if folder else "") or failing(tree):
             return f"killed by {test} in {time.monotonic() - begin:.0f} s"
     return f"SURVIVED in {time.monotonic() - begin:.0f} s"
@@ -107,12 +125,10 @@ def copy() -> Iterator[Path]:
         yield tree
 
 
-def mirror(patch: Path, tree: Path) -> str:
-    """The folder of the tests of the package that a patch changes; "" for a file that lies in gspo itself."""
-    changed = re.search(r"^\+\+\+ b/src/gspo/(\S+)", patch.read_text(encoding="utf-8"), re.MULTILINE)
-    if changed is None:
-        raise RuntimeError(f"{patch.name} changes no file in src/gspo")
-    folders = [folder for folder in Path(changed[1]).parents if folder.name and (tree / "tests" / folder).is_dir()]
+def mirror(mutant: Mutant, tree: Path) -> str:
+    """The folder of the tests of the package that a mutant changes; "" for a file that lies in gspo itself."""
+    package = Path(mutant.file).relative_to("src/gspo")
+    folders = [folder for folder in package.parents if folder.name and (tree / "tests" / folder).is_dir()]
     return f"tests/{folders[0].as_posix()}" if folders else ""
 
 

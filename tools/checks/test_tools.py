@@ -12,6 +12,7 @@ from tests.patience import PATIENCE
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
 
+import mutants  # noqa: E402
 import same  # noqa: E402
 import shape  # noqa: E402
 
@@ -74,3 +75,11 @@ def test_no_two_scripts_have_one_name():
     """Tests put these folders on the path: of two with one name, each process would have the one that it imported first."""
     names = [path.stem for folder in ("tools", "lab/speed", "lab/studies") for path in (ROOT / folder).glob("*.py")]
     assert len(names) > 50 and sorted(names) == sorted(set(names))
+
+
+def test_every_mutant_still_finds_its_text():
+    found = mutants.chosen([])
+    assert len(found) >= 32 and len({mutant.name for mutant in found}) == len(found)
+    for mutant in found:
+        text = (ROOT / mutant.file).read_text()
+        assert mutant.changed(text) != text
