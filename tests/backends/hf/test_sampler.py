@@ -9,11 +9,12 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from gspo.backends.hf.kv_cache import FIRST_BLOCK, GrowingLayer
 from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
-from gspo.backends.hf.sampler import HFSampler, draw
+from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
 from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, TOKENIZER, prompts, tiny
+from tests.backends.hf.test_draw import naive
 
 
 def full_forward(model, rollout, temperature):
@@ -62,36 +63,6 @@ def test_growing_layer_holds_what_it_was_given():
     layer.reorder_cache(torch.tensor([2]))
     k, _ = layer.update(wide[:1, :, :1], wide[:1, :, :1])
     assert torch.equal(k[:, :, :300], wide[2:])
-
-
-def naive(logits, sampling):
-    """The truncated distribution of one row, by sorting in plain Python."""
-    probs = (logits.double() / sampling.temperature).softmax(-1).tolist()
-    order = sorted(range(len(probs)), key=lambda i: -probs[i])
-    if sampling.top_k:
-        order = order[: sampling.top_k]
-    mass, nucleus, total = 0.0, [], sum(probs[i] for i in order)
-    for i in order:
-        if mass < sampling.top_p:
-            nucleus.append(i)
-        mass += probs[i] / total
-    total = sum(probs[i] for i in nucleus)
-    return {i: probs[i] / total for i in nucleus}
-
-
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.7), (9, 0.6), (1, 1.0), (0, 1e-9), (999, 1.0)])
-def test_draw_follows_the_truncated_distribution(top_k, top_p):
-    torch.manual_seed(0)
-    sampling = Sampling(1, temperature=0.7, top_k=top_k, top_p=top_p)
-    logits = torch.randn(3, 37) * 2
-    uniforms = torch.cat([torch.linspace(0, 1, 997)[:-1], torch.tensor([1 - 2**-24])])  # 0 and the largest below 1
-    for row in logits:
-        want = naive(row, sampling)
-        tokens, logp = draw(row.expand(len(uniforms), -1), uniforms, sampling)
-        assert set(tokens.tolist()) <= set(want)
-        assert torch.allclose(logp, torch.tensor([want[i] for i in tokens.tolist()]).log(), atol=1e-5)
-        counts = torch.bincount(tokens, minlength=37) / len(uniforms)
-        assert all(abs(counts[i] - want.get(i, 0.0)) < 3e-3 for i in range(37))
 
 
 def test_top_k_and_top_p_in_a_run():

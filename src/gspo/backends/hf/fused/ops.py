@@ -281,12 +281,8 @@ def experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: T
 
 
 def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Draws one token per row by inverse CDF. Returns token ids [B] and their log-probabilities [B].
-
-    Args:
-        logits: Logits [B, V], before the temperature.
-        uniforms: Uniform random numbers [B] in [0, 1).
-        temperature: Divisor of the logits.
+    """Draws one token per row by inverse CDF, from logits [B, V] before the temperature and uniform random numbers [B] in
+    [0, 1). Returns token ids [B] and their log-probabilities [B].
     """
     logits, uniforms, (rows, n) = logits.contiguous(), uniforms.contiguous(), logits.shape
     words, logp = torch.empty(rows, dtype=torch.long), torch.empty(rows)
@@ -308,12 +304,10 @@ def attend(
 
     Args:
         q: Queries [B, H, D].
-        prompt_keys: Keys of the prompts [P, H', L, D].
-        prompt_values: Values of the prompts [P, H', L, D].
+        prompt_keys, prompt_values: Of the prompts [P, H', L, D].
         prompt_of: The prompt of each row [B].
         bias: Added to the scores of the prompts [P, L], or None.
-        keys: Keys of the completions [B, H', T, D].
-        values: Values of the completions [B, H', T, D].
+        keys, values: Of the completions [B, H', T, D].
         scale: Factor on the scores.
     """
     (rows, heads, n), (_, groups, length, _), own = q.shape, prompt_keys.shape, keys.shape[2]
@@ -341,8 +335,7 @@ def attend_step(
 
     Args:
         q: Projected queries [B, H, D], contiguous.
-        k: Projected keys [B, H', D], contiguous.
-        v: Projected values [B, H', D], contiguous.
+        k, v: Projected keys and values [B, H', D], contiguous.
         norms: RMSNorm weights [D] for the heads of q and of k, eps and offset; None without norms.
         angles: cos and sin [1 or B, D].
         prompts: prompt_keys, prompt_values, prompt_of and bias, as in `attend`.
