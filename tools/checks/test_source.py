@@ -67,16 +67,23 @@ def test_every_public_name_is_documented():
     assert [name for name, node in every if not ast.get_docstring(node)] == []
 
 
+def documentation(node):
+    """The lines of a function's docstring."""
+    first = node.body[0]
+    return first.end_lineno - first.lineno + 1 if ast.get_docstring(node) else 0
+
+
 def test_files_and_functions_are_small():
+    """A function counts without its docstring."""
     lines = {module(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {name: count for name, count in lines.items() if count > 350} == {}
     lengths = {
-        f"{module(path)}.{node.name}": node.end_lineno - node.lineno + 1
+        f"{module(path)}.{node.name}": node.end_lineno - node.lineno + 1 - documentation(node)
         for path in FILES
         for node in ast.walk(TREES[path])
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
-    assert {name: count for name, count in lengths.items() if count > 60} == {}
+    assert {name: count for name, count in lengths.items() if count > 55} == {}
 
 
 def test_no_two_classes_share_a_name():
