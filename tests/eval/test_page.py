@@ -23,7 +23,7 @@ def test_one_reply_a_problem_draws_no_estimates(tmp_path):
 def test_the_page_says_in_which_sandbox_programs_ran(tmp_path):
     rows, found, _, _ = made()
     for driver, words in (
-        ("bwrap", "Programs ran in the sandbox &#x27;bwrap&#x27;."),
+        ("bwrap", "Programs ran in the sandbox &#39;bwrap&#39;."),
         ("none", "Programs ran in no sandbox."),
     ):
         text = page.write(tmp_path, MANIFEST | {"scoring": {"sandbox": driver}}, found, rows).read_text()

@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 import pytest
 import tomli_w
 
-from gspo.report.page import escape, reported, write_report
+from gspo.report.html import escape
+from gspo.report.page import reported, write_report
 from gspo.report.read import read_run
 from tests.report.fake_run import make
 from tests.report.rows import rollouts, row

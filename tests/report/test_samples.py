@@ -1,5 +1,5 @@
 from gspo.report import samples
-from gspo.report.page import escape
+from gspo.report.html import escape
 from tests.report.rows import rollouts, row
 
 

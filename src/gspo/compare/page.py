@@ -14,7 +14,7 @@ from gspo.compare.analysis import MEANS, bootstrap, interval, of_differences, pa
 from gspo.compare.measures import NO_SIGN, UNBOUNDED, better, bounds
 from gspo.compare.spec import Study
 from gspo.compare.terms import describe
-from gspo.report.page import escape, figure, table, write_page
+from gspo.report.html import write_page
 from gspo.report.plots import Drawn
 from gspo.runs.log import finite
 from gspo.safe import replace_file
@@ -115,31 +115,32 @@ def write_html(
     folder: Path,
 ) -> Path:
     """compare.html. Returns its path."""
-    missing = [row for row in rows if row["status"] != "done" or row["reason"]]
-    count = sum(row["status"] == "done" for row in rows)
-    parts = [
-        f"<h1>{escape(study.title)}</h1>",
-        f'<p class="lead">{count} of {len(rows)} cells: {len(study.settings)} setting{"s" * (len(study.settings) > 1)}, '
-        f"seeds {escape(', '.join(map(str, study.seeds)))}. {escape(describe(study.cells, _steps(study, rows)))}</p>",
-        f"<p>{escape(study.plan)}</p>" if study.plan else "",
-        _missing(missing),
+    missing = [
+        f"{row['setting']} / {row['variant']} / seed {row['seed']}: {row['status']}. {row['reason']}"
+        for row in rows
+        if row["status"] != "done" or row["reason"]
     ]
+    count = sum(row["status"] == "done" for row in rows)
+    settings = []
     for setting in study.settings:
-        parts.append(f"<h2>{escape(setting)}</h2>")
+        tables = []
         for by, lines in summaries.items():
             here = [line for line in lines if line["setting"] == setting]
-            parts.append(_table(study, here, by))
-            verdicts = "".join(f"<li>{escape(line['verdict'])}</li>" for line in here if "verdict" in line)
-            parts.append(f"<ul>{verdicts}</ul>" if verdicts else "")
-        parts.append(f'<div class="figures">{"".join(map(figure, drawn.get(setting, [])))}</div>')
-    parts.append(
-        '<p class="note">Reward: mean of the last '
-        f"{study.last} steps of a cell. Intervals: 95 %, Student's t over seeds; in round brackets the percentile "
-        "bootstrap of the paired differences, which is too narrow for few seeds. Collapsed: the reward ended below "
-        f"{_share(study)} of its best, and noise does not explain it, or the guard stopped the run.</p>"
-    )
+            tables.append((*_table(study, here, by), [line["verdict"] for line in here if "verdict" in line]))
+        settings.append({"name": setting, "tables": tables, "drawn": drawn.get(setting, [])})
     path = folder / "compare.html"
-    write_page(path, study.title, "\n".join(part for part in parts if part))
+    write_page(
+        path,
+        "compare/page.html",
+        title=study.title,
+        lead=f"{count} of {len(rows)} cells: {len(study.settings)} setting{'s' * (len(study.settings) > 1)}, seeds "
+        f"{', '.join(map(str, study.seeds))}. {describe(study.cells, _steps(study, rows))}",
+        plan=study.plan,
+        missing=missing,
+        settings=settings,
+        last=study.last,
+        share=_share(study),
+    )
     return path
 
 
@@ -155,19 +156,10 @@ def _share(study: Study) -> str:
     return f"{shares.pop():.0%}" if len(shares) == 1 else "the share guard.collapse"
 
 
-def _missing(rows: Sequence[CellRow]) -> str:
-    lines = "".join(
-        f"<li>{escape(row['setting'])} / {escape(row['variant'])} / seed {escape(row['seed'])}: {escape(row['status'])}. "
-        f"{escape(row['reason'])}</li>"
-        for row in rows
-    )
-    return f'<div class="warnings"><h2>Not in the numbers</h2><ul>{lines}</ul></div>' if lines else ""
-
-
-def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> str:
+def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> tuple[Sequence[str], list[Sequence[str]]]:
     label = named(study, by)[1]
     head = ("variant", label, f"against {study.baseline}", "collapsed", "clipped tokens", "volatility", "seconds")
-    rows = []
+    rows: list[Sequence[str]] = []
     for line in lines:
         difference = line.get("difference")
         low, high = line.get("bootstrap", (math.nan, math.nan))
@@ -181,4 +173,4 @@ def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> str:
             spell(line["seconds"], ".0f", short=True),
         )
         rows.append(cells)
-    return table(head, rows)
+    return head, rows

@@ -11,7 +11,7 @@ from typing import Any
 from gspo.eval.results import LIKE, NEEDS_TWO, THESE, bounded, sizes, spelled, unscored
 from gspo.eval.scores import Bounded
 from gspo.report.canvas import LIGHT, canvas, finish, save
-from gspo.report.page import escape, figure, table, write_page
+from gspo.report.html import write_page
 from gspo.report.plots import Drawn
 from gspo.safe import own_folder
 
@@ -30,22 +30,21 @@ def write(
     title = f"{manifest['title']}: {spelled(bounded(made, LIKE))}"
     drawn = draw(made, rows, own_folder(folder / "figures"))
     spans = [(f"avg@{n}, {which}", _spelled(bounded(made, which))) for which in (THESE, LIKE)]
-    parts = [
-        f'<p class="origin">{escape(manifest["benchmark"])} · {escape(manifest["model"])}</p>',
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="lead">{escape(_lead(made, manifest))}</p>',
-        *(f'<p class="lead">{escape(text)}</p>' for text in words),
-        _tiles(made),
-        table(("95 % interval", "share of right replies"), spans),
-        '<p class="note">Over these problems: what other replies of this model to the same problems would score. Over '
-        "problems like these: what it would score on other problems of the kind.</p>",
-        f'<div class="figures first">{"".join(map(figure, drawn))}</div>',
-        _estimates(made),
-        f"<h2>Problems</h2>{_problems(rows)}",
-        f"<details><summary>Manifest</summary><pre>{escape(_text(manifest))}</pre></details>",
-    ]
     path = folder / "benchmark.html"
-    write_page(path, title, "\n".join(part for part in parts if part))
+    write_page(
+        path,
+        "eval/page.html",
+        title=title,
+        manifest=manifest,
+        leads=[_lead(made, manifest), *words],
+        tiles=_tiles(made),
+        intervals=spans,
+        drawn=drawn,
+        estimates=_estimates(made),
+        like=LIKE,
+        problems=_problems(rows),
+        whole_manifest=_text(manifest),
+    )
     return path
 
 
@@ -69,7 +68,7 @@ def _lead(made: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     return text
 
 
-def _tiles(made: Mapping[str, Any]) -> str:
+def _tiles(made: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     n = made["samples"]
     last = max(made["pass"])
     cells = [(f"avg@{n}", f"{100 * made['avg']:.1f} %", "share of right replies")]
@@ -80,23 +79,18 @@ def _tiles(made: Mapping[str, Any]) -> str:
     cells.append(("Truncated", f"{100 * made['truncated']:.1f} %", "replies at the length limit"))
     if "answered" in made:
         cells.append(("With an answer", f"{100 * made['answered']:.1f} %", "replies with a box or tags"))
-    tiles = "".join(
-        f'<div class="tile"><span>{escape(name)}</span><b>{escape(value)}</b><small>{escape(note)}</small></div>'
-        for name, value, note in cells
-    )
-    return f'<div class="tiles">{tiles}</div>'
+    return cells
 
 
-def _estimates(made: Mapping[str, Any]) -> str:
+def _estimates(made: Mapping[str, Any]) -> dict[str, Any] | None:
     names = [name for name in ("pass", "maj") if name in made]
     if made["samples"] < 2:
-        return ""
+        return None
     rows = [(f"k = {k}", *(spelled(Bounded(**made[name][k])) for name in names)) for k in made["pass"]]
-    head = ("replies", *(f"{name}@k" for name in names))
-    return f'<h2>Several replies</h2>{table(head, rows)}<p class="note">Intervals: 95 %, {LIKE}.</p>'
+    return {"columns": ("replies", *(f"{name}@k" for name in names)), "rows": rows}
 
 
-def _problems(rows: Sequence[Mapping[str, Any]]) -> str:
+def _problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     answers = "votes" in rows[0]
     head = ("problem", "right", *(("answer", "majority") if answers else ()), "truncated", "mean length", "not scored")
     lines = []
@@ -104,8 +98,7 @@ def _problems(rows: Sequence[Mapping[str, Any]]) -> str:
         own = (row["answer"][:60], str(row["majority"] or "")[:60]) if answers else ()
         some = [str(row[name]) if row[name] else "" for name in ("truncated", "failed")]
         lines.append((row["id"], f"{row['correct']} of {row['n']}", *own, some[0], f"{row['tokens']:,.0f}", some[1]))
-    left = f'<p class="note">{len(rows) - MOST} more are in results.json.</p>' if len(rows) > MOST else ""
-    return table(head, lines) + left
+    return {"columns": head, "rows": lines, "left": max(0, len(rows) - MOST)}
 
 
 def draw(made: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], out: Path) -> list[Drawn]:

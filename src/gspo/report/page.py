@@ -5,22 +5,22 @@ Reads what a run folder holds. Anyone may have written there: whatever comes fro
 
 from __future__ import annotations
 
-import base64
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from html import escape as html_escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import tomli_w
+from markupsafe import Markup
 
 from gspo.report import numbers, samples
 from gspo.report.events import sandbox, warnings
+from gspo.report.html import escape, write_page
 from gspo.report.read import read_lines, read_run, run_names
 from gspo.report.summary import RunSummary, get, headline, lead, origin, tell, tiles
-from gspo.safe import own_folder, replace_file, visible, without_secrets
+from gspo.safe import own_folder, without_secrets
 
 if TYPE_CHECKING:
     from gspo.report.plots import Drawn
@@ -45,12 +45,10 @@ def write_report(run_dirs: Sequence[str | Path]) -> Path:
     drawn = plots.draw(folders)
     settings, texts = zip(*map(_settings, folders))
     told = [tell(folder, run, table) for folder, run, table in zip(folders, runs, settings)]
-    if len(runs) == 1:
-        title, body = _report(folders[0], told[0], drawn, texts[0])
-    else:
-        title, body = _comparison(folders, told, drawn, texts)
-    path = folders[0] / ("report.html" if len(runs) == 1 else "comparison.html")
-    write_page(path, title, body)
+    kind = "report" if len(runs) == 1 else "comparison"
+    values = _report(folders[0], told[0], drawn, texts[0]) if len(runs) == 1 else _comparison(folders, told, drawn, texts)
+    path = folders[0] / f"{kind}.html"
+    write_page(path, f"report/templates/{kind}.html", **values)
     return path
 
 
@@ -88,54 +86,34 @@ def reported(*but: type[BaseException]) -> Iterator[list[Path]]:
         report_of(folder)
 
 
-def write_page(path: Path, title: str, body: str) -> None:
-    """Writes `body` (HTML) as a page that needs no other file."""
-    css = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
-    page = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
-        "style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title>\n<style>\n{css}</style></head>\n"
-        f"<body><main>\n{body}\n</main></body></html>\n"
-    )
-    replace_file(path, page.encode())
-
-
-def escape(text: Any) -> str:
-    """`text` as HTML that cannot be markup; control characters become visible."""
-    return html_escape(visible(text), quote=True)
-
-
-def _report(folder: Path, told: RunSummary, drawn: list[Drawn], text: str) -> tuple[str, str]:
+def _report(folder: Path, told: RunSummary, drawn: list[Drawn], text: str) -> dict[str, Any]:
+    """The values of templates/report.html."""
     title = headline(told)
     names = [d.name for d in drawn]
     first = [name for name in FIRST if name in names]
     first += [name for name in NEXT if name in names][: max(0, 2 - len(first))]
-    shown, diagnostics = ([d for d in drawn if (d.name in first) == begin] for begin in (True, False))
     warned = warnings(folder, told.run)
     below = f" {numbers.plural(len(warned), 'warning')} below." if warned else ""
     ran = sandbox(folder)
     programs = f" {ran[:1].upper()}{ran[1:]}." if ran else ""
-    parts = [
-        f'<p class="origin">{escape(origin(told))}</p>',
-        f"<h1>{escape(title)}</h1>",
-        f'<div class="failure">{escape(why)}</div>' if (why := told.error or told.collapsed) else "",
-        f'<p class="lead">{escape(lead(told) + programs + below)}</p>',
-        _tiles(told),
-        f'<div class="figures first">{"".join(map(figure, shown))}</div>' if shown else "",
-        _warnings(warned),
-        samples.before_and_after(folder, escape),
-        f'<h2>Diagnostics</h2><div class="figures">{"".join(map(figure, diagnostics))}</div>' if diagnostics else "",
-        samples.coloured(folder / "rollouts.jsonl", escape),
-        _configuration("Configuration", text),
-    ]
-    return f"{told.run.name}: {title}", "\n".join(p for p in parts if p)
+    return {
+        "title": f"{told.run.name}: {title}",
+        "origin": origin(told),
+        "headline": title,
+        "failure": told.error or told.collapsed,
+        "lead": lead(told) + programs + below,
+        "tiles": tiles(told),
+        "first": [d for d in drawn if d.name in first],
+        "warnings": warned,
+        "before_and_after": Markup(samples.before_and_after(folder, escape)),
+        "diagnostics": [d for d in drawn if d.name not in first],
+        "coloured": Markup(samples.coloured(folder / "rollouts.jsonl", escape)),
+        "configuration": text,
+    }
 
 
-def _comparison(folders: list[Path], told: list[RunSummary], drawn: list[Drawn], texts: Sequence[str]) -> tuple[str, str]:
-    title = f"{len(told)} runs compared"
-    columns = ("run", "algorithm", "steps", "time", "held-out accuracy", "reward", "clipped", "completion length")
+def _comparison(folders: list[Path], told: list[RunSummary], drawn: list[Drawn], texts: Sequence[str]) -> dict[str, Any]:
+    """The values of templates/comparison.html."""
     rows = []
     for one in told:
         run = one.run
@@ -151,54 +129,14 @@ def _comparison(folders: list[Path], told: list[RunSummary], drawn: list[Drawn],
         )
         rows.append(cells)
     warned = [(one.run.name, text) for one, folder in zip(told, folders) for text in warnings(folder, one.run)]
-    parts = [
-        f"<h1>{title}</h1>",
-        table(columns, rows),
-        '<p class="note">Held-out accuracy: first and last evaluation, with the 95 % interval of the last. Reward and '
-        "completion length: means of the first and the last steps. Clipped: share of the tokens, mean over the run.</p>",
-        f'<h2>Figures</h2><div class="figures">{"".join(map(figure, drawn))}</div>',
-        _warnings([f"{name}: {text}" for name, text in warned]),
-        *(_configuration(f"Configuration of {one.run.name}", text) for one, text in zip(told, texts)),
-    ]
-    return title, "\n".join(p for p in parts if p)
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as HTML, which scrolls sideways on a narrow page. An empty cell gets a dash."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell) or '–'}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        '<p class="scroll-hint">Scroll the table sideways to see all columns.</p>'
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
-
-
-def _tiles(told: RunSummary) -> str:
-    cells = (
-        f'<div class="tile"><span>{escape(name)}</span><b>{escape(value)}</b><small>{escape(note)}</small></div>'
-        for name, value, note in tiles(told)
-    )
-    whole = "".join(cells)
-    return f'<div class="tiles">{whole}</div>' if whole else ""
-
-
-def _warnings(texts: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
-    return f'<div class="warnings"><h2>Warnings</h2><ul>{items}</ul></div>' if texts else ""
-
-
-def figure(drawn: Drawn) -> str:
-    """A drawn figure as HTML, both renderings within."""
-    light, dark = ("data:image/png;base64," + base64.b64encode(p.read_bytes()).decode() for p in (drawn.light, drawn.dark))
-    return (
-        f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img src="{light}" alt="{escape(drawn.title)}. {escape(drawn.caption)}"></picture>'
-        f"<figcaption>{escape(drawn.caption)}</figcaption></figure>\n"
-    )
-
-
-def _configuration(title: str, text: str) -> str:
-    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>" if text else ""
+    return {
+        "title": f"{len(told)} runs compared",
+        "columns": ("run", "algorithm", "steps", "time", "held-out accuracy", "reward", "clipped", "completion length"),
+        "rows": rows,
+        "drawn": drawn,
+        "warnings": [f"{name}: {text}" for name, text in warned],
+        "configurations": [(one.run.name, text) for one, text in zip(told, texts)],
+    }
 
 
 def _settings(folder: Path) -> tuple[dict[str, Any], str]:
