@@ -125,6 +125,10 @@ def test_guards_and_budgets_are_of_tests_that_there_are():
         file, _, function = name.partition("[")[0].partition("::")
         assert f"def {function}(" in (ROOT / "tests" / file).read_text(), name
     assert all((ROOT / "tests" / folder).is_dir() for folder in core["budget"])
+    for name in choice.measured():
+        file, _, function = name.partition("::")
+        path = ROOT / "tests" / file
+        assert path.exists() and f"def {function.rpartition('::')[2]}(" in path.read_text(), f"tests/seconds.txt: {name}"
 
 
 def test_more_than_the_core_may_take_is_named(monkeypatch):
