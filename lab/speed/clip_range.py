@@ -42,7 +42,7 @@ def shares(
             ratio = torch.exp(1e-3 * GROWTH[growth](step) * (part + 0.3) / 2 * z)
             clipped += float((((ratio > 1 + clip.e_high) & (A > 0)) | ((ratio < 1 - clip.e_low) & (A < 0))).sum())
             taught += int(teaches.sum())
-            clip.see(ratio, A)
+            clip.observe(ratio, A)
         if step >= 5 and taught:
             yield clipped / taught, clipped / (groups * generations), clip.e_low
         clip.update_range(torch.ones(n))

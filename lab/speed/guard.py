@@ -107,7 +107,7 @@ def first_calls(lines: Iterator[dict[str, Any]]) -> tuple[int, int, int]:
     """The first steps with a warning, an alarm and a collapse, 0 where there is none."""
     guard, found = Guard(GuardConfig()), [0, 0, 0]
     for line in lines:
-        verdict = guard.see(line)
+        verdict = guard.observe(line)
         level = verdict.metrics["guard/level"]
         for i, called in enumerate((level > 0, level > 1, verdict.collapsed)):
             if called and not found[i]:

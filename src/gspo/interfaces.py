@@ -291,7 +291,7 @@ class PromptSource(Protocol):
         """The next k prompts, for the batch of a step."""
         ...
 
-    def see(self, groups: Sequence[Group]) -> None:
+    def observe(self, groups: Sequence[Group]) -> None:
         """Receives all groups that were sampled and scored."""
         ...
 

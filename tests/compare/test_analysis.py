@@ -76,7 +76,7 @@ def test_the_guard_and_a_study_judge_alike(drop, collapse, at):
     rewards = np.random.default_rng(0).normal([0.8] * 30 + [0.8 * drop] * 30, 0.01).tolist()
     lines = run(rewards, stage=[float(at is not None and i >= at) for i in range(60)]).lines
     guard = Guard(config)
-    levels = [guard.see(line).metrics["guard/level"] for line in lines]
+    levels = [guard.observe(line).metrics["guard/level"] for line in lines]
     expected = at is None and drop < collapse
     assert (levels[-1] == ALARM) == expected == measure(RunMetrics("a", lines), "", 10, config)["collapsed"]
 

@@ -21,7 +21,7 @@ def seen(made, *marks, scored=4):
     """Each query's group with so many correct completions; None: it was not seen."""
     for number, correct in enumerate(marks):
         if correct is not None:
-            made.see(made.prompts[number], scored, correct)
+            made.observe(made.prompts[number], scored, correct)
     return made
 
 
@@ -64,8 +64,8 @@ def test_a_query_is_judged_by_what_was_seen_since_it_was_judged_last():
 def test_min_seen_counts_scored_groups():
     rules = RefreshConfig(every=1, drop_above=0.8, min_seen=2)
     made = seen(pool(3), 4, 4)
-    made.see(made.prompts[1], 4, 4)
-    made.see(made.prompts[2], 0, 0)  # no reward in the whole group: nothing is known of it
+    made.observe(made.prompts[1], 4, 4)
+    made.observe(made.prompts[2], 0, 0)  # no reward in the whole group: nothing is known of it
     assert made.refresh(1, rules, 1).dropped == 1 and made.resting == {1: 1}
     assert made.counts()["queries/unseen"] == 0
 
@@ -92,7 +92,7 @@ def test_equal_rows_are_one_query_and_other_answers_make_another():
     rows = [((1,), "a"), ((1,), "a"), ((1,), "b"), ((2,), "a")]
     made = Pool("train", [Prompt(f"train-{i}", "", ids, {"answer": a}) for i, (ids, a) in enumerate(rows)], 0)
     assert made.queries == [0, 2, 3]
-    made.see(made.prompts[1], 4, 4)
+    made.observe(made.prompts[1], 4, 4)
     assert made.refresh(1, RULES, 1).dropped == 1
     assert {prompt.id for prompt in made.take(20)} == {"train-2", "train-3"}
 
@@ -110,7 +110,7 @@ def test_a_resumed_pool_goes_on_alike_and_never_falls_below_keep(groups, cut, ke
     def play(made, part, begin):
         found = []
         for step, (number, correct) in enumerate(part, begin):
-            made.see(made.prompts[number], 4, correct)
+            made.observe(made.prompts[number], 4, correct)
             change = made.refresh(step, rules, keep)
             assert len(made.active) >= keep
             found.append((change, [prompt.id for prompt in made.take(2)], made.counts()))

@@ -19,7 +19,7 @@ GONE = "Connection closed by peer [127.0.0.1]:53633. This is typically caused by
 
 
 def talk(ranks):
-    command = ranks.told({"do": torch.arange(3)} if ranks.number == 0 else None)
+    command = ranks.broadcast_command({"do": torch.arange(3)} if ranks.number == 0 else None)
     return ranks.number, ranks.size, ranks.gathered(ranks.number**2), ranks.any(ranks.number == 1), ranks.any(False), command
 
 

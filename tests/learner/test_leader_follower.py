@@ -40,7 +40,7 @@ def led(ranks, path, folder):
     clip, at_floor = learner.clip, learner.finish()
     weights.save(str(Path(folder) / "published"))
     after = {name: x.clone() for name, x in learner.publish(4).tensors()}
-    ranks.told(OVER)
+    ranks.broadcast_command(OVER)
     return weights.version, first, every, readings, agreement, metrics, clip, at_floor, after
 
 
@@ -146,7 +146,7 @@ def routed(ranks, path, case):
             told = None
         else:
             told = steps(LeadingLearner(local, ranks), case.replay)
-            ranks.told(OVER)
+            ranks.broadcast_command(OVER)
     return told, held, count, weights_of(local)
 
 

@@ -77,7 +77,7 @@ def test_completions_that_no_update_reads_take_no_pass():
 
 def test_the_reference_says_what_it_says():
     reference = Bigram(seed=1)
-    reference.awake = torch.no_grad
+    reference.on_device = torch.no_grad
     made = learner(reference, beta=0.1)
     made.prepare(parts(), recompute=False)
     for completion in [one for part in made.mini_batches for one in part]:

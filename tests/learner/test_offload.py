@@ -111,7 +111,7 @@ def test_a_model_rests_on_the_host_and_works_on_its_device(monkeypatch):
     expected = {name: x.clone() for name, x in model.state_dict().items()}
     resting = Resting(model)
     held = weight.data_ptr()
-    with pytest.raises(KeyError), resting.awake():
+    with pytest.raises(KeyError), resting.on_device():
         assert weight.data_ptr() != held and weight is model.lm_head.weight
         assert all(torch.equal(x, expected[name]) for name, x in model.state_dict().items())
         raise KeyError
@@ -123,7 +123,7 @@ def test_a_model_on_the_host_is_not_copied():
     model = tiny("qwen3").model
     weight, resting = model.lm_head.weight, Resting(model)
     held = weight.data_ptr()
-    with resting.awake():
+    with resting.on_device():
         assert weight.data_ptr() == held
 
 

@@ -26,7 +26,7 @@ def draw(spread, n=20_000, seed=0):
 def test_one_step_finds_the_range_over_orders_of_magnitude(spread):
     clip = AutoClip(3e-4, 4e-4, target=0.15)
     ratio, A = draw(spread)
-    clip.see(ratio, A)
+    clip.observe(ratio, A)
     clip.update_range(noise=STILL)
     assert share(clip, ratio, A) == pytest.approx(0.15, abs=0.002)
     assert clip.e_high / clip.e_low == pytest.approx(4 / 3)
@@ -38,7 +38,7 @@ def test_it_follows_a_drift_by_at_most_a_factor_of_two_a_step():
     before = None
     for step in range(12):
         for seed in range(3):
-            clip.see(*draw(1e-3 if step < 4 else 1e-1, seed=seed))
+            clip.observe(*draw(1e-3 if step < 4 else 1e-1, seed=seed))
         clip.update_range(noise=STILL)
         assert before is None or before / 2 * 0.999 <= clip.e_low <= before * 2.001
         before = clip.e_low
@@ -48,7 +48,7 @@ def test_it_follows_a_drift_by_at_most_a_factor_of_two_a_step():
 def test_what_moves_to_the_harmless_side_is_no_reason_to_clip():
     clip = AutoClip(3e-4, 4e-4, target=0.1)
     ratio = 1 + torch.linspace(1e-4, 1e-2, 1000, dtype=torch.float64)
-    clip.see(ratio, torch.where(torch.arange(1000) % 2 == 0, 1.0, -1.0))  # half of it is: A < 0
+    clip.observe(ratio, torch.where(torch.arange(1000) % 2 == 0, 1.0, -1.0))  # half of it is: A < 0
     clip.update_range(noise=STILL)
     # 100 of the 500 with A > 0 lie above the range: the upper fifth
     assert clip.e_high == pytest.approx(1e-4 + 0.8 * 9.9e-3, rel=0.02)
@@ -56,11 +56,11 @@ def test_what_moves_to_the_harmless_side_is_no_reason_to_clip():
 
 def test_it_stops_where_numerics_alone_would_clip_a_hundredth():
     clip = AutoClip(3e-4, 3e-4, target=0.15)
-    clip.see(*draw(1e-6))
+    clip.observe(*draw(1e-6))
     clip.update_range(noisy(1e-4))
     assert clip.at_floor and clip.e_low == pytest.approx(2.05e-4, rel=0.1)  # a hundredth of both signs: 2 % of one side
     for _ in range(9):
-        clip.see(*draw(1e-2))
+        clip.observe(*draw(1e-2))
         clip.update_range(noisy(1e-4))
     assert not clip.at_floor
 
@@ -69,7 +69,7 @@ def test_numerics_that_shift_the_ratio_count_as_well():
     """A coarse sampler puts s_i below 1 on average; clipped there, completions with A < 0 would lose their gradient."""
     clip = AutoClip(3e-4, 4e-4, target=0.15)
     for _ in range(3):
-        clip.see(*draw(1e-3))
+        clip.observe(*draw(1e-3))
         clip.update_range(noisy(1e-3) - 0.02)
     assert clip.e_low > 0.02
 
@@ -78,14 +78,14 @@ def test_nothing_seen_changes_nothing_and_all_at_rest_stands_at_the_floor():
     clip = AutoClip(3e-4, 4e-4, target=0.15)
     clip.update_range(noise=STILL)
     assert (clip.e_low, clip.at_floor) == (3e-4, False)
-    clip.see(torch.ones(10), torch.ones(10))
+    clip.observe(torch.ones(10), torch.ones(10))
     clip.update_range(noisy(1e-6))
     assert clip.at_floor and 1e-6 < clip.e_low < 3e-6
 
 
 def test_ratios_of_any_size_are_taken():
     clip = AutoClip(0.2, 0.27, target=0.15)
-    clip.see(torch.tensor([0.0, 1e6, 1 + 1e-15, 1.0], dtype=torch.float64), torch.tensor([-1.0, 1.0, 1.0, 0.0]))
+    clip.observe(torch.tensor([0.0, 1e6, 1 + 1e-15, 1.0], dtype=torch.float64), torch.tensor([-1.0, 1.0, 1.0, 0.0]))
     clip.update_range(noise=STILL)
     assert 0 < clip.e_low <= 0.5
 
@@ -99,7 +99,7 @@ def test_a_resumed_one_goes_on_the_same():
         if step < 3:
             continue
         for clip in (steady, resumed):
-            clip.see(*draw(1e-3 * (step + 1), seed=step))
+            clip.observe(*draw(1e-3 * (step + 1), seed=step))
             clip.update_range(noise=STILL)
         assert steady.e_low == resumed.e_low
 
@@ -115,7 +115,7 @@ def test_the_target_holds_among_tokens_that_teach_also_while_ratios_grow(teachin
         A = torch.randn(4000, generator=g) * (torch.rand(4000, generator=g) < teaching)
         if step >= 5:
             found.append(share(clip, ratio[A != 0], A[A != 0]))
-        clip.see(ratio, A)
+        clip.observe(ratio, A)
         clip.update_range(noise=STILL)
     assert sum(found) / len(found) == pytest.approx(0.15, abs=0.01)
 
@@ -125,9 +125,9 @@ def test_a_step_in_which_no_group_teaches_changes_nothing():
     for step in range(6):
         ratio, A = draw(1e-3, seed=step)
         for each in (clip, other):
-            each.see(ratio, A)
+            each.observe(ratio, A)
             each.update_range(noise=STILL)
-        clip.see(ratio, torch.zeros_like(A))
+        clip.observe(ratio, torch.zeros_like(A))
         clip.update_range(noise=STILL)
     assert clip.e_low == other.e_low
 

@@ -44,7 +44,7 @@ def test_when_a_run_ends(steps, ends):
     """At its first step if a reward raises, else after several in a row."""
     failures = Failures()
     for number, reasons in enumerate(steps, 1):
-        why = failures.see(batch(*reasons))
+        why = failures.observe(batch(*reasons))
         if why:
             assert number == ends and ("steps in a row" in why) is (number > 1)
             return
@@ -64,12 +64,12 @@ def test_a_failing_part_of_a_step_is_told_again_only_after_a_while():
     """Whatever the completions are that its error quotes: but for numbers it reads as the first time."""
     failures, said = Failures(), []
     for step in range(1, AGAIN + 2):
-        text, news = failures.told(errors(batch(None, f"f: bad '{step}'", f"f: bad '{step}'", "g: gone")), step)
+        text, news = failures.report(errors(batch(None, f"f: bad '{step}'", f"f: bad '{step}'", "g: gone")), step)
         assert text == (
             f"step {step}: 3 of 4 completions got no reward; the commonest reason, of 2 (50%): f: bad '1'; mend what gives "
             "the reward"
         )
         said += [step] if news else []
     assert said == [1, AGAIN + 1]
-    assert failures.told(errors(batch("g: gone", None)), AGAIN + 2)[1], "another error is news"
-    assert failures.told(errors(batch(None, None)), AGAIN + 3) == ("", False)
+    assert failures.report(errors(batch("g: gone", None)), AGAIN + 2)[1], "another error is news"
+    assert failures.report(errors(batch(None, None)), AGAIN + 3) == ("", False)

@@ -174,7 +174,7 @@ def test_keep_is_said_plainly():
     rules = RefreshConfig(every=1, drop_above=0.5, keep=9)
     made = curriculum(RolloutConfig(), rules, ())
     taken = made.take(10, 1)
-    made.see([Group(p, [rollout(1.0, who=p)] * 2) for p in taken])
+    made.observe([Group(p, [rollout(1.0, who=p)] * 2) for p in taken])
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         made.begin(1)

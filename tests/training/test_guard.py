@@ -22,7 +22,7 @@ QUIET_STEP = {
 
 
 def steps(guard, count, begin=1, **changes):
-    return [guard.see(QUIET_STEP | {"step": begin + i} | changes) for i in range(count)]
+    return [guard.observe(QUIET_STEP | {"step": begin + i} | changes) for i in range(count)]
 
 
 def test_a_quiet_run_is_quiet():
@@ -88,7 +88,7 @@ def test_a_fall_that_the_mean_does_not_show_yet_is_no_good_state():
 def test_missing_metrics_and_steps_without_updates_are_not_judged():
     guard = Guard(GuardConfig())
     for step in range(30):
-        verdict = guard.see({"step": step, "reward": float("nan"), "entropy": None})
+        verdict = guard.observe({"step": step, "reward": float("nan"), "entropy": None})
         assert verdict.metrics["guard/level"] == QUIET
 
 
@@ -99,7 +99,7 @@ def test_a_signal_is_told_once_in_a_while():
 
 
 def test_off_sees_nothing():
-    verdict = Guard(GuardConfig(action="off")).see({"mismatch/kl": 10.0})
+    verdict = Guard(GuardConfig(action="off")).observe({"mismatch/kl": 10.0})
     assert verdict.good and not verdict.metrics and not verdict.warnings
 
 
@@ -112,7 +112,7 @@ def test_a_resumed_guard_says_the_same(rewards, cut):
             other = Guard(GuardConfig(window=3))
             other.load_state_dict(one.state_dict())
         metrics = QUIET_STEP | {"step": step, "reward": reward}
-        assert one.see(metrics) == other.see(metrics)
+        assert one.observe(metrics) == other.observe(metrics)
 
 
 def test_levels_by_hand():

@@ -14,7 +14,7 @@ FEW = 4  # runs of 1,000 steps each; lab/speed/guard.py has the rates
 
 
 def seen(test, rewards, **noise):
-    return [test.see({"reward": reward} | noise) for reward in rewards]
+    return [test.observe({"reward": reward} | noise) for reward in rewards]
 
 
 def test_a_fall_by_hand():
@@ -72,7 +72,7 @@ def test_a_resumed_one_says_the_same(rewards, cut, window):
             other = RewardFall(window)
             other.load_state_dict(one.state_dict())
         line = {"reward": reward, "reward_se": 0.1, "reward_std_batch": 0.3, "reward_min": reward - 1}
-        assert one.see(line) == other.see(line) and one.holds(0.7) == other.holds(0.7)
+        assert one.observe(line) == other.observe(line) and one.holds(0.7) == other.holds(0.7)
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ class Bench:
             self.run.screen.phase("rehearsing", age, per_step)
             now = {kind: batch.logp(kind) for kind in {each.replay for each, _ in auto}}
             for each, clip in auto:
-                clip.see(batch.spread(each, batch.ratios(each, now[each.replay])), batch.signs())
+                clip.observe(batch.spread(each, batch.ratios(each, now[each.replay])), batch.signs())
             next(walk, False)
         for each, clip in auto:
             clip.update_range(batch.ratios(each, batch.again[each.replay]))

@@ -108,13 +108,13 @@ def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
             goodbye.start()
             goodbye.join(FAREWELL)
             raise
-        ranks.told(leader_follower.OVER)
+        ranks.broadcast_command(leader_follower.OVER)
 
 
 def farewell(ranks: ProcessRanks) -> None:
     """Ends the followers. One in the middle of a pass does not receive this; it notices when this process is gone."""
     with suppress(Exception):
-        ranks.told(leader_follower.OVER)
+        ranks.broadcast_command(leader_follower.OVER)
 
 
 def end_with(parent: int, number: int) -> None:
@@ -132,7 +132,7 @@ def end_with(parent: int, number: int) -> None:
 def begin(ranks: ProcessRanks | None, kind: str, config: Config, last: Path | None) -> None:
     """Broadcasts what to train and from which checkpoint: the followers load their shards while the leader does."""
     if ranks is not None:
-        ranks.told((kind, config, last))
+        ranks.broadcast_command((kind, config, last))
 
 
 def follow(scale: ScaleConfig) -> None:
@@ -140,7 +140,7 @@ def follow(scale: ScaleConfig) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with noticed(), connected(scale) as ranks:
-        command = ranks.told()
+        command = ranks.broadcast_command()
         if command is leader_follower.OVER:
             return
         kind, config, last = command

@@ -94,7 +94,7 @@ def collapsed(run: RunMetrics, guard: GuardConfig = GUARD) -> bool:
         if other_queries(line, stage):
             test, fall, stage = RewardFall(guard.window), None, line.get("stage", stage)
         if is_number(line.get("reward")):
-            fall = test.see(line)
+            fall = test.observe(line)
     return fall is not None and fall.share < guard.collapse
 
 

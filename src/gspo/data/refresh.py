@@ -112,7 +112,7 @@ class Pool:
                 taken.append(self.prompts[number])
         return taken
 
-    def see(self, prompt: Prompt, scored: int, correct: int) -> None:
+    def observe(self, prompt: Prompt, scored: int, correct: int) -> None:
         """Counts a group of a prompt of this pool: how many of its completions were scored, and how many of those are
         correct.
         """

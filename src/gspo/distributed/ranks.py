@@ -165,7 +165,7 @@ class ProcessRanks:
                 if group is not self._commands:
                     distributed_c10d._set_pg_timeout(timedelta(seconds=self.timeout), group)
 
-    def told(self, command: Any = None) -> Any:
+    def broadcast_command(self, command: Any = None) -> Any:
         """Broadcast: returns rank 0's `command`. The other ranks wait for it as long as rank 0 is alive."""
         box = [command]
         dist.broadcast_object_list(box, src=0, group=self._commands)

@@ -41,7 +41,7 @@ class Policy(Protocol):
         """
         ...
 
-    def awake(self) -> AbstractContextManager[None]:
+    def on_device(self) -> AbstractContextManager[None]:
         """Context for forward passes of a policy that is offloaded between them."""
         ...
 

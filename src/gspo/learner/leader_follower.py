@@ -47,7 +47,7 @@ def follow(learner: LocalLearner, ranks: ProcessRanks) -> None:
     """Executes the leader's calls until it ends."""
     own = RankLearner(learner)
     with noticed():
-        while (command := ranks.told()) is not OVER:
+        while (command := ranks.broadcast_command()) is not OVER:
             try:
                 answer = own.do(*command)
             except OSError:
@@ -92,7 +92,7 @@ class LeadingLearner:
         """
         with self._one_at_a_time, noticed():
             assert not self.streams, "all ranks are in the middle of giving weights: listen to its end first"
-            self.ranks.told((name, arguments if told is None else told))
+            self.ranks.broadcast_command((name, arguments if told is None else told))
             return self._own.do(name, arguments)
 
     @property

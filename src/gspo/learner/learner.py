@@ -319,7 +319,7 @@ class PolicyLearner(LocalLearner):
     def _refer(self, reference: Policy) -> None:
         """Fills in the reference's log-probabilities."""
         completions = self._read_by_updates()
-        with reference.awake():
+        with reference.on_device():
             here = read_here(reference, completions, self.micro_batches, readers=self._all_readers())
         known = [replace(c, logp_ref=here[i].logp) if i in here else c for i, c in enumerate(completions)]
         self._fill(known)

@@ -179,7 +179,7 @@ class PolicyObjective:
     def watch(self, stats: Stats) -> None:
         """Passes the ratios and advantages of an update to an automatic clip range."""
         if self.auto is not None:
-            self.auto.see(Completions.of(stats["length"]).spread(stats["ratio"]), stats["advantage"])
+            self.auto.observe(Completions.of(stats["length"]).spread(stats["ratio"]), stats["advantage"])
 
     def update_range(self, noise: Tensor) -> bool:
         """Ends a step: an automatic clip range moves. noise: ratios that only numerics moved, [S] or [N]. Returns whether

@@ -94,7 +94,7 @@ class Resting:
             x.data = host
 
     @contextmanager
-    def awake(self) -> Iterator[None]:
+    def on_device(self) -> Iterator[None]:
         """Context in which the model is on its device."""
         try:
             for x, host in zip(self.tensors, self.host):

@@ -52,7 +52,7 @@ class AutoClip:
         """The upper clip range."""
         return self.shape * self.e_low
 
-    def see(self, ratio: Tensor, A: Tensor) -> None:
+    def observe(self, ratio: Tensor, A: Tensor) -> None:
         """Adds an update's ratios and advantages, each [N] per token."""
         excess = torch.where(A > 0, (ratio - 1) / self.shape, 1 - ratio)[A != 0]  # clipped where above e_low
         self._now += histogram(excess)

@@ -88,7 +88,7 @@ class AsynchronousSource:
             for _ in batch:
                 self.flights.popleft()
             groups = [Group(flight.prompt, [next(scored) for _ in flight.jobs]) for flight in batch]
-            self.prompts.see(groups)
+            self.prompts.observe(groups)
             self.done += 1
             self.metrics |= self.prompts.metrics(self.done)
             yield from groups

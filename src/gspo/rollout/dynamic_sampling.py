@@ -73,7 +73,7 @@ class DynamicSamplingSource:
         except SamplerError:
             self.prompts.place = place  # a resumed run samples them again, starting with the first round
             raise
-        self.prompts.see(sampled)
+        self.prompts.observe(sampled)
         self.metrics = spent | sampled_metrics(sampled)
         self.metrics |= {
             "refill/queries": len(sampled),

@@ -85,10 +85,10 @@ class Failures:
 
     def check(self, groups: Sequence[Group], step: int) -> None:
         """Raises RewardsFailed if the run must end after this step."""
-        if why := self.see(groups):
+        if why := self.observe(groups):
             raise RewardsFailed(f"step {step}: {why}. Nothing was learned; rollouts.jsonl has the error of each completion")
 
-    def see(self, groups: Sequence[Group]) -> str:
+    def observe(self, groups: Sequence[Group]) -> str:
         """Why the run must end after this step, or ""."""
         why = all_failed(groups)
         self.worked |= not why
@@ -98,7 +98,7 @@ class Failures:
             return ""
         return why if self.in_a_row == 1 else f"in {self.in_a_row} steps in a row {why}"
 
-    def told(self, errors: Sequence[str | None], step: int) -> tuple[str, bool]:
+    def report(self, errors: Sequence[str | None], step: int) -> tuple[str, bool]:
         """The message about a step's completions without a reward ("" if all have one), and whether it is news. While the
         most common error is of one kind, only the numbers in the message change.
         """

@@ -124,13 +124,13 @@ class Curriculum:
         self.position += k
         return self.pool_at(step).take(k)
 
-    def see(self, groups: Sequence[Group]) -> None:
+    def observe(self, groups: Sequence[Group]) -> None:
         """Receives all groups that were sampled and scored, and counts them for the next refresh."""
         for group in groups if self.stages or self.refreshing.every else ():
             values = [value for value in map(first, group.rollouts) if value is not None]
             pool = next((pool for pool in self.pools.values() if group.prompt.id in pool.number), None)
             if pool is not None:
-                pool.see(group.prompt, len(values), sum(value >= self.correct_at - 1e-9 for value in values))
+                pool.observe(group.prompt, len(values), sum(value >= self.correct_at - 1e-9 for value in values))
 
     def find(self, id: str) -> Prompt:
         """The prompt with this id."""

@@ -108,7 +108,7 @@ class SynchronousSource:
         except SamplerError:
             self.prompts.place = place  # a resumed run samples them again
             raise
-        self.prompts.see(groups)
+        self.prompts.observe(groups)
         self.metrics = added(self.metrics, metrics)
         return groups
 

@@ -102,7 +102,7 @@ class Guard:
         self._stage = 0.0
         self._told: dict[str, int] = {}
 
-    def see(self, metrics: Mapping[str, Any]) -> Verdict:
+    def observe(self, metrics: Mapping[str, Any]) -> Verdict:
         """Judges the metrics of one step. Missing or non-numeric metrics are not judged."""
         if self.config.action == "off":
             return Verdict()
@@ -150,7 +150,7 @@ class Guard:
 
     def _reward(self, metrics: Mapping[str, Any]) -> tuple[str, int, str] | None:
         """A fall of the reward that is deep and not explained by noise."""
-        fall = self._fall.see(metrics)
+        fall = self._fall.observe(metrics)
         if fall is None or fall.share >= self._border:
             return None
         level = ALARM if fall.share < self.config.collapse else WARNING

@@ -79,7 +79,7 @@ def check_rewards(run: Run, groups: Sequence[Group]) -> None:
     RewardsFailed if the run cannot continue.
     """
     run.failures.check(groups, run.step)
-    text, news = run.failures.told([*errors(groups), *run.source.unused], run.step)
+    text, news = run.failures.report([*errors(groups), *run.source.unused], run.step)
     if text:
         run.log.warn(text, aloud=news)
 

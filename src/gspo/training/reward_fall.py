@@ -70,7 +70,7 @@ class RewardFall:
         self._rows = np.zeros((0, 3))  # per step: mean reward, its variance, variance of single rewards
         self._lowest = math.inf
 
-    def see(self, metrics: Mapping[str, Any]) -> Fall | None:
+    def observe(self, metrics: Mapping[str, Any]) -> Fall | None:
         """Adds a step: `reward` and, if known, `reward_se`, `reward_std_batch` and `reward_min`.
 
         Returns the deepest fall that noise does not explain. A step without a numeric reward is skipped.

@@ -92,7 +92,7 @@ def log(run: Run, lines: Sequence[Metrics], metrics: Metrics, seconds: float) ->
     run.log.rollouts(lines)
     seconds -= metrics.get("time/eval", 0.0)
     metrics |= {"time/step": seconds, "tokens_per_second": metrics["tokens"] / seconds}
-    verdict = run.guard.see(metrics)
+    verdict = run.guard.observe(metrics)
     run.good = verdict.good
     for text in verdict.warnings:
         run.log.warn(text)

@@ -104,9 +104,9 @@ class HFPolicy:
         """The model's device."""
         return self.model.device
 
-    def awake(self) -> AbstractContextManager[None]:
+    def on_device(self) -> AbstractContextManager[None]:
         """Context for forward passes: loads an offloaded model to its device meanwhile."""
-        return nullcontext() if self.resting is None else self.resting.awake()
+        return nullcontext() if self.resting is None else self.resting.on_device()
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """The trainable parameters of the model and of the critic."""

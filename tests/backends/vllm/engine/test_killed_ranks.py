@@ -34,7 +34,6 @@ def engine(place):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_rank_that_is_killed_in_a_broadcast(place, engine):
     """First the leader, which sends; then the other one, which has half of each layer. The engine is half loaded."""
     given = "--sampler.engine=vllm", f"--sampler.urls=[{engine!r}]", "--sampler.weight_transfer=broadcast"

@@ -42,7 +42,6 @@ def run(folder, name, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_two_ranks_and_two_engines_make_the_run_of_one(tmp_path):
     build_tiny(UNTIED, longest_match_tokenizer(PIECES), 0).save(tmp_path / "model")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))

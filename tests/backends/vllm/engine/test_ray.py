@@ -20,7 +20,6 @@ from tests.launch.started import processes as all_parents
 from tests.tiny_run import PIECES, ROWS
 
 pytestmark = [
-    pytest.mark.timeout(1500),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here"),
 ]
 ON_RAY = "--scale.launcher=ray", "--train.save_every=1"

@@ -139,7 +139,6 @@ def test_two_engines_of_two_workers_each():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_runs_are_the_same_by_either_way_and_on_two_ranks(tmp_path):
     """Every completion, and the weights: bit by bit in one process, but for rounding on two ranks."""
     build_tiny(UNTIED, longest_match_tokenizer(PIECES), 0).save(tmp_path / "model")
