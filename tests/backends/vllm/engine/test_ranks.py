@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from tests.backends.vllm.engine.servers import PYTHON, UNTIED
+from tests.patience import PATIENCE
 from tests.tiny_run import PIECES, ROWS
 
 SETTINGS = """
@@ -33,7 +34,7 @@ def likes_a(prompts, completions, **columns):
 
 def run(folder, name, *arguments):
     words = [sys.executable, "-m", "gspo", "train", "run.toml", f"--log.dir={name}", *arguments]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=700)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = map(json.loads, (folder / name / "rollouts.jsonl").read_text().splitlines())
     weights = {key: x for file in (folder / name / "model").glob("*.safetensors") for key, x in load_file(file).items()}
