@@ -42,8 +42,7 @@ def done(place):
     (place / "done_weights" / checkpoint / "model" / "model.safetensors").unlink()
     (place / "done_metrics" / "metrics.jsonl").write_text("")
     (place / "done_toml" / "config.toml").write_text("[train")
-    (place / "done_toml" / checkpoint / "config.toml").unlink()  # as of an earlier gspo
-    (place / "done_toml" / checkpoint / "SHA256SUMS").unlink()
+    shutil.rmtree(place / "done_toml" / checkpoint)  # its settings would be read
     return place
 
 

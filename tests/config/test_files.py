@@ -115,7 +115,7 @@ def strategy(field, hint):
             max_size=3,
         )
     if limits["choices"]:
-        values = st.sampled_from(limits["choices"])
+        values = st.sampled_from(tuple(limits["choices"]))
     elif float in kinds:
         values = st.floats(limits["low"], limits["high"])
     elif int in kinds:
