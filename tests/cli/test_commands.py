@@ -3,7 +3,7 @@
 import pytest
 
 from gspo.cli.arguments import take_fields
-from gspo.cli.commands import owners_of, parser, refuse
+from gspo.cli.commands import REMOVED, owners_of, parse, parser, refuse
 from gspo.config.field import SEEDS
 
 
@@ -35,3 +35,10 @@ def test_an_option_of_another_command_is_said_to_be_of_that():
                 refuse(f"{option}=1", command)
     assert owners_of("--resume") == ["train", "sft", "serve", "demo"] and owners_of("--memory") == ["plan"]
     assert owners_of("--nothing") == owners_of("word") == []
+
+
+@pytest.mark.parametrize("word", REMOVED)
+def test_a_command_or_option_that_was_removed_says_what_to_do_instead(word):
+    words = [word, "a.toml"] if word == "probe" else ["plan", "a.toml", f"{word}=1"]
+    with pytest.raises(ValueError, match=rf"{word} was removed: .*; (compare algorithms with|leave it out)"):
+        parse(words, {})

@@ -15,7 +15,13 @@ COMMANDS = (
     export.EXPORT, demo.DEMO,
 )  # fmt: skip
 NO_PROBE = "its study found its advice no better than a blind pick; compare algorithms with `gspo compare`"
-REMOVED = {"probe": f"gspo probe was removed: {NO_PROBE}", "--from-probe": f"--from-probe was removed: {NO_PROBE}"}
+NO_SECONDS = "gspo plan predicts memory and bytes, and no seconds; leave it out"
+REMOVED = {
+    "probe": f"gspo probe was removed: {NO_PROBE}",
+    "--from-probe": f"--from-probe was removed: {NO_PROBE}",
+    **{name: f"{name} was removed: {NO_SECONDS}" for name in ("--flops", "--bandwidth", "--local-bandwidth", "--machine")},
+}
+"""Commands and options that there were, and what to do instead."""
 
 
 def parser() -> Parser:

@@ -180,7 +180,6 @@ ALWAYS = (
     ),
 )  # fmt: skip
 
-SUPERVISED = ("train.batch_size", "task.completion_column")
 TRAIN = (
     Unused(
         ("train.batch_size",), lambda c: True,

@@ -23,8 +23,6 @@ BLOCK = "Put the whole code into one block that begins with ```python and ends w
 """Instructions added to problems."""
 LARGEST = 256 << 20
 """Maximum bytes of a problem's hidden tests, decompressed."""
-PLATFORMS = ("leetcode", "codeforces", "atcoder")
-DIFFICULTIES = ("easy", "medium", "hard")
 _NEEDED = ("question_content", "question_id", "contest_date", "public_test_cases", "private_test_cases")
 _TEXT = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
 _AROUND = {"PROTO", "FRAME", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "STOP"}
