@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from gspo.config.policy import AlgorithmConfig
+from gspo.config.policy import ResolvedAlgorithm
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.rollout.credit import training_batch
 from gspo.types import Group, Prompt, Rollout
@@ -24,7 +24,7 @@ def rollout(reward, stop="eos", n=3, who=None, error=None):
 
 
 def made(*groups, **changes):
-    options = {"row": ALGORITHMS["gspo"], "algorithm": AlgorithmConfig(), "mask_truncated": False} | changes
+    options = {"row": ALGORITHMS["gspo"], "algorithm": ResolvedAlgorithm(), "mask_truncated": False} | changes
     return training_batch([Group(prompt(str(i)), list(group)) for i, group in enumerate(groups)], **options)
 
 

@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import gspo
-from gspo.config.policy import AlgorithmConfig
+from gspo.config.policy import ResolvedAlgorithm
 from gspo.config.rollout import RolloutConfig
 from gspo.interfaces import SamplerError
 from gspo.rollout.dynamic_sampling import DynamicSamplingSource, choose, prompts_to_ask
@@ -46,7 +46,7 @@ def teaches_if(those):
 
 def source_of(marks, refill, sampler=None, stream=None, report=lambda *args: None, algorithm=None, **rollout):
     config = RolloutConfig(num_prompts=P, num_generations=G, refill=refill, **rollout)
-    algorithm = algorithm or AlgorithmConfig()
+    algorithm = algorithm or ResolvedAlgorithm()
     return DynamicSamplingSource(
         stream or Stream(), sampler or Echo(), Marks(marks), config, algorithm, Sampling(5, seed=7), report
     )  # fmt: skip
@@ -109,8 +109,8 @@ def test_the_numbers_of_a_step_are_of_all_completions_that_were_sampled():
         (lambda i: (1.0, None, None), {}, False),
         (lambda i: (1.0, 0.0, 0.0), {"mask_truncated_completions": True}, False),  # each is cut off
         (lambda i: (0.3, 0.1 + 0.2, 0.3), {}, False),  # equal up to rounding
-        (lambda i: (1.0, 0.0, 0.0), {"algorithm": AlgorithmConfig(name="gspo_turn", credit="turn")}, True),
-        (lambda i: (1.0, 1.0, 1.0), {"algorithm": AlgorithmConfig(name="gspo_turn", credit="turn")}, False),
+        (lambda i: (1.0, 0.0, 0.0), {"algorithm": ResolvedAlgorithm(name="gspo_turn", credit="turn")}, True),
+        (lambda i: (1.0, 1.0, 1.0), {"algorithm": ResolvedAlgorithm(name="gspo_turn", credit="turn")}, False),
     ],
 )
 def test_what_teaches_is_what_training_sees(marks, options, teaching):

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from gspo.config.policy import AlgorithmConfig
+from gspo.config.policy import ResolvedAlgorithm
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import RefreshConfig, StageConfig
 from gspo.data.refresh import Pool
@@ -79,7 +79,7 @@ def source_of(kind, ahead=0):
     if kind == "max_staleness":
         return AsynchronousSource(prompts, Heard(), ByNumber(), config, Sampling(5, seed=3))
     if kind == "refill":
-        return DynamicSamplingSource(prompts, Asked(), ByNumber(), config, AlgorithmConfig(), Sampling(5, seed=3))
+        return DynamicSamplingSource(prompts, Asked(), ByNumber(), config, ResolvedAlgorithm(), Sampling(5, seed=3))
     return SynchronousSource(prompts, Asked(), ByNumber(), config, Sampling(5, seed=3))
 
 

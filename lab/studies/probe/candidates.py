@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig
+from gspo.config.policy import ResolvedAlgorithm
 from gspo.config.schema import Config
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS, Algorithm
@@ -40,7 +40,7 @@ class Candidate:
     """
 
     name: str
-    algorithm: AlgorithmConfig
+    algorithm: ResolvedAlgorithm
     likelihoods: str = "sampler"
     replay: str = "none"
     offered: bool = True
@@ -53,7 +53,7 @@ class Candidate:
     @property
     def scale(self) -> str:
         """What its advantages are divided by."""
-        return self.algorithm.scale_rewards or "group"
+        return self.algorithm.scale_rewards
 
     @property
     def family(self) -> str:
@@ -87,7 +87,7 @@ class Candidate:
         return fields | {"old_logprobs": likelihoods, "router_replay": self.replay, "correction": "none"}
 
 
-def named(algorithm: AlgorithmConfig) -> str:
+def named(algorithm: ResolvedAlgorithm) -> str:
     """What the page calls an algorithm with its clip range."""
     if algorithm.epsilon == "auto":
         return f"{algorithm.name} auto"

@@ -92,7 +92,7 @@ class Measured:
 def measure(run: Run, plan: ProbePlan) -> Iterator[Measured]:
     """What was found after each age: the same object, which grows."""
     bench, walk = Bench(run, plan), updates(run)
-    per_step = (run.config.algorithm.mini_batches or 1) * run.config.algorithm.epochs
+    per_step = run.config.algorithm.mini_batches * run.config.algorithm.epochs
     for _ in range((plan.warm - 1) * per_step):
         next(walk, False)
     bench.rehearse(walk, per_step)

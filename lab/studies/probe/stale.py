@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.config.policy import AlgorithmConfig
+from gspo.config.policy import ResolvedAlgorithm
 from gspo.learner.agreement import before, other_experts, paired
 from gspo.learner.interfaces import Policy
 from gspo.learner.memory import MicroBatches
@@ -32,7 +32,7 @@ class Reader:
     micro_batches: MicroBatches
     masked: bool
 
-    def credited(self, groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[list[Completion]]:
+    def credited(self, groups: Sequence[Group], algorithm: ResolvedAlgorithm) -> list[list[Completion]]:
         """The completions of each group with an algorithm's advantages."""
         return trained_on(groups, algorithm, self.masked)[1]
 
@@ -50,7 +50,7 @@ class Stale:
     again: log pi at age 0 by replay, read once more in smaller micro-batches: what numerics alone change.
     """
 
-    def __init__(self, reader: Reader, groups: Sequence[Group], algorithm: AlgorithmConfig) -> None:
+    def __init__(self, reader: Reader, groups: Sequence[Group], algorithm: ResolvedAlgorithm) -> None:
         """Reads them at age 0. Raises ValueError where nothing is left to read."""
         self.reader, self.groups = reader, groups
         every = reader.credited(groups, algorithm)

@@ -57,7 +57,7 @@ def updates(run: Run) -> Iterator[bool]:
         check_rewards(run, batch_groups)
         algorithm = run.config.algorithm
         batch = training_batch(batch_groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)
-        parts = split(batch.groups, algorithm.mini_batches or 1)
+        parts = split(batch.groups, algorithm.mini_batches)
         empty = 0 if parts else empty + 1
         if empty > EMPTY:
             return

@@ -28,7 +28,7 @@ from gspo.backends.vllm.process import EngineHost
 from gspo.config.algorithm import resolved
 from gspo.config.checks import check_environment, check_optimizer, check_packed
 from gspo.config.engines import check_engine
-from gspo.config.schema import Config
+from gspo.config.schema import Config, RunConfig
 from gspo.config.stages import rollout_at
 from gspo.data.chat_template import Encoder
 from gspo.data.decontamination import Overlap
@@ -158,7 +158,7 @@ class Loaded:
 
 @contextmanager
 def assembled(
-    config: Config,
+    config: RunConfig,
     loaded: Loaded,
     folder: RunFolder | None,
     last: Path | None,

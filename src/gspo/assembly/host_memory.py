@@ -39,10 +39,7 @@ def standing_bytes(config: Config) -> dict[str, int]:
 
 
 def check_copies(config: Config, ranks: int) -> None:
-    """Raises ValueError, before anything is loaded, if the copies and the leader's shard cannot fit in memory.
-
-    `config` must be resolved.
-    """
+    """Raises ValueError, before anything is loaded, if the copies and the leader's shard cannot fit in memory."""
     if ranks == 1 or not copies(config, ranks):
         return
     device = pick_device(config.model.device)

@@ -9,7 +9,7 @@ from gspo.assembly.models import check_experts, check_routers
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
-from gspo.config.schema import Config
+from gspo.config.schema import Config, RunConfig
 from gspo.distributed.ranks import Ranks
 from gspo.learner.imitation import Imitation
 from gspo.learner.learner import LocalLearner, PolicyLearner
@@ -19,9 +19,9 @@ from gspo.objective.algorithms import ALGORITHMS
 
 
 def learning(
-    config: Config, model: HFModel, reference: HFPolicy | None, ranks: Ranks | None = None
+    config: RunConfig, model: HFModel, reference: HFPolicy | None, ranks: Ranks | None = None
 ) -> tuple[HFPolicy, PolicyLearner]:
-    """The policy of a reinforcement learning run, and its learner. `config` must be resolved."""
+    """The policy of a reinforcement learning run, and its learner."""
     policy = policy_of(config, model)
     learner = learner_of(config, policy, reference)
     check_experts(config, model)
@@ -49,10 +49,10 @@ def supervised_learning(
     return policy, learner
 
 
-def policy_of(config: Config, model: HFModel) -> HFPolicy:
-    """The policy of a reinforcement learning run, with a critic if the algorithm has one. `config` must be resolved."""
+def policy_of(config: RunConfig, model: HFModel) -> HFPolicy:
+    """The policy of a reinforcement learning run, with a critic if the algorithm has one."""
     algorithm, train = config.algorithm, config.train
-    critic = Critic(model, algorithm.critic or "shared") if ALGORITHMS[algorithm.name].critic else None
+    critic = Critic(model, algorithm.critic) if ALGORITHMS[algorithm.name].critic else None
     return HFPolicy(
         model,
         config.rollout.temperature,
@@ -63,10 +63,10 @@ def policy_of(config: Config, model: HFModel) -> HFPolicy:
     )
 
 
-def learner_of(config: Config, policy: HFPolicy, reference: HFPolicy | None) -> PolicyLearner:
-    """The learner of a reinforcement learning run. `config` must be resolved."""
+def learner_of(config: RunConfig, policy: HFPolicy, reference: HFPolicy | None) -> PolicyLearner:
+    """The learner of a reinforcement learning run."""
     algorithm = config.algorithm
-    updates = config.train.steps * (algorithm.mini_batches or 1) * algorithm.epochs
+    updates = config.train.steps * algorithm.mini_batches * algorithm.epochs
     return PolicyLearner(
         policy,
         optimizer_of(config, policy, updates),
@@ -74,7 +74,7 @@ def learner_of(config: Config, policy: HFPolicy, reference: HFPolicy | None) -> 
         config.train.micro_batch_tokens,
         router_replay=algorithm.router_replay,
         reference=reference,
-        scale=algorithm.scale_rewards or "batch",
+        scale=algorithm.scale_rewards,
     )
 
 

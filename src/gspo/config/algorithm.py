@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from gspo.config.checks import check_optimizer, check_packed, check_reference, nearest
-from gspo.config.policy import AlgorithmConfig
-from gspo.config.schema import Config
+from gspo.config.policy import AlgorithmConfig, ResolvedAlgorithm
+from gspo.config.schema import Config, RunConfig
 from gspo.objective.algorithms import ALGORITHMS, WIDEST, Algorithm
 
 UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 
 
-def resolve(config: AlgorithmConfig, refill: int = 0, samples: bool = True) -> tuple[Algorithm, AlgorithmConfig, list[str]]:
+def resolve(
+    config: AlgorithmConfig, refill: int = 0, samples: bool = True
+) -> tuple[Algorithm, ResolvedAlgorithm, list[str]]:
     """Returns the algorithm's row, the settings with its defaults filled in, and warnings about odd values.
 
     Args:
@@ -46,15 +47,15 @@ def resolve(config: AlgorithmConfig, refill: int = 0, samples: bool = True) -> t
             "set it to 0"
         )
     low, high = (config.epsilon, config.epsilon_high) if config.epsilon is not None else (row.epsilon, row.epsilon_high)
-    filled = dataclasses.replace(
-        config,
-        epsilon=low,
-        epsilon_high=high,
-        mini_batches=config.mini_batches or row.mini_batches,
-        scale_rewards=scale,
-        constants=_constants(row, config),
-        critic=critic if row.critic else config.critic,
-    )
+    own = {
+        "epsilon": low,
+        "epsilon_high": high,
+        "mini_batches": config.mini_batches or row.mini_batches,
+        "scale_rewards": scale,
+        "constants": _constants(row, config),
+        "critic": critic,
+    }
+    filled = ResolvedAlgorithm(**vars(config) | own)
     _check_dual(row, filled)
     return row, filled, odd_values(row, filled, refill, samples)
 
@@ -126,7 +127,7 @@ def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
     return {**own, **config.constants}
 
 
-def _check_dual(row: Algorithm, config: AlgorithmConfig) -> None:
+def _check_dual(row: Algorithm, config: ResolvedAlgorithm) -> None:
     """Checks that the dual clip lies beyond the clip range. Raises ValueError."""
     if "clip_c" not in row.constants:
         return
@@ -141,7 +142,7 @@ def _check_dual(row: Algorithm, config: AlgorithmConfig) -> None:
         )
 
 
-def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int, samples: bool) -> list[str]:
+def odd_values(row: Algorithm, config: ResolvedAlgorithm, refill: int, samples: bool) -> list[str]:
     """Returns warnings about settings that are valid but probably not intended.
 
     Args:
@@ -192,20 +193,19 @@ def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int, samples: bo
     return warnings
 
 
-def resolved(config: Config, samples: bool = True) -> tuple[Config, list[str]]:
+def resolved(config: Config, samples: bool = True) -> tuple[RunConfig, list[str]]:
     """Returns the configuration with the algorithm's defaults filled in, and warnings. Raises ValueError.
 
     `samples`: whether the run samples `rollout.num_prompts` per step itself. Served runs take what agents submit.
     """
     _, algorithm, warnings = resolve(config.algorithm, config.rollout.refill, samples)
-    config = dataclasses.replace(config, algorithm=algorithm)
-    assert algorithm.mini_batches is not None
     if samples and config.rollout.num_prompts % algorithm.mini_batches:
         raise ValueError(
             f"rollout.num_prompts = {config.rollout.num_prompts} cannot be split into algorithm.mini_batches = "
             f"{algorithm.mini_batches} equal updates: make it a multiple"
         )
-    check_reference(config)
-    check_optimizer(config)
-    check_packed(config)
-    return config, warnings
+    run = RunConfig(**vars(config) | {"algorithm": algorithm})
+    check_reference(run)
+    check_optimizer(run)
+    check_packed(run)
+    return run, warnings

@@ -257,16 +257,15 @@ def to_toml(config: Config, comments: bool = False, secrets: bool = False) -> st
         secrets: Whether to write secrets as well. Otherwise they are hidden (safe.py).
     """
     lines: list[str] = []
-    for name in SECTIONS:
-        lines += _table(f"[{name}]", getattr(config, name), comments, secrets)
+    for name, cls in SECTIONS.items():
+        lines += _table(f"[{name}]", cls, getattr(config, name), comments, secrets)
     for stage in config.stage:
-        lines += _table(f"[[{STAGE}]]", stage, comments, secrets)
+        lines += _table(f"[[{STAGE}]]", StageConfig, stage, comments, secrets)
     return "\n".join(lines)
 
 
-def _table(head: str, section: Any, comments: bool, secrets: bool) -> list[str]:
-    """The lines of a section."""
-    cls: Any = type(section)
+def _table(head: str, cls: Any, section: Any, comments: bool, secrets: bool) -> list[str]:
+    """The lines of `section`, whose fields and comments are those of `cls`."""
     lines = [f"# {cls.__doc__}"] if comments else []
     lines.append(head)
     for f in dataclasses.fields(cls):

@@ -106,6 +106,15 @@ class AlgorithmConfig:
 
 
 @dataclass(frozen=True)
+class ResolvedAlgorithm(AlgorithmConfig):
+    """[algorithm] with the defaults of its row. `epsilon` is None if the row has no clip range."""
+
+    mini_batches: int = opt(1, low=1, high=100_000)
+    scale_rewards: str = opt("group", choices=("group", "batch", "none"))
+    critic: str = opt("none", choices=("none", "shared", "copy"))
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW and its learning-rate schedule. All counts are in updates; a step has mini_batches x epochs of them."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from gspo.config.policy import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig, ResolvedAlgorithm
 from gspo.config.rewards import CodeConfig, JudgeConfig, RewardConfig, RewardModelConfig
 from gspo.config.rollout import RolloutConfig, SamplerConfig, TaskConfig
 from gspo.config.scale import ScaleConfig
@@ -39,6 +39,13 @@ class Config:
     serve: ServeConfig = field(default_factory=ServeConfig)
     log: LogConfig = field(default_factory=LogConfig)
     stage: tuple[StageConfig, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunConfig(Config):
+    """A configuration whose [algorithm] is resolved: what the parts of a run are built from."""
+
+    algorithm: ResolvedAlgorithm = field(default_factory=ResolvedAlgorithm)
 
 
 STAGE = "stage"

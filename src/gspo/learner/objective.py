@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.config.policy import AlgorithmConfig
+from gspo.config.policy import ResolvedAlgorithm
 from gspo.learner.routing_metrics import routing_metrics, routing_stats, routing_sums
 from gspo.objective import corrections, divergence
 from gspo.objective.algorithms import Algorithm
@@ -29,7 +29,7 @@ class PolicyObjective:
         auto: The automatic clip range, or None.
     """
 
-    def __init__(self, row: Algorithm, config: AlgorithmConfig, max_completion_length: int):
+    def __init__(self, row: Algorithm, config: ResolvedAlgorithm, max_completion_length: int):
         self.row = row
         self.beta = config.beta
         self.kl = divergence.ESTIMATORS[config.kl_estimator]

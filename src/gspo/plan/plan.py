@@ -14,7 +14,7 @@ from gspo.assembly.models import room
 from gspo.backends.hf.files import Outline, read_config
 from gspo.config.algorithm import resolved
 from gspo.config.checks import check_required
-from gspo.config.schema import Config
+from gspo.config.schema import Config, RunConfig
 from gspo.config.stages import rollout_at
 from gspo.distributed import load_balance
 from gspo.distributed.environment import check_several
@@ -64,7 +64,7 @@ def plan(config: Config, lengths: Lengths) -> Prediction:
     return Prediction(paper, spread, work, memory_of(config, paper, spread, part, lengths.prompt, length), sent)
 
 
-def checked(config: Config) -> Config:
+def checked(config: Config) -> RunConfig:
     """The resolved settings. Raises ValueError for those that the plan does not cover."""
     check_required(config, "model.path")
     config, _ = resolved(config)
@@ -91,13 +91,10 @@ def largest(config: Config) -> Config:
     return dataclasses.replace(config, rollout=max(each, key=lambda one: one.num_generations * one.max_completion_length))
 
 
-def work_of(config: Config, ranks: int, lengths: Lengths) -> tuple[Work, MicroBatch]:
-    """The work of the fullest rank in a step with completions of equal length, and its largest training micro-batch.
-
-    `config` must be resolved.
-    """
+def work_of(config: RunConfig, ranks: int, lengths: Lengths) -> tuple[Work, MicroBatch]:
+    """The work of the fullest rank in a step with completions of equal length, and its largest training micro-batch."""
     algorithm, rollout = config.algorithm, config.rollout
-    updates, share = algorithm.mini_batches or 1, config.train.layout in ("shared", "packed")
+    updates, share = algorithm.mini_batches, config.train.layout in ("shared", "packed")
     longest = lengths.completion or rollout.max_completion_length
 
     def read(prompts: int) -> list[tuple[int, int]]:

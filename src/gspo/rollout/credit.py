@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gspo.config.policy import AlgorithmConfig
+from gspo.config.policy import ResolvedAlgorithm
 from gspo.objective.advantages import group_advantages, turn_advantages
 from gspo.objective.algorithms import Algorithm
 from gspo.rollout.metrics import sampled_metrics
@@ -32,7 +32,7 @@ class TrainingBatch:
 
 
 def training_batch(
-    groups: Sequence[Group], row: Algorithm, algorithm: AlgorithmConfig, mask_truncated: bool
+    groups: Sequence[Group], row: Algorithm, algorithm: ResolvedAlgorithm, mask_truncated: bool
 ) -> TrainingBatch:
     """Computes advantages, collects the completions that have one, and counts dropped groups."""
     advantages, completions = trained_on(groups, algorithm, mask_truncated)
@@ -52,7 +52,7 @@ def training_batch(
 
 
 def trained_on(
-    groups: Sequence[Group], algorithm: AlgorithmConfig, mask_truncated: bool
+    groups: Sequence[Group], algorithm: ResolvedAlgorithm, mask_truncated: bool
 ) -> tuple[list[float | Tensor | None], list[list[Completion]]]:
     """The advantage of each rollout, None if it is not trained on, and the trained completions of each group.
 
@@ -77,7 +77,7 @@ def has_signal(group: Sequence[Completion]) -> bool:
     return any(bool(torch.as_tensor(completion.advantage).any()) for completion in group)
 
 
-def compute_advantages(rollouts: Sequence[Rollout], group: Tensor, algorithm: AlgorithmConfig) -> list[float | Tensor]:
+def compute_advantages(rollouts: Sequence[Rollout], group: Tensor, algorithm: ResolvedAlgorithm) -> list[float | Tensor]:
     """The advantage of each rollout, A_i or A_ik [turns].
 
     Args:
@@ -85,7 +85,7 @@ def compute_advantages(rollouts: Sequence[Rollout], group: Tensor, algorithm: Al
         group: [S]. Group index of each rollout.
         algorithm: Sets the credit, the scale and the discount.
     """
-    scale = algorithm.scale_rewards or "group"
+    scale = algorithm.scale_rewards
     if algorithm.credit == "completion":
         rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
         return [*group_advantages(rewards, group, scale).tolist()]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gspo.config.policy import AlgorithmConfig
+from gspo.config.policy import ResolvedAlgorithm
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
 from gspo.interfaces import PromptSource, Report, Sampler, SamplerError, Scorer
@@ -37,7 +37,7 @@ class DynamicSamplingSource:
         sampler: Sampler,
         scorer: Scorer,
         config: RolloutConfig,
-        algorithm: AlgorithmConfig,
+        algorithm: ResolvedAlgorithm,
         sampling: Sampling,
         report: Report = lambda phase, done, total: None,
     ):

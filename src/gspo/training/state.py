@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.config.files import to_toml
-from gspo.config.schema import Config
+from gspo.config.schema import RunConfig
 from gspo.config.stages import rollout_at
 from gspo.interfaces import Learner, RolloutSource, Sampler, Scorer
 from gspo.objective.algorithms import Algorithm
@@ -32,7 +32,7 @@ class Run:
         old_logprobs: The resolved value of algorithm.old_logprobs = "auto"; "" until the first batch resolves it.
     """
 
-    config: Config
+    config: RunConfig
     row: Algorithm
     sampler: Sampler
     evaluator: Sampler

@@ -32,7 +32,7 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     algorithm = run.config.algorithm
     batch = training_batch(groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)  # credit
     metrics: Metrics = {"step": run.step} | batch.counts | of_sampling(run, groups)
-    mini_batches = split(batch.groups, algorithm.mini_batches or 1)
+    mini_batches = split(batch.groups, algorithm.mini_batches)
     if mini_batches:
         run.learner.prepare(mini_batches, *likelihoods.of(run, batch))  # likelihoods
         metrics |= learn(run, len(mini_batches))  # update
