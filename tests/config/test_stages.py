@@ -6,7 +6,7 @@ import pytest
 
 from gspo.compare.spec import Cell
 from gspo.compare.terms import describe
-from gspo.config.checks import check_training
+from gspo.config.commands import check_command
 from gspo.config.files import docs, from_dict, load
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import StageConfig, longest, number_at, rollout_at, source_at
@@ -73,7 +73,7 @@ def test_stages_are_not_set_on_a_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("refresh", "message"),
     [
-        ({"every": 5}, "refresh.every = 5: drops nothing"),
+        ({"every": 5}, "refresh.every = 5 and .*: a refresh would drop nothing"),
         (
             {"every": 5, "drop_above": 0.3, "drop_below": 0.3},
             "refresh.drop_below = 0.3 and refresh.drop_above = 0.3: no",
@@ -82,7 +82,7 @@ def test_stages_are_not_set_on_a_command_line(tmp_path):
         ({"every": 5, "drop_above": 0.9, "min_seen": 0}, "refresh.min_seen = 0: must be at least 1"),
         ({"every": 5, "drop_above": 0.9, "keep": 0}, "refresh.keep = 0: must be at least 1"),
         ({"every": 5, "drop_above": 1.5}, "refresh.drop_above = 1.5: must be at most 1"),
-        ({"every": 100, "drop_above": 0.9}, "refresh.every = 100: the run ends with train.steps = 100"),
+        ({"every": 100, "drop_above": 0.9}, "refresh.every = 100 and train.steps = 100: the run ends"),
         ({"every": 5, "source": "new"}, "refresh.source = 'new': expected module:function"),
         (
             {"every": 5, "source": "rows:new", "drop_above": 0.9},
@@ -93,14 +93,7 @@ def test_stages_are_not_set_on_a_command_line(tmp_path):
 )
 def test_bad_refreshes(refresh, message):
     with pytest.raises(ValueError, match=message):
-        check_training(from_dict(BASE | {"refresh": refresh}))
-
-
-def test_a_delay_has_one_temperature():
-    tables = {"rollout": {"delay": 1}, "stage": [{"at": 9, "temperature": 0.5}]}
-    with pytest.raises(ValueError, match=r"rollout.delay = 1 and stage\[0\].temperature = 0.5: the noise floor"):
-        check_training(from_dict(BASE | tables))
-    check_training(from_dict(BASE | tables | {"stage": [{"at": 9, "num_generations": 4}]}))
+        check_command(from_dict(BASE | {"refresh": refresh}), "train")
 
 
 def test_one_of_them_replaces_the_queries():
@@ -114,7 +107,7 @@ def test_tasks_of_verifiers_stay(source):
     other = "rows.jsonl" if source.startswith("verifiers") else "verifiers:quiz"
     tables = BASE | {"task": {"source": source}, "stage": [{"at": 9, "source": other}], "reward": {"functions": ["task"]}}
     with pytest.raises(ValueError, match=r"stage\[0\].source = .*: tasks of verifiers cannot be replaced"):
-        check_training(from_dict(tables))
+        check_command(from_dict(tables), "train")
 
 
 def test_a_study_says_that_variants_differ_in_stages():

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from gspo.config.algorithm import resolved
-from gspo.config.checks import check_serving, check_training
+from gspo.config.commands import check_command
 from gspo.config.files import from_dict
 from gspo.config.names import all_keys
 from gspo.config.schema import SECTIONS, Config
@@ -176,7 +176,7 @@ def flipped(key, *tables):
     """The configuration with all that `gspo train` checks before it loads anything."""
     section, name = key.split(".")
     config = from_dict(merged(BASE, *tables, {section: {name: other(key)}}))
-    check_training(config)
+    check_command(config, "train")
     return resolved(config)
 
 
@@ -213,7 +213,7 @@ def test_a_field_that_another_takes_the_effect_of_is_refused(key):
 def test_the_defaults_say_nothing():
     for command, tables in (("train", BASE), ("sft", BASE | {"reward": {}}), ("eval", BASE)):
         check_unused(from_dict(tables), command)
-    check_serving(from_dict({"model": {"path": "m"}}))
+    check_command(from_dict({"model": {"path": "m"}}), "serve")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def checked(command, *tables):
     source = {"task": {"source": "rows.jsonl"}} if command == "sft" else {}
     config = from_dict(merged({"model": {"path": "m"}}, source, *tables))
     if command == "serve":
-        check_serving(config)
+        check_command(config, "serve")
         return resolved(config, samples=False)
     check_unused(config, command, filled=resolved(Config())[0])
 

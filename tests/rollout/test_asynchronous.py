@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from gspo.config.engines import check_sampler
+from gspo.config.conflicts import SAMPLING, check_conflicts
 from gspo.config.files import from_dict
 from gspo.config.rollout import RolloutConfig
 from gspo.data.refresh import Pool
@@ -198,11 +198,11 @@ def test_what_is_dropped_is_cancelled():
 @pytest.mark.parametrize(
     ("rollout", "sampler", "message"),
     [
-        ({"max_staleness": 1}, {}, "max_staleness = 1: the embedded sampler .* cannot run ahead.*vllm"),
+        ({"max_staleness": 1}, {}, "max_staleness = 1 and .*: the embedded sampler .* cannot run ahead.*vllm"),
         ({"max_staleness": 1, "delay": 2}, {"engine": "vllm"}, "max_staleness = 1 and rollout.delay = 2"),
         ({"max_staleness": -1}, {}, "max_staleness = -1"),
     ],
 )
 def test_settings_that_contradict(rollout, sampler, message):
     with pytest.raises(ValueError, match=message):
-        check_sampler(from_dict({"rollout": rollout, "sampler": sampler}))
+        check_conflicts(from_dict({"rollout": rollout, "sampler": sampler}), SAMPLING)

@@ -138,9 +138,9 @@ def test_more_than_the_core_may_take_is_named(monkeypatch):
     monkeypatch.setattr(choice, "core", lambda: {"guards": {}, "rest": {}, "budget": {"a": 8}})
     (line,) = plugin.over(meter, meter.slowness)
     assert "test_y[1] took 2.8 processor seconds" in line
-    monkeypatch.setattr(choice, "core", lambda: {"guards": {"a/test_x.py::test_y": "why"}, "rest": {}, "budget": {"a": 6}})
+    monkeypatch.setattr(choice, "core", lambda: {"guards": {"a/test_x.py::test_y": "why"}, "rest": {}, "budget": {"a": 5}})
     (line,) = plugin.over(meter, meter.slowness)
-    assert line == "tests/a took 7 processor seconds of 6 (tests/core.toml)"
+    assert line == "tests/a took 7 processor seconds of 5 (tests/core.toml)"
     assert [*plugin.over(meter, 2.0)] == []  # a machine that is half as fast
 
 

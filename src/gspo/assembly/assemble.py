@@ -26,8 +26,6 @@ from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.process import EngineHost
 from gspo.config.algorithm import resolved
-from gspo.config.checks import check_environment, check_optimizer, check_packed
-from gspo.config.engines import check_engine
 from gspo.config.schema import Config, RunConfig
 from gspo.config.stages import rollout_at
 from gspo.data.chat_template import Encoder
@@ -240,8 +238,6 @@ def imitating(
 ) -> Iterator[tuple[sft.SupervisedRun, HFModel]]:
     """Yields a supervised run ready for sft.fit, and its model."""
     given = given or CallInputs()
-    check_optimizer(config)
-    check_packed(config)
     with rank.joined(config.scale) as ranks, claimed(config, resume, allowed, "sft") as (folder, last):
         heard: list[Warning] = []
         with own_warnings(heard.append):
@@ -306,8 +302,6 @@ def tell(log: RunLog, heard: Sequence[Warning], model: HFModel) -> None:
 def evaluating(config: Config, given: CallInputs | None = None) -> Iterator[dict[str, Any]]:
     """Yields the arguments of evaluation.evaluate for the given model and prompts, or those that `config` names."""
     given = given or CallInputs()
-    check_engine(config.sampler)  # training settings do not matter here
-    check_environment(config)
     if given.rows is None and not config.eval.num_prompts:
         raise ValueError("eval.num_prompts = 0: nothing is held out to evaluate on; raise it")
     with scorer_of(config, given) as scorer:

@@ -15,7 +15,7 @@ from gspo.assembly.models import check_here, evaluated_prompts, loaded_model, ou
 from gspo.assembly.samplers import EVAL_SEED, evaluator_of, samplings, speaker_of
 from gspo.backends.hf.files import base_of, check_folder, commit_of, commit_of_tokenizer, is_adapter, of_the_base
 from gspo.backends.hf.policy import HFPolicy
-from gspo.config.engines import check_engine
+from gspo.config.conflicts import ENGINE, check_conflicts
 from gspo.config.import_function import pick_device
 from gspo.config.policy import ModelConfig
 from gspo.config.schema import Config
@@ -60,7 +60,7 @@ def encoded(config: Config, rows: Rows) -> list[Prompt]:
     """The tokenized prompts, with the ids of their rows. Raises ValueError, before weights are read, for prompts that do not
     fit the model's context.
     """
-    check_engine(config.sampler)
+    check_conflicts(config, ENGINE)
     given = CallInputs(rows=list(rows))
     check_here(config, given, None)
     task = dataclasses.replace(config.task, too_long="refuse")

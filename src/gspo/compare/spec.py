@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.config.algorithm import resolved
-from gspo.config.checks import check_training
+from gspo.config.commands import check_command
 from gspo.config.files import as_config, load, nested, read_toml, to_dict
 from gspo.config.schema import Config
 from gspo.config.suggestions import nearest
@@ -228,7 +228,7 @@ def _cell(path: Path, folder: Path, base: Tables, terms: list[tuple[str, Tables]
             config = as_config(config, changes)
         place = {"dir": str(folder / "cells" / cell.name)}
         config = as_config(config, {"task": {"seed": seed}, "train": {"seed": seed}, "log": place})
-        check_training(config)
+        check_command(config, "train")
         return replace(cell, config=resolved(config)[0])
     except ValueError as error:
         raise ValueError(f"{path}: {' / '.join(name for name in (setting, variant) if name)}: {error}") from None

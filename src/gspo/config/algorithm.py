@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from gspo.config.checks import check_optimizer, check_packed, check_reference, nearest
 from gspo.config.policy import AlgorithmConfig, ResolvedAlgorithm
 from gspo.config.schema import Config, RunConfig
+from gspo.config.suggestions import nearest
 from gspo.objective.algorithms import ALGORITHMS, WIDEST, Algorithm
 
 UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
@@ -204,8 +204,4 @@ def resolved(config: Config, samples: bool = True) -> tuple[RunConfig, list[str]
             f"rollout.num_prompts = {config.rollout.num_prompts} cannot be split into algorithm.mini_batches = "
             f"{algorithm.mini_batches} equal updates: make it a multiple"
         )
-    run = RunConfig(**vars(config) | {"algorithm": algorithm})
-    check_reference(run)
-    check_optimizer(run)
-    check_packed(run)
-    return run, warnings
+    return RunConfig(**vars(config) | {"algorithm": algorithm}), warnings

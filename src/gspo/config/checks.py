@@ -1,4 +1,4 @@
-"""Checks across several fields of a configuration. All raise ValueError with a remedy."""
+"""Checks of single settings that a range cannot express: names, addresses, what is required. All raise ValueError."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import importlib.util
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from gspo.config.engines import check_sampler
+from gspo.config.conflicts import ALWAYS, check_conflicts
 from gspo.config.field import COOLEST
-from gspo.config.rewards import NAMED, CodeConfig, JudgeConfig, RewardModelConfig
+from gspo.config.rewards import NAMED, JudgeConfig, RewardModelConfig
 from gspo.config.schema import Config
-from gspo.config.source_kind import FUNCTION, VERIFIERS, played
-from gspo.config.stages import check_refresh, check_stages
+from gspo.config.source_kind import FUNCTION, VERIFIERS
 from gspo.config.suggestions import nearest
-from gspo.config.unused import check_unused
 from gspo.safe import HIDDEN, hidden_keys
 
 LIBRARIES = ("reasoning_gym", "verifiers")
@@ -22,7 +20,7 @@ LIBRARIES = ("reasoning_gym", "verifiers")
 
 def check(config: Config) -> None:
     """Checks across several fields that apply to every command. Raises ValueError with a remedy."""
-    reward, rollout = config.reward, config.rollout
+    reward = config.reward
     if not reward.functions:
         raise ValueError('reward.functions = []: name at least one, such as "task" or "exact"')
     check_names(reward.functions)
@@ -32,10 +30,10 @@ def check(config: Config) -> None:
     for weight in reward.weights:
         if weight and not 1e-6 <= abs(weight) <= 1e6:
             raise ValueError(f"reward.weights = {reward.weights}: a weight is 0, or of a size between 1e-6 and 1e6")
-    if any(not text for text in rollout.stop):
-        raise ValueError(f"rollout.stop = {rollout.stop}: an empty string would end every completion at once")
-    check_stages(config.stage, config.train.steps)
-    check_refresh(config.refresh, config.stage)
+    if any(not text for text in config.rollout.stop):
+        raise ValueError(f"rollout.stop = {config.rollout.stop}: an empty string would end every completion at once")
+    check_stages(config)
+    check_conflicts(config, ALWAYS)
     named = [("task.source", config.task.source), ("task.eval_source", config.task.eval_source)]
     named += [(f"stage[{number}].source", stage.source) for number, stage in enumerate(config.stage)]
     for key, source in named:
@@ -52,7 +50,8 @@ def check(config: Config) -> None:
         raise ValueError("log.dir = '': name a folder for the run")
     if config.task.system in ("none", "null"):
         raise ValueError(f'task.system = {config.task.system!r}: would be the message itself; for none set it to ""')
-    check_evaluation(config)
+    if 0 < config.eval.temperature < COOLEST:
+        raise ValueError(f"eval.temperature = {config.eval.temperature!r}: must be 0, or at least {COOLEST}")
     for key, url in (
         *((f"sampler.urls[{i}]", url) for i, url in enumerate(config.sampler.urls)),
         ("judge.url", config.judge.url),
@@ -60,29 +59,6 @@ def check(config: Config) -> None:
     ):
         if url is not None:
             check_url(key, url)
-
-
-def check_evaluation(config: Config) -> None:
-    """Checks the temperature of the evaluation, and that there are held-out prompts. Raises ValueError."""
-    temperature, every = config.eval.temperature, config.eval.every
-    if 0 < temperature < COOLEST:
-        raise ValueError(f"eval.temperature = {temperature!r}: must be 0, or at least {COOLEST}")
-    if every and not config.eval.num_prompts:
-        raise ValueError(
-            f"eval.every = {every} and eval.num_prompts = 0: nothing is held out to evaluate on; raise eval.num_prompts, or "
-            "set eval.every = 0"
-        )
-
-
-def check_code(code: CodeConfig) -> None:
-    """Checks [code]. Raises ValueError."""
-    if code.seconds > code.total_seconds:
-        raise ValueError(
-            f"code.seconds = {code.seconds:g} and code.total_seconds = {code.total_seconds:g}: one test would have more "
-            "time than all together: raise total_seconds, or lower seconds"
-        )
-    if code.public_column == code.tests_column:
-        raise ValueError(f"code.public_column = {code.public_column!r}: is code.tests_column too: leave it out")
 
 
 def check_url(key: str, url: str) -> None:
@@ -111,12 +87,6 @@ def check_judging(config: Config) -> None:
         check_reward_model(config.reward_model)
     if "judge" in reward.functions:
         check_judge(config.judge)
-        compares = reward.functions[0] == "judge" and config.judge.mode != "score"
-        if compares and config.eval.every and config.eval.num_generations < 2:
-            raise ValueError(
-                f"eval.num_generations = {config.eval.num_generations}: judge.mode = {config.judge.mode!r} compares the "
-                "completions to a prompt, so an evaluation needs at least 2"
-            )
 
 
 def check_judge(judge: JudgeConfig) -> None:
@@ -163,16 +133,30 @@ def check_required(config: Config, *keys: str) -> None:
             raise ValueError(f"{key} is required: set it to {what}")
 
 
-def check_training(config: Config) -> None:
-    """Checks what `gspo train` needs on top of `check`. Raises ValueError with a remedy."""
-    check_required(config)
-    check_code(config.code)
-    check_sampler(config)
-    check_whole(config)
-    check_refill(config)
-    check_environment(config)
-    check_queries(config)
-    check_unused(config, "train")
+def check_stages(config: Config) -> None:
+    """Checks that stages are in order, lie within the run's steps, and set something. Raises ValueError."""
+    before, steps, refreshed = 0, config.train.steps, config.refresh.source
+    for number, stage in enumerate(config.stage):
+        key = f"stage[{number}]"
+        if not stage.at:
+            raise ValueError(f"{key}.at is required: set it to the first step of the stage")
+        if stage.at == before:
+            raise ValueError(f"{key}.at = {stage.at}: is also where stage[{number - 1}] begins: make one stage of them")
+        if stage.at < before:
+            raise ValueError(f"{key}.at = {stage.at}: stage[{number - 1}].at = {before} is later: put stages in order")
+        if stage.at > steps:
+            raise ValueError(f"{key}.at = {stage.at}: the run ends with train.steps = {steps}: leave it out, or raise steps")
+        names = [field.name for field in dataclasses.fields(stage) if field.name != "at"]
+        if all(getattr(stage, name) is None for name in names):
+            raise ValueError(f"{key}: sets nothing at step {stage.at}: set one of {', '.join(names)}, or leave it out")
+        if stage.source is not None and not stage.source.strip():
+            raise ValueError(f"{key}.source = {stage.source!r}: name a source of prompts, or leave it out")
+        if refreshed is not None and stage.source is not None:
+            raise ValueError(
+                f"refresh.source = {refreshed!r} and {key}.source = {stage.source!r}: each would replace the other's "
+                "queries: leave one of them out"
+            )
+        before = stage.at
 
 
 def check_queries(config: Config) -> None:
@@ -184,29 +168,17 @@ def check_queries(config: Config) -> None:
             raise ValueError(f"{key} = {source!r}: tasks of verifiers cannot be replaced while a run goes on: leave it out")
     if refresh.source is not None and not FUNCTION.fullmatch(refresh.source):
         raise ValueError(f"refresh.source = {refresh.source!r}: expected module:function, such as rows:new of rows.py")
-    for number, stage in enumerate(config.stage):
-        if config.rollout.delay and stage.temperature is not None:
-            raise ValueError(
-                f"rollout.delay = {config.rollout.delay} and stage[{number}].temperature = {stage.temperature:g}: the noise "
-                "floor of a delayed step shows on completions that were sampled last, which would have another temperature: "
-                "set delay to 0, or leave the temperature out"
-            )
-    if refresh.every >= config.train.steps:
-        raise ValueError(
-            f"refresh.every = {refresh.every}: the run ends with train.steps = {config.train.steps}, before anything is "
-            "refreshed: lower it, or leave it out"
-        )
 
 
-def check_refill(config: Config) -> None:
-    """Refuses `rollout.refill` together with sampling ahead. Raises ValueError."""
-    rollout = config.rollout
-    for name, value in (("max_staleness", rollout.max_staleness), ("delay", rollout.delay)):
-        if rollout.refill and value:
-            raise ValueError(
-                f"rollout.refill = {rollout.refill} and rollout.{name} = {value}: a batch is refilled by the very weights "
-                "that then learn from it, so none can be sampled ahead; set one of them to 0"
-            )
+def check_installed(config: Config) -> None:
+    """Checks that the library of 8-bit and 4-bit kernels is there, if it is used. Raises ValueError."""
+    used = {
+        "model.quantize": config.model.quantize if config.model.quantize != "none" else "",
+        "optimizer.name": config.optimizer.name if config.optimizer.name != "adamw" else "",
+    }
+    for key, value in used.items():
+        if value and not installed("bitsandbytes"):
+            raise ValueError(f'{key} = {value!r} needs bitsandbytes: pip install "gspo[quantized]"')
 
 
 def installed(library: str) -> bool:
@@ -215,98 +187,3 @@ def installed(library: str) -> bool:
         return importlib.util.find_spec(library) is not None
     except ValueError:  # sys.modules holds a stand-in without a spec
         return False
-
-
-def check_packed(config: Config) -> None:
-    """Checks settings that `model.quantize` excludes or needs. Raises ValueError."""
-    kind = config.model.quantize
-    if kind == "none":
-        return
-    what = f"model.quantize = {kind!r}"
-    if config.algorithm.name == "ppo" and config.algorithm.critic == "copy":
-        raise ValueError(f'{what}: a critic with a body of its own trains it: set algorithm.critic = "shared"')
-    if config.model.experts != "auto":
-        raise ValueError(f'model.experts = {config.model.experts!r}: {what} has a kernel of its own: set it to "auto"')
-    if not installed("bitsandbytes"):
-        raise ValueError(f'{what} needs bitsandbytes: pip install "gspo[quantized]"')
-
-
-def check_optimizer(config: Config) -> None:
-    """Checks settings that an 8-bit optimizer excludes or needs. Raises ValueError."""
-    if config.optimizer.name != "adamw" and not installed("bitsandbytes"):
-        raise ValueError(f'optimizer.name = {config.optimizer.name!r} needs bitsandbytes: pip install "gspo[quantized]"')
-    if config.train.offload_optimizer and config.optimizer.name != "adamw":
-        raise ValueError(
-            f"train.offload_optimizer and optimizer.name = {config.optimizer.name!r}: moments of 8 bits stay on the device: "
-            "leave one out"
-        )
-
-
-def check_reference(config: Config) -> None:
-    """Checks that there is a reference model to offload. Raises ValueError."""
-    if config.train.offload_reference and (config.lora.rank or not config.algorithm.beta):
-        key = f"lora.rank = {config.lora.rank}" if config.lora.rank else "algorithm.beta = 0"
-        raise ValueError(f"train.offload_reference: with {key} there is no reference model to offload: leave it off")
-
-
-def check_environment(config: Config) -> None:
-    """Refuses settings that conflict with an environment. Raises ValueError."""
-    task = config.task
-    if (task.eval_source or "").startswith(VERIFIERS) > task.source.startswith(VERIFIERS):
-        raise ValueError(f"task.eval_source = {task.eval_source!r}: task.source must be {VERIFIERS}NAME too")
-    if not played(task):
-        return
-    if task.source.startswith(VERIFIERS):
-        name = f"task.source = {task.source!r}"
-        if task.environment is not None:
-            raise ValueError(f"task.environment = {task.environment!r}: {name} is an environment itself; unset it")
-        if task.system != "auto":
-            raise ValueError(f"task.system = {task.system!r:.40}: {name} has its own messages; unset it")
-        if task.eval_source is not None and not task.eval_source.startswith(VERIFIERS):
-            raise ValueError(f"task.eval_source = {task.eval_source!r}: {name}, so it must be {VERIFIERS}NAME too")
-    else:
-        name = "task.environment"
-    if config.reward.functions != ["task"] or config.reward.weights:
-        raise ValueError(f"reward.functions and reward.weights have no effect: {name} gives the reward itself")
-
-
-def check_serving(config: Config) -> None:
-    """Checks what `gspo serve` needs on top of `check`. Raises ValueError with a remedy."""
-    check_required(config, "model.path")
-    if not config.serve.host.strip():
-        raise ValueError(
-            f"serve.host = {config.serve.host!r}: would listen on every address of this machine. Remove it for this machine "
-            'alone, or set it to "0.0.0.0" if other machines shall connect'
-        )
-    if played(config.task):
-        key = "task.source" if config.task.environment is None else "task.environment"
-        raise ValueError(f"{key}: agents that are served play by themselves: leave it out, or train with `gspo train`")
-    for key, value, remedy in (
-        (
-            "eval.every",
-            config.eval.every,
-            'agents evaluate themselves and note it with `await model.log(groups, split="val")`',
-        ),
-        ("rollout.refill", config.rollout.refill, "agents choose which trajectories they hand over"),
-        ("rollout.delay", config.rollout.delay, "agents hand their trajectories over when they like"),
-        ("rollout.max_staleness", config.rollout.max_staleness, "serve.max_age says how old a turn may be"),
-        ("sampler.sleep_level", config.sampler.sleep_level, "agents may ask at any time"),
-    ):
-        if value:
-            raise ValueError(f"{key} = {value}: {remedy}; set it to 0")
-    check_sampler(config)
-    check_whole(config)
-    check_unused(config, "serve")
-
-
-def check_whole(config: Config) -> None:
-    """Refuses truncated sampling in training, which needs the whole distribution. Raises ValueError."""
-    rollout = config.rollout
-    if rollout.top_p < 1 or rollout.top_k > 0:
-        key, value = ("rollout.top_p", rollout.top_p) if rollout.top_p < 1 else ("rollout.top_k", rollout.top_k)
-        raise ValueError(
-            f"{key} = {value}: training needs the whole distribution (top_p = 1, top_k = 0). A truncated one gives a "
-            "sampled token probability 0 as soon as the policy moves it out of the kept set, so the ratio is undefined; "
-            "scoring it untruncated biases the ratio. To sharpen sampling lower rollout.temperature; eval.top_p and "
-            "eval.top_k are free"
-        )

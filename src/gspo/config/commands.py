@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gspo.config.algorithm import resolved
-from gspo.config.checks import check_required, check_serving, check_training
+from gspo.config.checks import check_installed, check_queries, check_required
+from gspo.config.conflicts import ENGINE, ENVIRONMENT, LEARN, SERVE, TRAIN, check_conflicts
 from gspo.config.schema import Config
 from gspo.config.unused import check_unused
 
@@ -15,16 +16,13 @@ def check_command(config: Config, command: str) -> None:
         config: The unresolved configuration.
         command: "train", "sft", "serve" or "eval".
     """
-    match command:
-        case "train":
-            check_training(config)
-            resolved(config)
-        case "serve":
-            check_serving(config)
-            resolved(config, samples=False)
-        case "sft":
-            check_required(config)
-            check_unused(config, "sft", filled=resolved(Config())[0])
-        case "eval":
-            check_required(config)
-            check_unused(config, "eval")
+    check_required(config, *(["model.path"] if command == "serve" else ["model.path", "task.source"]))
+    check_conflicts(config, {"train": TRAIN, "serve": SERVE, "sft": (), "eval": ENGINE + ENVIRONMENT}[command])
+    if command == "train":
+        check_queries(config)
+    check_unused(config, command, filled=resolved(Config())[0] if command == "sft" else None)
+    if command != "eval":
+        check_conflicts(config, LEARN)
+        check_installed(config)
+    if command in ("train", "serve"):
+        resolved(config, samples=command == "train")

@@ -14,6 +14,7 @@ from gspo.assembly.models import room
 from gspo.backends.hf.files import Outline, read_config
 from gspo.config.algorithm import resolved
 from gspo.config.checks import check_required
+from gspo.config.conflicts import LEARN, check_conflicts
 from gspo.config.schema import Config, RunConfig
 from gspo.config.stages import rollout_at
 from gspo.distributed import load_balance
@@ -67,6 +68,7 @@ def plan(config: Config, lengths: Lengths) -> Prediction:
 def checked(config: Config) -> RunConfig:
     """The resolved settings. Raises ValueError for those that the plan does not cover."""
     check_required(config, "model.path")
+    check_conflicts(config, LEARN)
     config, _ = resolved(config)
     if (config.scale.ranks or 1) > 1:
         check_several(config)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo.assembly import assemble
 from gspo.assembly.call_inputs import CallInputs, Source, configured
-from gspo.config.checks import check_serving
+from gspo.config.commands import check_command
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.report.page import reported
@@ -39,7 +39,7 @@ def serve(
     configuration, before anything starts.
     """
     resolved = configured(config, sections, model, tokenizer)
-    check_serving(resolved)
+    check_command(resolved, "serve")
     return Serving(resolved, resume, CallInputs(model, tokenizer), allow)
 
 

@@ -13,7 +13,7 @@ from gspo.backends.hf.lora import Unadapted, adapted, read_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
 from gspo.cli.main import main
-from gspo.config.engines import check_sampler
+from gspo.config.conflicts import SAMPLING, check_conflicts
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.learner import layout
@@ -223,7 +223,7 @@ def test_bad_input(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"has adapters already: give a newly loaded one"):
         adapted(with_adapters(), LoraConfig(rank=4))
     with pytest.raises(ValueError, match=r"sampler.quantize = 'int4'.*lora.rank = 0"):
-        check_sampler(from_dict({"lora": {"rank": 4}, "sampler": {"quantize": "int4"}}))
+        check_conflicts(from_dict({"lora": {"rank": 4}, "sampler": {"quantize": "int4"}}), SAMPLING)
     with pytest.raises(ValueError, match=r"lora.rank = -1"):
         from_dict({"lora": {"rank": -1}})
     monkeypatch.setitem(sys.modules, "peft", None)

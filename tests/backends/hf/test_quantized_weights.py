@@ -22,7 +22,7 @@ from gspo.backends.hf.quantized_weights import BITS, Packed, PackedLinear
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.algorithm import resolved
-from gspo.config.checks import check_training
+from gspo.config.commands import check_command
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.learner import layout
@@ -245,7 +245,7 @@ def test_bad_input(monkeypatch):
         with pytest.raises(ValueError, match=r'model.quantize = "nf4": the experts of a .* in a way of their own'):
             made(family)
     with pytest.raises(ValueError, match=r"model.quantize = 'nf4' has no effect: .*train adapters on them \(lora.rank\)"):
-        check_training(from_dict({"model": {"path": "m", "quantize": "nf4"}, "task": {"source": "x.jsonl"}}))
+        check_command(from_dict({"model": {"path": "m", "quantize": "nf4"}, "task": {"source": "x.jsonl"}}), "train")
     with pytest.raises(ValueError, match=r"model.quantize = 'fp4': allowed are none, nf4, int8"):
         from_dict({"model": {"quantize": "fp4"}})
     four = {"model": {"path": "m", "quantize": "nf4"}, "lora": {"rank": 4}}

@@ -1,0 +1,219 @@
+"""Settings that exclude each other: a table of which, when, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gspo.config.schema import Config
+from gspo.config.source_kind import VERIFIERS, played
+from gspo.config.values import shown
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Keys whose values do not go together if `when` holds, and the reason with the remedy."""
+
+    keys: tuple[str, ...]
+    when: Callable[[Config], bool]
+    why: str
+
+
+def check_conflicts(config: Config, rows: Iterable[Conflict]) -> None:
+    """Raises ValueError, with the keys, their values and the remedy, for the first conflict."""
+    for row in rows:
+        if row.when(config):
+            values = (f"{key} = {shown(value_of(config, key), key)}" for key in row.keys)
+            raise ValueError(f"{' and '.join(values)}: {row.why}")
+
+
+def value_of(config: Config, key: str) -> object:
+    """The value of `section.name`."""
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def compares_one(config: Config) -> bool:
+    """Whether a judge that compares completions would be shown a single one by an evaluation."""
+    judged = config.reward.functions[:1] == ["judge"] and config.judge.mode != "score"
+    return judged and config.eval.every > 0 and config.eval.num_generations < 2
+
+
+def verifiers(source: str | None) -> bool:
+    """Whether a source is an environment of the library verifiers."""
+    return source is not None and source.startswith(VERIFIERS)
+
+
+ALWAYS = (
+    Conflict(
+        ("eval.every", "eval.num_prompts"), lambda c: c.eval.every > 0 and not c.eval.num_prompts,
+        "nothing is held out to evaluate on; raise eval.num_prompts, or set eval.every = 0",
+    ),
+    Conflict(
+        ("judge.mode", "eval.num_generations"), compares_one,
+        "the judge compares the completions to a prompt, so an evaluation needs at least 2",
+    ),
+    Conflict(
+        ("refresh.drop_below", "refresh.drop_above"), lambda c: c.refresh.drop_below >= c.refresh.drop_above,
+        "no share lies between them, so every query would be dropped: set drop_below to less than drop_above",
+    ),
+    Conflict(
+        ("refresh.every", "refresh.drop_above", "refresh.drop_below"),
+        lambda c: c.refresh.every > 0 and not c.refresh.drops and c.refresh.source is None,
+        "a refresh would drop nothing: set one of them, or refresh.source",
+    ),
+)  # fmt: skip
+ENGINE = (
+    Conflict(
+        ("sampler.quantize", "sampler.engine"), lambda c: c.sampler.quantize != "none" and c.sampler.engine == "vllm",
+        "it rounds the embedded sampler's weights: with vLLM give sampler.engine_args = {quantization = \"...\"}",
+    ),
+    Conflict(
+        ("sampler.sleep_level", "sampler.engines"), lambda c: c.sampler.sleep_level > 0 and c.sampler.engines > 1,
+        "several engines have GPUs of their own; leave one of them out",
+    ),
+    Conflict(
+        ("sampler.urls",),
+        lambda c: bool(c.sampler.urls and (c.sampler.python or c.sampler.engine_args or c.sampler.engines > 1)),
+        "these servers run already: sampler.python, sampler.engine_args and sampler.engines are for servers to start",
+    ),
+    Conflict(
+        ("sampler.urls",), lambda c: len({url.rstrip("/") for url in c.sampler.urls}) < len(c.sampler.urls),
+        "names a server twice: a server is one engine; leave it out",
+    ),
+)  # fmt: skip
+"""Of the engine, whether anything is trained or not."""
+TRUNCATED = (
+    "training needs the whole distribution (top_p = 1, top_k = 0). A truncated one gives a sampled token probability 0 as "
+    "soon as the policy moves it out of the kept set, so the ratio is undefined; scoring it untruncated biases the ratio. "
+    "To sharpen sampling lower rollout.temperature; eval.top_p and eval.top_k are free"
+)
+SAMPLING = (
+    *ENGINE,
+    Conflict(
+        ("rollout.max_staleness", "sampler.engine"),
+        lambda c: c.rollout.max_staleness > 0 and c.sampler.engine == "embedded",
+        'the embedded sampler shares its weights with the trainer and cannot run ahead of it: set sampler.engine = "vllm"',
+    ),
+    Conflict(
+        ("rollout.max_staleness", "rollout.delay"), lambda c: c.rollout.max_staleness > 0 and c.rollout.delay > 0,
+        "set one of them to 0",
+    ),
+    Conflict(
+        ("sampler.quantize", "lora.rank"), lambda c: c.sampler.quantize != "none" and c.lora.rank > 0,
+        "it is for a model whose own weights are trained: set lora.rank = 0",
+    ),
+    Conflict(
+        ("sampler.weight_transfer", "lora.rank"),
+        lambda c: c.sampler.weight_transfer in ("broadcast", "ipc") and c.lora.rank > 0,
+        "adapters go through the folder: leave weight_transfer out",
+    ),
+    Conflict(
+        ("sampler.sleep_level", "rollout.max_staleness"),
+        lambda c: c.sampler.sleep_level > 0 and c.rollout.max_staleness > 0,
+        "vLLM samples while the learner updates; leave one of them out",
+    ),
+    Conflict(
+        ("sampler.sleep_level", "scale.ranks"), lambda c: c.sampler.sleep_level > 0 and (c.scale.ranks or 1) > 1,
+        "it is for one GPU that learner and engine share; leave one of them out",
+    ),
+    Conflict(("rollout.top_p",), lambda c: c.rollout.top_p < 1, TRUNCATED),
+    Conflict(("rollout.top_k",), lambda c: c.rollout.top_k > 0, TRUNCATED),
+)  # fmt: skip
+"""Of sampling for training, by `gspo train` and `gspo serve`."""
+REFILLED = "a batch is refilled by the weights that then learn from it, so none can be sampled ahead; set one of them to 0"
+ENVIRONMENT = (
+    Conflict(
+        ("task.eval_source", "task.source"),
+        lambda c: c.task.eval_source is not None and verifiers(c.task.eval_source) != verifiers(c.task.source),
+        f"both must be {VERIFIERS}NAME, or neither",
+    ),
+    Conflict(
+        ("task.environment", "task.source"), lambda c: c.task.environment is not None and verifiers(c.task.source),
+        "the source is an environment itself: leave task.environment out",
+    ),
+    Conflict(
+        ("task.system", "task.source"), lambda c: c.task.system != "auto" and verifiers(c.task.source),
+        "the environment has its own messages: leave task.system out",
+    ),
+    Conflict(
+        ("reward.functions", "reward.weights"),
+        lambda c: played(c.task) and (c.reward.functions != ["task"] or bool(c.reward.weights)),
+        "no effect, since the environment (task.environment or task.source) gives the reward itself: leave them out",
+    ),
+)  # fmt: skip
+TRAIN = (
+    *ENVIRONMENT,
+    Conflict(
+        ("code.seconds", "code.total_seconds"), lambda c: c.code.seconds > c.code.total_seconds,
+        "one test would have more time than all together: raise total_seconds, or lower seconds",
+    ),
+    Conflict(
+        ("code.public_column", "code.tests_column"), lambda c: c.code.public_column == c.code.tests_column,
+        "the same column: leave public_column out",
+    ),
+    *SAMPLING,
+    Conflict(
+        ("rollout.refill", "rollout.max_staleness"), lambda c: c.rollout.refill > 0 and c.rollout.max_staleness > 0, REFILLED
+    ),
+    Conflict(("rollout.refill", "rollout.delay"), lambda c: c.rollout.refill > 0 and c.rollout.delay > 0, REFILLED),
+    Conflict(
+        ("refresh.every", "train.steps"), lambda c: c.refresh.every >= c.train.steps,
+        "the run ends before anything is refreshed: lower refresh.every, or leave it out",
+    ),
+)  # fmt: skip
+SERVE = (
+    Conflict(
+        ("task.source", "task.environment"), lambda c: played(c.task),
+        "agents that are served play by themselves: leave it out, or train with `gspo train`",
+    ),
+    Conflict(
+        ("serve.host",), lambda c: not c.serve.host.strip(),
+        "would listen on every address of this machine. Remove it for this machine alone, or set it to \"0.0.0.0\" if other "
+        "machines shall connect",
+    ),
+    Conflict(
+        ("eval.every",), lambda c: c.eval.every > 0,
+        'agents evaluate themselves and note it with `await model.log(groups, split="val")`; set it to 0',
+    ),
+    Conflict(
+        ("rollout.refill",), lambda c: c.rollout.refill > 0,
+        "agents choose which trajectories they hand over; set it to 0",
+    ),
+    Conflict(
+        ("rollout.delay",), lambda c: c.rollout.delay > 0, "agents hand their trajectories over when they like; set it to 0"
+    ),
+    Conflict(
+        ("rollout.max_staleness",), lambda c: c.rollout.max_staleness > 0,
+        "serve.max_age says how old a turn may be; set it to 0",
+    ),
+    Conflict(
+        ("sampler.sleep_level",), lambda c: c.sampler.sleep_level > 0, "agents may ask at any time; set it to 0"
+    ),
+    *SAMPLING,
+)  # fmt: skip
+LEARN = (
+    Conflict(
+        ("train.offload_optimizer", "optimizer.name"),
+        lambda c: c.train.offload_optimizer and c.optimizer.name != "adamw",
+        "moments of 8 bits stay on the device: leave one out",
+    ),
+    Conflict(
+        ("model.quantize", "model.experts"), lambda c: c.model.quantize != "none" and c.model.experts != "auto",
+        'it has a kernel of its own for experts: set model.experts = "auto"',
+    ),
+    Conflict(
+        ("model.quantize", "algorithm.critic"),
+        lambda c: c.model.quantize != "none" and c.algorithm.name == "ppo" and c.algorithm.critic == "copy",
+        'a critic with a body of its own trains it: set algorithm.critic = "shared"',
+    ),
+    Conflict(
+        ("train.offload_reference", "lora.rank"), lambda c: c.train.offload_reference and c.lora.rank > 0,
+        "with adapters there is no reference model to offload: leave it off",
+    ),
+    Conflict(
+        ("train.offload_reference", "algorithm.beta"), lambda c: c.train.offload_reference and not c.algorithm.beta,
+        "without a KL term there is no reference model to offload: leave it off",
+    ),
+)  # fmt: skip
+"""Of the model and the optimizer, for all commands that train."""

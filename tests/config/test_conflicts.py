@@ -1,0 +1,113 @@
+"""Settings that exclude each other: each row of the table refuses what it is for, and lets the defaults pass."""
+
+import pytest
+
+from gspo.config.commands import check_command
+from gspo.config.conflicts import ALWAYS, ENGINE, LEARN, SERVE, TRAIN, Conflict, check_conflicts, value_of
+from gspo.config.files import from_dict
+from gspo.config.schema import Config
+
+VLLM = {"engine": "vllm"}
+SLEEPS = VLLM | {"sleep_level": 2}
+TWO = {"urls": ["http://x", "http://y"]}
+PLAYED = {"environment": "boxes:Box"}
+TRAINED = [
+    ({"rollout": {"top_p": 0.9}}, "rollout.top_p = 0.9: training needs the whole distribution"),
+    ({"rollout": {"top_k": 5}}, "rollout.top_k = 5: .*eval.top_k are free"),
+    ({"rollout": {"refill": 2, "delay": 1}}, "rollout.refill = 2 and rollout.delay = 1: a batch is refilled"),
+    ({"rollout": {"refill": 2, "max_staleness": 1}, "sampler": VLLM}, "rollout.refill = 2 and rollout.max_staleness = 1"),
+    ({"rollout": {"max_staleness": 1}}, "max_staleness = 1 and sampler.engine = 'embedded': .*cannot run ahead of it"),
+    ({"rollout": {"max_staleness": 1, "delay": 2}, "sampler": VLLM}, "max_staleness = 1 and rollout.delay = 2: set one of"),
+    (
+        {"lora": {"rank": 4}, "sampler": {"quantize": "int8"}},
+        "sampler.quantize = 'int8' and lora.rank = 4: .*set lora.rank = 0",
+    ),
+    *(
+        (
+            {"lora": {"rank": 4}, "sampler": VLLM | {"weight_transfer": kind}},
+            f"'{kind}' and lora.rank = 4: adapters go through",
+        )
+        for kind in ("broadcast", "ipc")
+    ),
+    (
+        {"rollout": {"max_staleness": 1}, "sampler": SLEEPS},
+        "sampler.sleep_level = 2 and rollout.max_staleness = 1: vLLM",
+    ),
+    ({"scale": {"ranks": 2}, "sampler": SLEEPS}, "sampler.sleep_level = 2 and scale.ranks = 2: it is for one GPU"),
+    ({"sampler": SLEEPS | {"engines": 2}}, "sampler.sleep_level = 2 and sampler.engines = 2: several engines have GPUs"),
+    ({"sampler": VLLM | {"quantize": "int4"}}, "sampler.quantize = 'int4' and sampler.engine = 'vllm'"),
+    ({"sampler": VLLM | TWO | {"python": "p"}}, "sampler.urls = .*: these servers run already"),
+    ({"sampler": VLLM | TWO | {"engines": 2}}, "sampler.urls = .*: these servers run already"),
+    ({"sampler": VLLM | {"urls": ["http://x", "http://x/"]}}, "sampler.urls = .*: names a server twice"),
+    ({"task": PLAYED, "reward": {"functions": ["exact"]}}, "gives the reward itself"),
+    ({"task": {"source": "verifiers:v", "system": "s"}}, "task.system = 's' .*has its own messages"),
+    ({"task": {"source": "verifiers:v"} | PLAYED}, "task.environment = .* is an environment itself"),
+    ({"task": {"source": "verifiers:v", "eval_source": "a"}}, "task.eval_source = 'a' .*both must be verifiers:NAME"),
+    ({"task": {"eval_source": "verifiers:v"}}, "both must be verifiers:NAME, or neither"),
+    ({"code": {"seconds": 90}}, "code.seconds = 90.0 and code.total_seconds = 60.0: one test would have more time"),
+    ({"code": {"public_column": "tests"}}, "code.public_column = 'tests' and code.tests_column = 'tests': the same column"),
+    ({"refresh": {"every": 100, "drop_above": 0.9}}, "refresh.every = 100 and train.steps = 100: the run ends before"),
+    ({"train": {"offload_optimizer": True}, "optimizer": {"name": "adamw_8bit"}}, "moments of 8 bits stay on the device"),
+    ({"model": {"quantize": "nf4", "experts": "eager"}, "lora": {"rank": 2}}, "model.quantize = 'nf4' and model.experts"),
+    (
+        {"model": {"quantize": "nf4"}, "lora": {"rank": 2}, "algorithm": {"name": "ppo", "critic": "copy"}},
+        "model.quantize = 'nf4' and algorithm.critic = 'copy': a critic with a body of its own",
+    ),
+    (
+        {"train": {"offload_reference": True}},
+        "train.offload_reference = True and algorithm.beta = 0.0: .*no reference model",
+    ),
+    (
+        {"train": {"offload_reference": True}, "algorithm": {"beta": 0.1}, "lora": {"rank": 2}},
+        "train.offload_reference = True and lora.rank = 2: with adapters there is no reference model",
+    ),
+]
+READ = [
+    ({"eval": {"every": 5, "num_prompts": 0}}, "eval.every = 5 and eval.num_prompts = 0: nothing is held out"),
+    (
+        {
+            "reward": {"functions": ["judge"]}, "judge": {"model": "m", "rubric": "r", "mode": "rank"},
+            "eval": {"every": 1, "num_generations": 1},
+        },
+        "judge.mode = 'rank' and eval.num_generations = 1: the judge compares .* an evaluation needs at least 2",
+    ),
+    ({"refresh": {"drop_above": 0.5, "drop_below": 0.5}}, "refresh.drop_below = 0.5 and refresh.drop_above = 0.5: no share"),
+    ({"refresh": {"every": 5}}, "refresh.every = 5 and .*: a refresh would drop nothing"),
+]  # fmt: skip
+SERVED = [
+    ({"eval": {"every": 2}}, "eval.every = 2: agents evaluate themselves"),
+    ({"rollout": {"refill": 1}}, "rollout.refill = 1: agents choose"),
+    ({"rollout": {"delay": 1}}, "rollout.delay = 1: agents hand their trajectories"),
+    ({"rollout": {"max_staleness": 1}}, "serve.max_age says how old a turn may"),
+    ({"sampler": SLEEPS}, "sampler.sleep_level = 2: agents may ask at any time"),
+    ({"serve": {"host": " "}}, "serve.host = ' ': would listen on every address"),
+    ({"task": PLAYED}, "agents that are served play by themselves"),
+]
+
+
+def test_every_conflict_is_refused_with_its_values_and_the_remedy(subtests):
+    base = {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}, "reward": {"functions": ["task"]}}
+    cases = [(None, *case) for case in READ] + [("train", *case) for case in TRAINED] + [("serve", *case) for case in SERVED]
+    reasons = []
+    for command, tables, message in cases:
+        given = base if command == "train" else {"model": base["model"]}
+        tables = given | {name: given.get(name, {}) | table for name, table in tables.items()}
+        with subtests.test(message), pytest.raises(ValueError, match=message) as refused:
+            config = from_dict(tables)
+            if command is not None:
+                check_command(config, command)
+        reasons.append(str(refused.value))
+    rows = [row for table in (ALWAYS, TRAIN, SERVE, LEARN) for row in table]
+    assert [row for row in rows if not any(reason.endswith(row.why) for reason in reasons)] == []
+
+
+def test_defaults_conflict_nowhere():
+    for table in (ALWAYS, ENGINE, TRAIN, SERVE, LEARN):
+        check_conflicts(Config(), table)
+
+
+def test_an_error_names_each_key_with_its_value():
+    row = Conflict(("train.steps", "optimizer.lr"), lambda c: c.train.steps == 100, "leave one out")
+    with pytest.raises(ValueError, match=r"train.steps = 100 and optimizer.lr = 1e-06: leave one out"):
+        check_conflicts(Config(), (row,))
+    assert value_of(Config(), "train.steps") == 100
