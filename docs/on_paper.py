@@ -86,7 +86,7 @@ def table() -> str:
             made = plan(config, LENGTHS)
             state, together = made.memory.state / GIB, made.memory.together / GIB
             sent = sum(row.total(made.work) for row in made.sent) / 1e9
-            uneven = cost_model.unevenness(made.paper.weights, made.spread)
+            uneven = cost_model.unevenness(made.sharding.weights, made.spread)
             lines.append(
                 f"| {name} | {ranks} | {experts} | {replicas} | {state:.1f} | {together:.0f} | {uneven:.2f} | {sent:.0f} |"
             )

@@ -129,7 +129,7 @@ def one(name: str, folder: Path, device: str) -> None:
     told = {"begin": begin, "foretold": memory.fullest, "read": max(read)}
     if device != "cpu":
         told["peak"] = torch.cuda.max_memory_allocated()
-    print(json.dumps(told | {"parts": memory.standing | memory.passing | {"less": -memory.apart}}))
+    print(json.dumps(told | {"parts": memory.standing | memory.passing | {"less": -memory.disjoint}}))
 
 
 def write_model(name: str, folder: Path, **more: int) -> None:

@@ -127,15 +127,6 @@ def test_the_smallest_number_of_ranks_that_holds_the_state():
     assert cost_model.smallest(WEIGHTS, Spread(1), each, 88 * each, most=64) == 10
 
 
-def test_replicas_make_shards_even():
-    even = [Weight(8, 3), Weight(4, 36, experts=True)]
-    assert cost_model.evener(even, Spread(4)) is None
-    assert cost_model.evener(even, Spread(8)) == Spread(8, 1, 2)
-    assert cost_model.evener(even, Spread(16, 2)) == Spread(16, 2, 4)
-    assert cost_model.evener([Weight(1, 1)], Spread(2)) == Spread(2, 1, 2)
-    assert cost_model.evener([Weight(3, 1)], Spread(2, 2)) is None
-
-
 def test_numbers_that_do_not_divide_one_another():
     assert cost_model.spread_of(ScaleConfig(experts=2, replicas=2), 8) == Spread(8, 2, 2)
     with pytest.raises(ValueError, match=r"scale.replicas = 3 does not divide 8 ranks"):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 from gspo.assembly.host_memory import GIB
 from gspo.backends.hf.load import load_model
@@ -11,11 +12,12 @@ from gspo.backends.hf.lora import adapted, packed
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.algorithm import resolve
 from gspo.config.files import from_dict
+from gspo.config.policy import OptimizerConfig
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Updater
-from gspo.plan.memory import ACTIVATIONS
+from gspo.plan.memory import ACTIVATIONS, moments
 from gspo.plan.plan import Lengths, plan, render
 from gspo.types import Completion
 from tests.live import Live
@@ -124,7 +126,21 @@ def test_what_is_said_where_it_does_not_fit(tmp_path):
 def test_a_model_whose_pass_needs_numbers_is_estimated(tmp_path, monkeypatch):
     model(**SIZES | MIXTURE).save(tmp_path)
     exact = plan(config(tmp_path), LENGTHS).memory
-    monkeypatch.setattr("gspo.plan.activation_memory._kept", lambda *given: json.loads("no number"))
+    monkeypatch.setattr("gspo.plan.activation_memory._saved_bytes", lambda *given: json.loads("no number"))
     estimate = plan(config(tmp_path), LENGTHS).memory
     assert ACTIVATIONS in exact.passing and f"{ACTIVATIONS} (estimate)" in estimate.passing
     assert exact.standing == estimate.standing
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moments_are_as_large_as_those_of_the_optimizer(name, dtype):
+    weights = [nn.Parameter(torch.randn(*size).to(dtype)) for size in ((64, 100), (64, 63), (5000,), (7,))]
+    optimizer = Optimizer(weights, OptimizerConfig(name=name), 1, 0)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step(0.0)
+    shared = {"step", "qmap1", "qmap2"}  # a number, and tables that all weights share
+    state = [x for of in optimizer.adamw.state.values() for key, x in of.items() if key not in shared]
+    found = sum(x.numel() * x.element_size() for x in state)
+    assert moments(tuple(w.numel() for w in weights), dtype.itemsize, name == "adamw_8bit") == found

@@ -5,6 +5,7 @@ transformers' own code runs on fake tensors (shape and dtype, no data). Only con
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,38 +21,66 @@ from gspo.backends.hf.model import DTYPES, HFModel
 from gspo.backends.hf.one_sequence import one_sequence_a_row
 from gspo.backends.hf.quantized_weights import BITS, BLOCK, Packed, pack
 from gspo.config.policy import LoraConfig, ModelConfig
-from gspo.plan.memory_footprint import ActivationMemory, ModelMemory
 
 FEW, MORE = 2, 4  # rows of the two trial passes; their difference gives the bytes per token
 CPU = torch.device("cpu")  # of the fake tensors, whatever device the plan is for
 
 
-def rehearsed(cfg: ModelConfig, lora: LoraConfig, length: int) -> tuple[ModelMemory, ActivationMemory | None]:
+@dataclass(frozen=True)
+class ModelMemory:
+    """Memory of a model in one process.
+
+    Attributes:
+        weights: Bytes of all weights and buffers, as stored.
+        trained: Parameters in each trained weight.
+        width: Bytes per trained parameter.
+        unpacked: Bytes of the largest packed weight, unpacked for a matrix product.
+    """
+
+    weights: int
+    trained: tuple[int, ...]
+    width: int
+    unpacked: int
+
+
+@dataclass(frozen=True)
+class ActivationMemory:
+    """Bytes that autograd saves in a pass through the model without its head: per token and independent of the number of
+    tokens (`fixed`), in all layers and in the largest layer.
+    """
+
+    each: float
+    fixed: float
+    layer: float
+    fixed_layer: float
+
+
+def measure(cfg: ModelConfig, lora: LoraConfig, length: int) -> tuple[ModelMemory, ActivationMemory | None]:
     """Memory of the model of `cfg`, adapters and packed weights included, and of the activations of a pass over padded rows
     of `length` tokens (None if its code does not run without data). Raises ValueError as loading does.
     """
-    model = _made(cfg, lora)
-    with FakeTensorMode(), _Grouped(), one_sequence_a_row():
-        _hollowed(model.model)
+    model = _meta_model(cfg, lora)
+    with FakeTensorMode(), _FakeGroupedProducts(), one_sequence_a_row():
+        _make_fake(model.model)
         if cfg.quantize != "none":
-            pack(model.model, cfg.quantize, CPU, experts.takes_adapters, Hollow)
-        held = held_by(model)
+            pack(model.model, cfg.quantize, CPU, experts.takes_adapters, FakePackedWeight)
+        memory = _model_memory(model)
         try:
-            few, more = (_kept(model, rows, length) for rows in (FEW, MORE))
+            few, more = (_saved_bytes(model, rows, length) for rows in (FEW, MORE))
         except Exception:  # transformers' code may read data in any way
-            return held, None
+            return memory, None
     each, *layers = ((b - a) / (MORE - FEW) for a, b in zip(few, more))
     fixed, *fixed_layers = (a - FEW * slope for a, slope in zip(few, (each, *layers)))
     layer, fixed_layer = max(zip(layers, fixed_layers), default=(each, fixed))
-    return held, ActivationMemory(each / length, max(0.0, fixed), layer / length, max(0.0, fixed_layer))
+    return memory, ActivationMemory(each / length, max(0.0, fixed), layer / length, max(0.0, fixed_layer))
 
 
-def computed_on(cfg: ModelConfig) -> str:
+def device_type(cfg: ModelConfig) -> str:
     """The device type that the plan is for; "auto" means a GPU, even if this machine has none."""
     return "cuda" if cfg.device == "auto" else torch.device(cfg.device).type
 
 
-def _made(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
+def _meta_model(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
     """The model of a run on the meta device, with its adapters."""
     model = without_weights(cfg)
     if cfg.attention == "eager":  # flash attention saves what sdpa saves
@@ -59,8 +88,8 @@ def _made(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
     if model._can_set_experts_implementation():
         eager = cfg.experts == "eager" and cfg.quantize == "none"
         model.set_experts_implementation("eager" if eager else experts.NAME)
-    made = HFModel(model, None, autocast_type(cfg.autocast, computed_on(cfg), DTYPES[cfg.dtype]))  # type: ignore[arg-type]
-    if by_kernels(cfg, computed_on(cfg), made.compute_dtype):
+    made = HFModel(model, None, autocast_type(cfg.autocast, device_type(cfg), DTYPES[cfg.dtype]))  # type: ignore[arg-type]
+    if by_kernels(cfg, device_type(cfg), made.compute_dtype):
         fused.place(model)
     if not lora.rank:
         return made
@@ -69,7 +98,7 @@ def _made(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
         return adapted(made, lora)
 
 
-def _hollowed(model: nn.Module) -> None:
+def _make_fake(model: nn.Module) -> None:
     """Replaces all tensors by empty ones on the CPU, so that a pass can run. Tied tensors stay tied."""
     made: dict[Tensor, Tensor] = {}
     for module in model.modules():
@@ -83,37 +112,35 @@ def _hollowed(model: nn.Module) -> None:
                     table[name] = made[x]  # type: ignore[assignment]
 
 
-def held_by(model: HFModel) -> ModelMemory:
-    """Memory of the weights, counted from their tensors."""
-    tensors, parameters = [*model.model.parameters(), *model.model.buffers()], list(model.model.parameters())
-    trained = tuple(p.numel() for p in parameters if p.requires_grad)
-    width = max((p.element_size() for p in parameters if p.requires_grad), default=0)
-    packs = [module for module in model.model.modules() if isinstance(module, Packed)]
-    largest = max((packed.shape.numel() * model.compute_dtype.itemsize for packed in packs), default=0)
-    return ModelMemory(sum(x.numel() * x.element_size() for x in tensors), trained, width, largest)
+def _model_memory(model: HFModel) -> ModelMemory:
+    weights = sum(x.nbytes for x in [*model.model.parameters(), *model.model.buffers()])
+    trained = [p for p in model.model.parameters() if p.requires_grad]
+    packed = [module.shape.numel() for module in model.model.modules() if isinstance(module, Packed)]
+    largest = max(packed, default=0) * model.compute_dtype.itemsize
+    return ModelMemory(weights, tuple(p.numel() for p in trained), max(p.itemsize for p in trained), largest)
 
 
-def _kept(model: HFModel, rows: int, length: int) -> list[float]:
+def _saved_bytes(model: HFModel, rows: int, length: int) -> list[float]:
     """Bytes that autograd saves in a pass over `rows` rows, without head and weights: of the whole model, then of each layer
     that checkpointing would recompute.
     """
     seen = {x.untyped_storage()._cdata for x in [*model.model.parameters(), *model.model.buffers()]}
-    kept: list[torch.UntypedStorage] = []  # kept alive, so that no address is reused
+    saved: list[torch.UntypedStorage] = []  # kept alive, so that no address is reused
     begun: list[int] = []
     layers: list[float] = []
 
-    def keep(x: Tensor) -> Tensor:
+    def save(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
         if storage._cdata not in seen:
             seen.add(storage._cdata)
-            kept.append(storage)
+            saved.append(storage)
         return x.detach()  # x itself would keep its own graph alive
 
-    def enter(*given: Any) -> None:
-        begun.append(len(kept))
+    def enter(*args: Any) -> None:
+        begun.append(len(saved))
 
-    def leave(*given: Any) -> None:
-        layers.append(float(sum(storage.nbytes() for storage in kept[begun.pop() :])))
+    def leave(*args: Any) -> None:
+        layers.append(float(sum(storage.nbytes() for storage in saved[begun.pop() :])))
 
     hooks = [
         hook
@@ -122,15 +149,15 @@ def _kept(model: HFModel, rows: int, length: int) -> list[float]:
     ]  # fmt: skip
     model.model.eval()  # as a policy does
     ids = torch.zeros(rows, length, dtype=torch.long, device=CPU)
-    given = {"position_ids": ids.clone()} if "position_ids" in model.inputs else {}
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        model.hidden(input_ids=ids, **given)
+    positions = {"position_ids": ids.clone()} if "position_ids" in model.inputs else {}
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
+        model.hidden(input_ids=ids, **positions)
     for hook in hooks:
         hook.remove()
-    return [float(sum(storage.nbytes() for storage in kept)), *layers]
+    return [float(sum(storage.nbytes() for storage in saved)), *layers]
 
 
-class Hollow(Packed):
+class FakePackedWeight(Packed):
     """A packed weight of the right size without data."""
 
     def __init__(self, weight: Tensor, kind: str) -> None:
@@ -146,7 +173,7 @@ class Hollow(Packed):
         return torch.empty(self.shape, dtype=dtype or self.dtype, device=self.device)
 
 
-class _Grouped(TorchDispatchMode):
+class _FakeGroupedProducts(TorchDispatchMode):
     """Grouped matrix products (experts) on fake tensors of any dtype: torch's own version of them takes only bfloat16."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -168,24 +168,15 @@ def gathered(layers: Sequence[Layer], spread: Spread, itemsize: int) -> int:
 
 
 def cast(weights: Iterable[Weight], embedded: int, experts: bool) -> int:
-    """Parameters that autocast copies and keeps for the backward pass (without checkpointing). Excludes the embeddings and
-    the head, which is computed in float32.
-
-    Args:
-        weights: Those that a pass reads in float32.
-        embedded: Parameters of the embeddings.
-        experts: Whether the experts' weights are copied too.
+    """Parameters that autocast copies and keeps for the backward pass (without checkpointing), of the weights that a pass
+    reads in float32. Excludes the head, which is computed in float32, and embeddings of `embedded` parameters.
     """
     return sum(weight.size for weight in weights if experts >= weight.experts and weight.size != embedded)
 
 
 def ring(layers: Iterable[Layer], spread: Spread, experts: bool, itemsize: int, added: bool = False) -> int:
-    """Bytes that a rank sends in one all-gather of these layers' weights, or in the reduce-scatter of their gradients.
-
-    Args:
-        experts: Count the experts' weights; otherwise the dense ones.
-        itemsize: Bytes per number of the shards and of gradients.
-        added: Reduce-scatter gradients instead.
+    """Bytes that a rank sends in one all-gather of these layers' weights, either the experts' or the dense ones, or (added)
+    in the reduce-scatter of their gradients. `itemsize`: of the shards and of gradients.
     """
     of = (weight for layer in layers for weight in layer.weights if weight.experts == experts)
     parts = sum(weight.held(spread) * (itemsize if added else weight.sent(itemsize)) for weight in of)
@@ -202,12 +193,7 @@ def exchanged(shape: Shape, tokens: float, spread: Spread) -> float:
 def sent(
     layers: Sequence[Layer], shape: Shape, spread: Spread, work: Work, itemsize: int, checkpointing: bool
 ) -> list[Sent]:
-    """Everything that a rank sends in a micro-batch.
-
-    Args:
-        itemsize: Bytes per weight, gradient and hidden-state number.
-        checkpointing: The backward pass repeats the forward pass.
-    """
+    """Everything that a rank sends in a micro-batch. `itemsize`: bytes per weight, gradient and hidden-state number."""
     again = [layer for layer in layers if not layer.kept]
     table = []
     for experts, of in ((False, "dense weights"), (True, "experts")):
@@ -274,15 +260,4 @@ def smallest(weights: Sequence[Weight], spread: Spread, bytes_each: float, memor
         tried = replace(spread, ranks=ranks)
         if sum(weight.held(tried) * count for weight, count in unique.items()) * bytes_each <= memory:
             return ranks
-    return None
-
-
-def evener(weights: Sequence[Weight], spread: Spread) -> Spread | None:
-    """The same ranks with the fewest replicas that make the shards even; None if they are even already, or none does."""
-    if unevenness(weights, spread) <= EVEN:
-        return None
-    for replicas in range(spread.replicas + 1, spread.ranks // spread.experts + 1):
-        tried = replace(spread, replicas=replicas)
-        if spread.ranks % (replicas * spread.experts) == 0 and unevenness(weights, tried) <= EVEN:
-            return tried
     return None

@@ -35,7 +35,7 @@ class ShardedLayout:
 
     Attributes:
         name: The model's class.
-        held: Parameters on the chosen rank.
+        held: Parameters on the first rank.
         layers: Weights that are gathered together. A head tied to the embeddings is gathered separately from them.
         weights: Each weight once.
         shape: The dimensions that activations and traffic depend on.
@@ -51,38 +51,36 @@ class ShardedLayout:
 
 
 @contextmanager
-def fake_ranks(size: int, number: int = 0) -> Iterator[None]:
-    """Makes this process rank `number` of a fake process group. Raises RuntimeError if it is already in a real one."""
-    if dist.is_initialized():
-        raise RuntimeError("this process is one of real ranks already: count on paper in a process of its own")
-    dist.init_process_group("fake", rank=number, world_size=size, store=FakeStore())
+def fake_ranks(size: int) -> Iterator[None]:
+    """Makes this process rank 0 of a fake process group."""
+    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def on_paper(cfg: ModelConfig, spread: Spread, number: int = 0) -> ShardedLayout:
-    """The layout of the model of `cfg` on rank `number`, gathered as on GPUs. Only config.json is read.
+def shard_on_meta(cfg: ModelConfig, spread: Spread) -> ShardedLayout:
+    """The layout of the model of `cfg` on the first rank, gathered as on GPUs. Only config.json is read.
 
     Raises ValueError if the model cannot be sharded that way.
     """
     config = read_config(cfg)
-    taken, there = (found[1] if found else 0 for found in mixture(config))
-    check_experts(cfg, spread, there)
+    top_k, count = mixture(config)
+    check_experts(cfg, spread, count)
     with no_tie_weights():
         model: Any = without_weights(cfg)
-    with fake_ranks(spread.ranks, number):
+    with fake_ranks(spread.ranks):
         if spread.ranks > 1:
             with narrow_gathers(autocast_type(cfg.autocast, "cuda", DTYPES[cfg.dtype])):
                 model = laid_out(model, cfg, spread)
-        layers = layers_of(model, there)
+        layers = layers_of(model, count)
         embeddings: Any = model.get_input_embeddings()
-        embedded, shape = embeddings.weight.numel(), shape_of(model, taken, there)
+        embedded, shape = embeddings.weight.numel(), shape_of(model, top_k, count)
         model.tie_weights()
         if spread.ranks > 1:
             check_tied(model, cfg)
-        experts = experts_of(model, there)
+        experts = experts_of(model, count)
         weights = tuple(weight_of(p, p in experts) for p in model.parameters())
         return ShardedLayout(
             type(model).__name__.removeprefix("FSDP"),
@@ -94,15 +92,15 @@ def on_paper(cfg: ModelConfig, spread: Spread, number: int = 0) -> ShardedLayout
         )
 
 
-def check_experts(cfg: ModelConfig, spread: Spread, there: int) -> None:
+def check_experts(cfg: ModelConfig, spread: Spread, count: int) -> None:
     """Raises ValueError if the model has no experts, or a number of them that scale.experts does not divide."""
-    if spread.experts > 1 and there < 2:
+    if spread.experts > 1 and count < 2:
         raise ValueError(
             f"scale.experts = {spread.experts}: model.path = {cfg.path!r} is no mixture of experts: set it to 1"
         )
-    if spread.experts > 1 and there % spread.experts:
+    if spread.experts > 1 and count % spread.experts:
         raise ValueError(
-            f"scale.experts = {spread.experts} does not divide the {there} experts of model.path = {cfg.path!r}: choose a "
+            f"scale.experts = {spread.experts} does not divide the {count} experts of model.path = {cfg.path!r}: choose a "
             "number that does"
         )
 
@@ -117,13 +115,13 @@ def laid_out(model: Any, cfg: ModelConfig, spread: Spread) -> Any:
         raise ValueError(f"model.path = {cfg.path!r} cannot be laid out among {spread.ranks} ranks: {error}") from error
 
 
-def experts_of(model: nn.Module, there: int) -> set[nn.Parameter]:
+def experts_of(model: nn.Module, count: int) -> set[nn.Parameter]:
     """Weights that stack all experts of a mixture, one per row, and parameters beside them with as many rows."""
     found: set[nn.Parameter] = set()
     for module in model.modules():
         own = list(module.parameters(recurse=False))
-        if there > 1 and any(p.ndim == STACKED and len(p) == there for p in own):
-            found |= {p for p in own if len(p) == there}
+        if count > 1 and any(p.ndim == STACKED and len(p) == count for p in own):
+            found |= {p for p in own if len(p) == count}
     return found
 
 
@@ -132,12 +130,12 @@ def weight_of(parameter: nn.Parameter, experts: bool, narrow: bool = False) -> W
     return Weight(len(parameter), math.prod(parameter.shape[1:]), experts, narrow)
 
 
-def layers_of(model: Any, there: int) -> tuple[Layer, ...]:
+def layers_of(model: Any, count: int) -> tuple[Layer, ...]:
     """The weights, grouped by the outermost module below the root that gathers them.
 
     Kept for the backward pass are those of the root, and of modules that FSDP does not reshard after the forward pass.
     """
-    experts = experts_of(model, there)
+    experts = experts_of(model, count)
     units = shards(model)[1:]
     nested = {inner for unit in units for inner in unit.modules() if inner is not unit}
     layers, seen = [], set[nn.Parameter]()
@@ -157,16 +155,16 @@ def layers_of(model: Any, there: int) -> tuple[Layer, ...]:
     return (*layers, Layer(rest, kept=True)) if rest else tuple(layers)
 
 
-def shape_of(model: Any, taken: int, there: int) -> Shape:
+def shape_of(model: Any, top_k: int, count: int) -> Shape:
     """The dimensions of the model, from its config; the experts' width from their weights. A model without attention has no
     queries and keys.
     """
     config = model.config.get_text_config()
     hidden, heads = config.hidden_size, getattr(config, "num_attention_heads", None) or 0
     size = getattr(config, "head_dim", None) or hidden // max(heads, 1)
-    experts = experts_of(model, there)
+    experts = experts_of(model, count)
     modules = [module for module in model.modules() if experts & set(module.parameters(recurse=False))]
-    numbers = sum(p.numel() // there for p in modules[0].parameters(recurse=False)) if modules else 0
+    numbers = sum(p.numel() // count for p in modules[0].parameters(recurse=False)) if modules else 0
     return Shape(
         hidden=hidden,
         layers=config.num_hidden_layers,
@@ -174,6 +172,6 @@ def shape_of(model: Any, taken: int, there: int) -> Shape:
         keys=(getattr(config, "num_key_value_heads", None) or heads) * size,
         width=getattr(config, "intermediate_size", None) or 4 * hidden,
         mixtures=len(modules),
-        taken=taken,
+        taken=top_k,
         expert_width=round(numbers / (3 * hidden)),
     )

@@ -24,7 +24,7 @@ from gspo.objective.algorithms import ALGORITHMS
 from gspo.plan import cost_model
 from gspo.plan.cost_model import Sent, Spread, Work
 from gspo.plan.memory import Memory, MicroBatch, memory_of
-from gspo.plan.meta_sharding import ShardedLayout, on_paper
+from gspo.plan.meta_sharding import ShardedLayout, shard_on_meta
 from gspo.types import Completion
 
 GB = 1e9
@@ -43,7 +43,7 @@ class Lengths:
 class Prediction:
     """The plan of a run. All figures are predictions; `memory` is that of the fullest rank, the leader."""
 
-    paper: ShardedLayout
+    sharding: ShardedLayout
     spread: Spread
     work: Work
     memory: Memory
@@ -54,15 +54,16 @@ def plan(config: Config, lengths: Lengths) -> Prediction:
     """The plan of a reinforcement learning run. Raises ValueError for settings with which no run could start."""
     config = checked(config)
     spread = cost_model.spread_of(config.scale, config.scale.ranks or 1)
-    paper = on_paper(config.model, spread)
+    sharding = shard_on_meta(config.model, spread)
     work, part = work_of(config, spread.ranks, lengths)
     itemsize = host_memory.itemsize(config)
     checkpointing = config.train.gradient_checkpointing
-    sent = cost_model.sent(paper.layers, paper.shape, spread, work, itemsize, checkpointing)
+    sent = cost_model.sent(sharding.layers, sharding.shape, spread, work, itemsize, checkpointing)
     if config.sampler.engine == "vllm" and spread.shards > 1:
-        sent.append(cost_model.published(paper.weights, spread, itemsize if config.model.autocast == "none" else BFLOAT16))
+        published_size = itemsize if config.model.autocast == "none" else BFLOAT16
+        sent.append(cost_model.published(sharding.weights, spread, published_size))
     length = lengths.prompt + (lengths.completion or config.rollout.max_completion_length)
-    return Prediction(paper, spread, work, memory_of(config, paper, spread, part, lengths.prompt, length), sent)
+    return Prediction(sharding, spread, work, memory_of(config, sharding, spread, part, lengths.prompt, length), sent)
 
 
 def checked(config: Config) -> RunConfig:
@@ -127,11 +128,12 @@ def completions(prompts: int, generations: int, prompt: int, completion: int) ->
 
 def describe(plan: Prediction, config: Config, lengths: Lengths, memory: float | None) -> Iterator[str]:
     """Yields the lines of `gspo plan`. `memory` is that of a rank, in GiB."""
-    paper, spread, held = plan.paper, plan.spread, plan.memory
+    sharding, spread, held = plan.sharding, plan.spread, plan.memory
     yield "All figures are predicted, none is measured. Nothing was started and no weights were read."
-    size = sum(weight.size for weight in paper.weights)
+    size = sum(weight.size for weight in sharding.weights)
     packed = "" if config.model.quantize == "none" else f", packed as {config.model.quantize}"
-    yield f"model      {config.model.path} ({paper.name}): {size / 1e9:.2f} billion weights in {config.model.dtype}{packed}"
+    held_as = f"{config.model.dtype}{packed}"
+    yield f"model      {config.model.path} ({sharding.name}): {size / 1e9:.2f} billion weights in {held_as}"
     yield (
         f"ranks      {spread.ranks}: scale.replicas = {spread.replicas}, each on {spread.shards}; "
         f"scale.experts = {spread.experts}"
@@ -143,22 +145,22 @@ def describe(plan: Prediction, config: Config, lengths: Lengths, memory: float |
     yield row("= state", held.state / GIB)
     for name, amount in held.passing.items():
         yield row(name, amount / GIB)
-    if held.apart:
-        yield row("not at the same time as the rest", -held.apart / GIB)
+    if held.disjoint:
+        yield row("not at the same time as the rest", -held.disjoint / GIB)
     yield row("together", held.together / GIB)
-    yield from uneven(plan)
-    yield from leading(plan, config)
+    yield from uneven_shards(plan)
+    yield from sampler_rows(plan, config)
     if held.read:
         yield f"  The host reads {held.read / GIB:.2f} GiB of {config.model.dtype} weights before it packs them."
     if memory is not None:
-        yield from fitting(plan, config, memory)
+        yield from verdict(plan, config, memory)
     yield ""
     if plan.sent:
-        yield from sending(plan)
+        yield from sent_table(plan)
     yield from assumptions(plan, config, lengths)
 
 
-def sending(plan: Prediction) -> Iterator[str]:
+def sent_table(plan: Prediction) -> Iterator[str]:
     """The table of bytes that a rank sends, with an empty line below."""
     yield f"{'sent by a rank, predicted, in GB':<{WIDE}}{'a micro-batch':>14}{'a step':>12}"
     for kind in plan.sent:
@@ -173,7 +175,7 @@ def row(name: str, amount: float, width: int = 12) -> str:
     return f"{'  ' + name:<{WIDE}}{amount:{width}.2f}"
 
 
-def leading(plan: Prediction, config: Config) -> Iterator[str]:
+def sampler_rows(plan: Prediction, config: Config) -> Iterator[str]:
     """What the leader needs on top if it samples itself (embedded sampler)."""
     if not plan.memory.sampling:
         return
@@ -186,22 +188,18 @@ def leading(plan: Prediction, config: Config) -> Iterator[str]:
         yield f'  sampler.engine = "embedded" samples on one rank, the leader, with {host_memory.words(count)}.'
 
 
-def uneven(plan: Prediction) -> Iterator[str]:
+def uneven_shards(plan: Prediction) -> Iterator[str]:
     """The remedy if shards are uneven."""
-    factor = cost_model.unevenness(plan.paper.weights, plan.spread)
+    factor = cost_model.unevenness(plan.sharding.weights, plan.spread)
     if factor <= cost_model.EVEN:
         return
     yield (
         f"  Shards are uneven: the fullest rank holds {factor:.2f} times the mean. Weights are divided by rows, and "
-        f"{plan.spread.shards} ranks do not divide them evenly (an expert is one row)."
+        f"{plan.spread.shards} ranks do not divide them evenly (an expert is one row): try a larger scale.replicas."
     )
-    better = cost_model.evener(plan.paper.weights, plan.spread)
-    if better is not None:
-        state = cost_model.held(plan.paper.weights, better) * plan.memory.state / plan.paper.held / GIB
-        yield f"  Set scale.replicas = {better.replicas}: then it is {state:.2f} GiB of state a rank."
 
 
-def fitting(plan: Prediction, config: Config, memory: float) -> Iterator[str]:
+def verdict(plan: Prediction, config: Config, memory: float) -> Iterator[str]:
     """Whether the run fits `memory` GiB per rank, and the remedy if not."""
     held, room = plan.memory, memory * GIB
     fits = held.state <= room
@@ -217,12 +215,12 @@ def fitting(plan: Prediction, config: Config, memory: float) -> Iterator[str]:
             f"  Shards and passes fit {memory:g} GiB, sampling does not: lower sampler.batch_size, or {host_memory.REMEDY}."
         )
     elif fits:
-        yield f"  The state fits {memory:g} GiB, but not what a pass takes on top: {', or '.join(smaller(config))}."
+        yield f"  The state fits {memory:g} GiB, but not what a pass takes on top: {', or '.join(remedies(config))}."
     elif config.lora.rank:
         packs = 'set model.quantize = "nf4", or ' if config.model.quantize == "none" else ""
         yield f"  STATE ALONE DOES NOT FIT {memory:g} GiB: {packs}take a smaller model: adapters are trained on one device."
     else:
-        least = cost_model.smallest(plan.paper.weights, plan.spread, held.state / plan.paper.held, room)
+        least = cost_model.smallest(plan.sharding.weights, plan.spread, held.state / plan.sharding.held, room)
         remedy = "no number of ranks would do" if least is None else f"the smallest number of ranks that holds it is {least}"
         alone = "; or train adapters (lora.rank)" if plan.spread.ranks == 1 else ""
         yield (
@@ -231,7 +229,7 @@ def fitting(plan: Prediction, config: Config, memory: float) -> Iterator[str]:
         )
 
 
-def smaller(config: Config) -> Iterator[str]:
+def remedies(config: Config) -> Iterator[str]:
     """Ways to make a pass smaller that the settings do not use yet."""
     if not config.train.gradient_checkpointing:
         yield "set train.gradient_checkpointing = true"
@@ -257,7 +255,7 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths) -> Iterator[
     )
     if config.stage:
         yield f"  {len(config.stage)} [[stage]]: these are the figures of the one that samples most in a step"
-    if any(weight.narrow for layer in plan.paper.layers for weight in layer.weights):
+    if any(weight.narrow for layer in plan.sharding.layers for weight in layer.weights):
         yield "  on GPUs: weights whose products are in bfloat16 are gathered in it, gradients are added up in float32"
     if config.algorithm.old_logprobs == "auto":
         yield '  algorithm.old_logprobs = "auto" comes out as "sampler": the engine computes as the trainer does'

@@ -32,43 +32,25 @@ def test_keys_that_are_chosen_by_the_row_bound_the_context():
     torch.testing.assert_close(made.hidden(input_ids=tokens)[:, :5], made.hidden(input_ids=tokens[:, :5]))
 
 
-BAD_FOLDERS = [
-    (["config.json"], {}, "has no config.json"),
-    (["*.safetensors"], {}, r"has no weights \(\*.safetensors\)"),
-    (["tokenizer*"], {}, "has no tokenizer .*set model.tokenizer"),
-    ([], {"device": "cuda:9"}, "model.device = 'cuda:9': this machine has"),
-    ([], {"device": "gpu"}, "model.device = 'gpu': allowed are auto, cpu"),
-    ([], {"tokenizer": "/nowhere/at/all"}, "model.tokenizer = '/nowhere/at/all': no tokenizer can be loaded"),
-    ([], {"attention": "flash_attention_2"}, "cannot be loaded as a causal language model.*[Ff]lash"),
-]
-
-
-@pytest.mark.parametrize(("without", "fields", "message"), BAD_FOLDERS)
-def test_bad_folder(saved, tmp_path, without, fields, message):
-    folder = copy(saved, tmp_path, without)
-    with pytest.raises(ValueError, match=message):
-        load_model(ModelConfig(path=str(folder), **{"device": "cpu", **fields}))
-
-
-def test_the_model_of_a_run_folder_is_named(tmp_path):
+def test_bad_folders_and_paths(saved, tmp_path, subtests):
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "run" / "model" / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=rf"has no config.json, .*: give {tmp_path / 'run' / 'model'}$"):
-        load_model(ModelConfig(path=str(tmp_path / "run")))
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("", "model.path is required"),
-        ("./nowhere", "model.path = './nowhere': no such folder"),
-        ("a/b/c", "model.path = 'a/b/c': no such folder"),
-        (__file__, "this is a file; give the folder"),
-    ],
-)
-def test_bad_path(path, message):
-    with pytest.raises(ValueError, match=message):
-        load_model(ModelConfig(path=path, device="cpu"))
+    for without, fields, message in (
+        (["config.json"], {}, "has no config.json"),
+        (["*.safetensors"], {}, r"has no weights \(\*.safetensors\)"),
+        (["tokenizer*"], {}, "has no tokenizer .*set model.tokenizer"),
+        ([], {"device": "cuda:9"}, "model.device = 'cuda:9': this machine has"),
+        ([], {"device": "gpu"}, "model.device = 'gpu': allowed are auto, cpu"),
+        ([], {"tokenizer": "/nowhere/at/all"}, "model.tokenizer = '/nowhere/at/all': no tokenizer can be loaded"),
+        ([], {"attention": "flash_attention_2"}, "cannot be loaded as a causal language model.*[Ff]lash"),
+        ([], {"path": str(tmp_path / "run")}, rf"has no config.json, .*: give {tmp_path / 'run' / 'model'}$"),
+        ([], {"path": ""}, "model.path is required"),
+        ([], {"path": "a/b/c"}, "model.path = 'a/b/c': no such folder"),
+        ([], {"path": __file__}, "this is a file; give the folder"),
+    ):
+        with subtests.test(message=message), pytest.raises(ValueError, match=message):
+            folder = copy(saved, tmp_path, without)
+            load_model(ModelConfig(**{"path": str(folder), "device": "cpu", **fields}))
 
 
 def test_unknown_id(monkeypatch):
@@ -87,44 +69,29 @@ def test_remote_code(saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "changes", "message"),
-    [
-        (
-            "config.json",
-            {"num_experts_per_tok": 9},
-            "num_experts_per_tok = 9 with num_experts = 4: .* mend the model's config",
-        ),
-        ("config.json", {"num_experts_per_tok": 0}, "num_experts_per_tok = 0 with num_experts = 4"),
-        (
-            "config.json",
-            {"eos_token_id": "<eos>"},
-            "'eos_token_id' with value '<eos>' .* a token is given by its id, a number",
-        ),
-        (
-            "generation_config.json",
-            {"eos_token_id": "<eos>"},
-            "eos_token_id = '<eos>': .* mend the model's generation_config",
-        ),
-        ("generation_config.json", {"eos_token_id": [1, "<eos>"]}, r"eos_token_id = \[1, '<eos>'\]"),
-        ("generation_config.json", {"eos_token_id": 1.5}, "eos_token_id = 1.5"),
-    ],
-)
-def test_bad_settings_of_a_model(saved, tmp_path, file, changes, message):
-    path = copy(saved, tmp_path) / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    ("file", "eos", "message"),
+    [("config", "<eos>", "'eos_token_id' with value '<eos>' .* a token is given by its id, a number"),
+     ("generation_config", [1, "<eos>"], r"eos_token_id = \[1, '<eos>'\]: .* mend the model's generation_config")],
+)  # fmt: skip
+def test_stop_tokens_that_are_no_numbers(saved, tmp_path, file, eos, message):
+    path = copy(saved, tmp_path) / f"{file}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": eos}))
     with pytest.raises(ValueError, match=message):
         load(path.parent)
 
 
-@pytest.mark.parametrize(("value", "said"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "inf")])
-@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.mlp.gate.weight", "model.norm.weight"])
-def test_weights_that_are_no_numbers_are_named(saved, tmp_path, name, value, said):
-    """Also one that no probe of the model reads."""
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [("model.embed_tokens.weight", math.nan, "nan"), ("model.layers.1.mlp.gate.weight", math.inf, "inf"),
+     ("model.norm.weight", -math.inf, "inf")],
+)  # fmt: skip
+def test_weights_that_are_no_numbers_are_named(saved, tmp_path, name, value, word):
+    """Also one that no trial of the model reads."""
     path = copy(saved, tmp_path) / "model.safetensors"
     weights = load_file(path)
     weights[name].view(-1)[-1] = value
     save_file(weights, path, {"format": "pt"})
-    with pytest.raises(ValueError, match=f"the weights of Qwen3MoeForCausalLM hold {said} in {name}"):
+    with pytest.raises(ValueError, match=f"the weights of Qwen3MoeForCausalLM hold {word} in {name}"):
         load(path.parent)
 
 

@@ -20,8 +20,6 @@ from gspo.config.values import type_of
 
 ADAPTER = "adapter_config.json"  # marks a folder that holds only an adapter
 KEPT_KEYS = "keep_window_size"  # config key of models whose tokens attend to at most this many keys, chosen by the model
-
-
 # Config keys, by model family, for the number of experts per token and the total number of experts.
 MIXTURE = (
     ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
@@ -60,7 +58,7 @@ def outline(model: Any, tokenizer: Any) -> Outline:
         if not isinstance(value, kind):
             raise ValueError(f"{name}: expected one of transformers ({kind.__name__}), got {type_of(value)}")
     check_tokenizer(model, tokenizer)
-    check_settings(model.config, model.generation_config)
+    check_stop_ids(model)
     return Outline(tokenizer, model.config)
 
 
@@ -86,14 +84,9 @@ def read_config(cfg: ModelConfig) -> Any:
             return read_config(base_of(cfg))
     options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(cfg.path, **options)
+        return AutoConfig.from_pretrained(cfg.path, **options)
     except Exception as error:  # transformers raises many exception types
         raise ValueError(load_error(cfg, error)) from error
-    try:
-        check_settings(config, None)
-    except ValueError as error:
-        raise ValueError(f"model.path = {cfg.path!r}: {error}") from None
-    return config
 
 
 def commit_of(cfg: ModelConfig) -> str:
@@ -149,30 +142,19 @@ def of_the_base(cfg: ModelConfig) -> Iterator[None]:
         raise ValueError(f"model.path = {cfg.path!r}: the base model of this adapter: {error}") from None
 
 
-def mixture(config: Any) -> list[tuple[str, int] | None]:
-    """The config key and value for the experts per token and for the total number of experts; None if not found."""
+def mixture(config: Any) -> list[int]:
+    """The experts per token and the total number of experts; 0 if the config has no such key."""
     text = config.get_text_config()
-    return [next(((k, v) for k in names if isinstance(v := getattr(text, k, None), int)), None) for names in MIXTURE]
+    return [next((v for k in names if isinstance(v := getattr(text, k, None), int)), 0) for names in MIXTURE]
 
 
-def check_settings(config: Any, generation: Any) -> None:
-    """Raises ValueError for invalid settings of the model: more experts per token than there are, or an eos_token_id that is
-    not an integer.
-    """
-    text = config.get_text_config()
-    taken, there = mixture(config)
-    if taken is not None and there is not None and there[1] > 1 and not 0 < taken[1] <= there[1]:
+def check_stop_ids(model: PreTrainedModel) -> None:
+    """Raises ValueError for a non-integer eos_token_id in generation_config.json; transformers checks config.json."""
+    eos = getattr(model.generation_config, "eos_token_id", None)
+    if not all(id is None or type(id) is int for id in (eos if isinstance(eos, (list, tuple)) else [eos])):
         raise ValueError(
-            f"{taken[0]} = {taken[1]} with {there[0]} = {there[1]}: a token takes from 1 to all of the experts: mend the "
-            "model's config.json"
+            f"eos_token_id = {eos!r}: a token's id, a whole number, is expected: mend the model's generation_config.json"
         )
-    for name, holder in (("config.json", text), ("generation_config.json", generation)):
-        eos = getattr(holder, "eos_token_id", None)
-        for id in eos if isinstance(eos, (list, tuple)) else [eos]:
-            if id is not None and (not isinstance(id, int) or isinstance(id, bool)):
-                raise ValueError(
-                    f"eos_token_id = {eos!r}: a token's id, a whole number, is expected: mend the model's {name}"
-                )
 
 
 def check_path(cfg: ModelConfig) -> None:
