@@ -2,36 +2,21 @@
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from safetensors.torch import load_file
 
 from gspo.backends.hf.load import load_model
+from gspo.backends.hf.routers import routers
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
 from gspo.distributed.ranks import whole
 from tests.backends.hf.counted import Counting
-from tests.backends.hf.test_sharded import model_in
+from tests.backends.hf.folders import model_in
+from tests.live import Live
+from tests.tiny_run import PIECES
 from tests.together import together
 
 UNEVEN = (*"efghijk",)  # with others, as many tokens as 2 or 4 ranks do not divide
-
-
-class Alive(TorchDispatchMode):
-    """The most bytes that tensors which are made meanwhile take at a time."""
-
-    def __init__(self):
-        super().__init__()
-        self.made, self.most = {}, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if type(out) is torch.Tensor:
-            self.made = {key: one for key, one in self.made.items() if not one[0].expired()}
-            storage = out.untyped_storage()
-            if storage._cdata not in {x.untyped_storage()._cdata for x in args if type(x) is torch.Tensor}:  # no view
-                self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-            self.most = max(self.most, sum(size for _, size in self.made.values()))
-        return out
 
 
 def exchanged(ranks, path, scale):
@@ -70,8 +55,6 @@ def exchanged(ranks, path, scale):
     ],
 )
 def test_each_rank_gets_what_it_asks_for_in_the_type_that_is_asked_for(tmp_path, size, scale, pieces):
-    from tests.tiny_run import PIECES
-
     path = model_in(tmp_path, pieces=(*PIECES, "c", *pieces))
     for leaving, sent in together(exchanged, size, path, scale):
         assert dict(sent) == ({"rows": leaving} if leaving else {"rows": 0})
@@ -84,17 +67,13 @@ def saved(ranks, path, folder):
     cfg = ModelConfig(path=path, device="cpu", autocast="bfloat16")
     model, found = load_sharded(cfg, ScaleConfig(), ranks.size), []
     for name, save in (("plain", model.save), ("engine", model.save_whole)):
-        with Alive() as alive, Counting() as count:
+        with Live() as live, Counting() as count:
             save(f"{folder}/{name}")
-        found.append((alive.most, count.bytes["rows"]))
+        found.append((live.peak, count.bytes["rows"]))
     return found
 
 
 def test_no_rank_holds_more_than_layers_and_bytes_halve_for_an_engine(tmp_path):
-    from gspo.backends.hf.routers import routers
-    from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-    from tests.tiny_run import PIECES
-
     config = tiny_qwen3_moe(hidden=64, layers=12, experts=8, expert_width=64, tie_word_embeddings=False)
     build_tiny(config, longest_match_tokenizer((*PIECES, "c")), 0).save(tmp_path / "model")
     whole_one = load_model(ModelConfig(path=str(tmp_path / "model"), device="cpu"))
@@ -106,8 +85,6 @@ def test_no_rank_holds_more_than_layers_and_bytes_halve_for_an_engine(tmp_path):
         assert engine < plain < 0.5 * size  # a layer of 12 whole, what it is made of, and as it is written
         assert sent == pytest.approx(size / 4, rel=0.05) and less == pytest.approx(sent / 2, rel=0.05)
     for name, exact in (("plain", True), ("engine", False)):
-        from safetensors.torch import load_file
-
         found = {key: x for file in (tmp_path / name).glob("*.safetensors") for key, x in load_file(file).items()}
         read = load_model(ModelConfig(path=str(tmp_path / name), device="cpu"))
         gates = {id(p) for router in routers(whole_one.model) for p in router.parameters()}
@@ -121,7 +98,7 @@ def saved_by_all(ranks, path, folder):
     """Saves a model that ranks hold together, each into a folder of its own where `folder` has a place for its number."""
     from gspo.backends.hf import sharded
 
-    sharded.SEEN = 0.3
+    sharded.VISIBLE_SECONDS = 0.3
     model = sharded.load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size)
     try:
         model.save(folder.format(ranks.number))
@@ -132,9 +109,6 @@ def saved_by_all(ranks, path, folder):
 
 def test_what_is_no_parameter_is_saved_too(tmp_path):
     """Some routers have a bias that no gradient moves: a buffer, without which their model does not load."""
-    from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
-    from tests.tiny_run import PIECES
-
     config = {
         "model_type": "glm4_moe", "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "head_dim": 8,
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "n_routed_experts": 4,
@@ -152,7 +126,6 @@ def test_what_is_no_parameter_is_saved_too(tmp_path):
     assert len(biases) == 2 and all(torch.equal(found[name], bias) for name, bias in biases.items())
 
 
-def test_a_save_onto_disks_that_ranks_do_not_share_is_an_error_on_all(tmp_path):
-    path = model_in(tmp_path)
-    for text in together(saved_by_all, 2, path, str(tmp_path / "disk{}" / "saved")):
+def test_a_save_onto_disks_that_ranks_do_not_share_is_an_error_on_all(model_of, tmp_path):
+    for text in together(saved_by_all, 2, model_of(False, False), str(tmp_path / "disk{}" / "saved")):
         assert "the leader does not see model-0000" in text and "name a folder that all machines share" in text

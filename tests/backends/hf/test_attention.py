@@ -32,14 +32,22 @@ def naive(q, k, v, forest, window, scale):
     return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
 
 
-def compare(forest, window, heads, draw):
-    size = len(forest.tokens)
-    shapes = [(size, heads[0], 8), (size, heads[1], 8), (size, heads[1], 8)]
+def forest_of(*cases):
+    """The forest of prompts with completions of these lengths."""
+    completions = []
+    for prompt, sizes in cases:
+        completions += [completion(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(sizes)]
+    return layout.build(completions, True).forest
+
+
+def compare(prepared, forest, window, heads=(4, 2), seed=0):
+    """Values and gradients of a prepared forest's attention against the naive ones."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(len(forest.tokens), count, 16) for count in (heads[0], heads[1], heads[1])]
     ours = [torch.randn(shape, dtype=torch.float64, generator=draw).requires_grad_() for shape in shapes]
     theirs = [x.detach().clone().requires_grad_() for x in ours]
-    parts = PreparedForest(forest)
-    window = None if window is None or window >= parts.depth else window
-    actual, expected = Forested.apply(*ours, parts, window, 0.3), naive(*theirs, forest, window, 0.3)
+    actual = prepared.attend(*(x.transpose(0, 1)[None] for x in ours), window, 0.3)[0]
+    expected = naive(*theirs, forest, window, 0.3)
     gradient = torch.randn(actual.shape, dtype=torch.float64, generator=draw)
     actual.backward(gradient)
     expected.backward(gradient)
@@ -55,17 +63,16 @@ def compare(forest, window, heads, draw):
 )
 @settings(max_examples=150, deadline=None)
 def test_any_forest_any_window(completions, share, window, heads):
-    compare(layout.build(completions, share).forest, window, heads, torch.Generator().manual_seed(0))
+    forest = layout.build(completions, share).forest
+    parts = PreparedForest(forest)
+    compare(parts, forest, None if window is None or window >= parts.depth else window, heads)
 
 
 @pytest.mark.parametrize("window", [None, 50])
 def test_long_trunks_of_different_length(window):
-    completions = []
-    for prompt, tokens in ((300, (20, 31, 9)), (270, (25, 12)), (40, (3, 4))):
-        completions += [completion(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(tokens)]
-    forest = layout.build(completions, True).forest
+    forest = forest_of((300, (20, 31, 9)), (270, (25, 12)), (40, (3, 4)))
     assert any(not piece.causal for piece in plan(forest).pieces)
-    compare(forest, window, (4, 2), torch.Generator().manual_seed(1))
+    compare(PreparedForest(forest), forest, window)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -79,9 +86,8 @@ def test_the_families_that_share(name):
 @pytest.mark.parametrize("name", sorted(SHARES))
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_sharing_changes_neither_values_nor_gradients(name, checkpointing, monkeypatch):
-    monkeypatch.setattr(
-        "gspo.backends.hf.tree_segments.MERGE", 0.01
-    )  # so that even short prompts are put together with their completions
+    # So that even short prompts are put together with their completions.
+    monkeypatch.setattr("gspo.backends.hf.tree_segments.MERGE", 0.01)
     batch = completions(family(name))  # prompts of 4, 9 and 1 tokens, of which windows of 8 hide some
     plain = scored(HFPolicy(family(name)), layout.build(batch))
     policy = HFPolicy(family(name), layout="shared", gradient_checkpointing=checkpointing)
@@ -106,7 +112,9 @@ def test_other_attention_fails_on_a_forest_rather_than_being_wrong():
     model, forest = tiny("llama"), layout.build([completion([5, 6], 3, first=7)]).forest
     with pytest.raises((RuntimeError, IndexError, ValueError)):
         model.hidden(
-            input_ids=forest.tokens[None], position_ids=forest.position[None], **attention.over(forest, model.device)
+            input_ids=forest.tokens[None],
+            position_ids=forest.position[None],
+            **attention.forest_inputs(forest, model.device),
         )
 
 

@@ -13,17 +13,9 @@ from gspo.backends.hf.flex import Blocks, block_mask, starts
 from gspo.backends.hf.policy import HFPolicy
 from gspo.learner import layout
 from tests.backends.hf.families import tiny
-from tests.backends.hf.test_attention import naive
+from tests.backends.hf.test_attention import compare, forest_of, naive
 from tests.backends.hf.test_policy import completions
-from tests.learner.test_layout import completion, random_completions, random_trees
-
-
-def wide(*cases):
-    """The forest of prompts with completions of these lengths."""
-    completions = []
-    for prompt, sizes in cases:
-        completions += [completion(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(sizes)]
-    return layout.build(completions, True).forest
+from tests.learner.test_layout import random_completions, random_trees
 
 
 def allowed(forest, window):
@@ -54,7 +46,7 @@ def test_the_mask_and_its_blocks(completions, share, window):
 
 
 def test_blocks_that_nobody_looks_at_are_left_out():
-    forest = wide((300, (200, 31, 290)), (270, (250, 120)), (40, (3, 4)))
+    forest = forest_of((300, (200, 31, 290)), (270, (250, 120)), (40, (3, 4)))
     mask = Blocks(forest).mask(None)
     size, side = len(forest.tokens), mask.kv_num_blocks.shape[-1]
     pairs = torch.nn.functional.pad(layout.may_look(forest), (0, 128 * side - size, 0, 128 * side - size))
@@ -67,17 +59,8 @@ def test_values_and_gradients(window, monkeypatch):
     monkeypatch.setattr(flex, "kernel", lambda: flex_attention)
     # The computation without a kernel has a backward pass on a CPU too; torch refuses it for the kernel's sake.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *arguments: None)
-    forest, draw = wide((150, (100, 31)), (40, (3, 4))), torch.Generator().manual_seed(0)
-    size = len(forest.tokens)
-    ours = [torch.randn(size, heads, 16, dtype=torch.float64, generator=draw).requires_grad_() for heads in (4, 2, 2)]
-    theirs = [x.detach().clone().requires_grad_() for x in ours]
-    actual = Blocks(forest).attend(*(x.transpose(0, 1)[None] for x in ours), window, 0.3)[0]
-    expected = naive(*theirs, forest, window, 0.3)
-    gradient = torch.randn(actual.shape, dtype=torch.float64, generator=draw)
-    actual.backward(gradient)
-    expected.backward(gradient)
-    for a, b in zip((actual.detach(), *(x.grad for x in ours)), (expected.detach(), *(x.grad for x in theirs))):
-        assert float((a - b).abs().max()) < 1e-12
+    forest = forest_of((150, (100, 31)), (40, (3, 4)))
+    compare(Blocks(forest), forest, window)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
@@ -85,8 +68,8 @@ def test_few_compiled_kernels_for_all_forests():
     flex.kernel.cache_clear()
     draw = torch.Generator().manual_seed(0)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    forests = [wide((200, (20, 9)))]  # two blocks, as there are two key heads: such a coincidence takes a variant
-    forests += [wide((300, (200, 31)), (270, (size,))) for size in (120, 60, 9, 300)] + [wide((20, (3, 4)))]
+    forests = [forest_of((200, (20, 9)))]  # two blocks, as there are two key heads: such a coincidence takes a variant
+    forests += [forest_of((300, (200, 31)), (270, (size,))) for size in (120, 60, 9, 300)] + [forest_of((20, (3, 4)))]
     for forest in forests:
         for window in (None, 50):
             q, k, v = (torch.randn(1, heads, len(forest.tokens), 16, generator=draw) for heads in (4, 2, 2))

@@ -20,6 +20,14 @@ def shared_however_small(monkeypatch):
     monkeypatch.setattr(sampling, "SHARED_POSITIONS", 0)
 
 
+def check_logp(model, rollouts, temperature=1.0):
+    """Against one plain forward pass over the whole row."""
+    for rollout in rollouts:
+        want = full_forward(model, rollout, temperature).gather(1, rollout.tokens[1:, None])[:, 0]
+        assert (want - rollout.logp[1:])[rollout.sampled[1:]].abs().max() < 1e-5
+        assert rollout.logp.dtype == torch.float32 and not rollout.logp[~rollout.sampled].any()
+
+
 def plain(model, *request, **kwargs):
     sampler = HFSampler(model, **kwargs)
     sampler.shares = False
@@ -30,14 +38,12 @@ def plain(model, *request, **kwargs):
 def test_completions_and_likelihoods_are_those_of_plain_decoding(family):
     model = tiny(family)
     sampler = HFSampler(model, batch_size=11)
-    assert sampler.shares == (family in FULL_ATTENTION)
+    assert sampler.shares == sampler.plain_cache == (family in FULL_ATTENTION)
     request = prompts(3, 11, 7, 7, 25), 4, Sampling(max_new_tokens=20, temperature=0.8, stop_ids=(1, 5, 6), seed=3)
-    rollouts = sampler.generate(*request)
+    rollouts, usual = sampler.generate(*request), plain(model, *request, batch_size=7)
     assert model.attention != NAME and len({len(r.tokens) for r in rollouts}) > 5  # rows end apart
-    assert same(rollouts, plain(model, *request, batch_size=11))
-    for rollout in rollouts:
-        want = full_forward(model, rollout, 0.8).gather(1, rollout.tokens[1:, None])[:, 0]
-        assert (want - rollout.logp[1:])[rollout.sampled[1:]].abs().max() < 1e-5
+    assert same(rollouts, usual)
+    check_logp(model, [*rollouts, *usual], 0.8)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -45,7 +51,9 @@ def test_long_completions(attention):
     model = tiny("qwen3_moe")
     model.model.set_attn_implementation(attention)
     request = prompts(40, 1, 17), 2, Sampling(max_new_tokens=FIRST_BLOCK + 20, stop_ids=(3,), seed=1)
-    assert same(HFSampler(model).generate(*request), plain(model, *request))
+    shared, usual = HFSampler(model).generate(*request), plain(model, *request)
+    assert same(shared, usual)
+    check_logp(model, [*shared, *usual])
 
 
 def test_prompts_all_of_whose_completions_ended_are_forgotten(monkeypatch):

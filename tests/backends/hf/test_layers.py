@@ -9,7 +9,6 @@ from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
 from tests.backends.hf.families import FAMILIES, TOKENIZER, tiny
-from tests.backends.hf.test_sharded import model_in
 from tests.together import together
 
 
@@ -78,6 +77,5 @@ def given(ranks, path, scale, folder):
 
 
 @pytest.mark.parametrize("experts", [1, 2])
-def test_the_leader_of_two_ranks_gets_the_same(tmp_path, experts):
-    path = model_in(tmp_path / "model")
-    together(given, 2, path, ScaleConfig(experts=experts), tmp_path / "written")
+def test_the_leader_of_two_ranks_gets_the_same(model_of, tmp_path, experts):
+    together(given, 2, model_of(False, False), ScaleConfig(experts=experts), tmp_path / "written")

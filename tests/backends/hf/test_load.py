@@ -12,41 +12,8 @@ from gspo.backends.hf import experts
 from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, PIECES, TOKENIZER, tiny
+from tests.backends.hf.families import FAMILIES, PIECES, TOKENIZER, tiny
 from tests.backends.hf.folders import copy, load
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_the_models_own(family):
-    wrapped = tiny(family)
-    tokens = torch.randint(2, 40, (2, 11))
-    wrapped.model.eval()
-    with torch.no_grad():
-        own = wrapped.model(input_ids=tokens, use_cache=False).logits
-        assert torch.allclose(wrapped.logits(wrapped.hidden(input_ids=tokens)), own, atol=1e-5)
-        wrapped.model.train()
-        assert torch.allclose(wrapped.logits(wrapped.hidden(input_ids=tokens)), own, atol=1e-5)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_full_attention_is_recognised(family):
-    assert tiny(family).has_full_attention == (family in FULL_ATTENTION)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_boolean_tree_mask(attention):
-    wrapped = tiny("llama")
-    wrapped.model.set_attn_implementation(attention)
-    wrapped.model.eval()
-    tokens, last = torch.tensor([[5, 6, 7, 8, 9, 10]]), torch.tensor([5, 5, 3, 3, 5, 5])
-    place = torch.arange(6)
-    mask = (place[None] <= place[:, None]) & (place[:, None] <= last[None])
-    with torch.no_grad():
-        tree = wrapped.hidden(
-            input_ids=tokens, position_ids=torch.tensor([[0, 1, 2, 3, 2, 3]]), attention_mask=mask[None, None]
-        )
-        for path in ([0, 1, 2, 3], [0, 1, 4, 5]):
-            assert torch.allclose(tree[:, path], wrapped.hidden(input_ids=tokens[:, path]), atol=1e-5)
 
 
 def test_dropout_noise_and_auxiliary_loss_are_off():
@@ -110,10 +77,6 @@ def test_sdpa_falls_back_to_eager(tmp_path, caplog):
     tiny("gemma2").save(tmp_path)
     assert load(tmp_path).attention == "eager"
     assert "no sdpa attention" in caplog.text
-
-
-def test_dtype(saved):
-    assert load(saved, dtype="bfloat16").model.dtype == torch.bfloat16
 
 
 def test_pickled_weights(saved, tmp_path):

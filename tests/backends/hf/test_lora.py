@@ -10,32 +10,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
 from gspo.backends.hf.lora import Unadapted, adapted, read_model
-from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
 from gspo.cli.main import main
 from gspo.config.conflicts import SAMPLING, check_conflicts
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
-from gspo.learner import layout
-from gspo.types import Completion
+from tests.backends.hf.adapters import IDS, gradients, logits, with_adapters
 from tests.tiny_run import ROWS, likes_a, model, settings
 
-IDS = torch.arange(6)[None] + 2
+pytestmark = pytest.mark.filterwarnings("ignore:the model was given from Python")
 
 
-def with_adapters(rank=4, **options):
-    adapters = adapted(model(), LoraConfig(rank=rank, **options))
-    g = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, p in adapters.model.named_parameters():
-            if "lora_B" in name:
-                p.copy_(torch.randn(p.shape, generator=g))
-    return adapters
-
-
-@torch.no_grad()
-def logits(scorer):
-    return scorer.logits(scorer.hidden(input_ids=IDS))
+def on_layers(base=None, rank=4, **options):
+    return with_adapters(base or model(), rank, **{"targets": ["all-linear"]} | options)
 
 
 def test_new_adapters_change_nothing_and_alone_are_trained():
@@ -68,7 +55,7 @@ def test_routers_get_no_adapters(family):
 def test_it_computes_what_peft_computes():
     import peft
 
-    adapters = with_adapters(targets=["q_proj", "v_proj"], alpha=3.0)
+    adapters = on_layers(targets=["q_proj", "v_proj"], alpha=3.0)
     config = peft.LoraConfig(r=4, lora_alpha=3.0, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
     theirs = peft.get_peft_model(model().model, config)
     own = {name: p for name, p in adapters.model.named_parameters() if "lora_" in name}
@@ -77,19 +64,16 @@ def test_it_computes_what_peft_computes():
             if "lora_" in name:
                 p.copy_(own[name.removeprefix("base_model.model.")])
         assert torch.allclose(theirs(IDS).logits, logits(adapters), atol=1e-6)
-    completions = [Completion(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
-    logp = HFPolicy(adapters).forward(layout.build(completions)).logp.sum()
-    logp.backward()
-    expected = theirs(IDS).logits.log_softmax(-1)[0, :-1].gather(-1, IDS[0, 1:, None])[::2].sum()
-    expected.backward()
+    ours = gradients(adapters)
+    theirs(IDS).logits.log_softmax(-1)[0, :-1].gather(-1, IDS[0, 1:, None])[::2].sum().backward()
     for name, p in theirs.named_parameters():
         if "lora_" in name:
-            assert torch.allclose(p.grad, own[name.removeprefix("base_model.model.")].grad, atol=1e-5)
+            assert torch.allclose(p.grad, ours[name.removeprefix("base_model.model.")], atol=1e-5)
 
 
 def test_switched_off_it_is_the_model_below_and_shares_its_memory():
     before = logits(model())
-    adapters = with_adapters()
+    adapters = on_layers()
     off = Unadapted.of(adapters)
     assert off.model is adapters.model
     now = logits(adapters)
@@ -97,7 +81,7 @@ def test_switched_off_it_is_the_model_below_and_shares_its_memory():
 
 
 def test_an_adapter_is_saved_alone_and_loads_again(tmp_path):
-    adapters = with_adapters()
+    adapters = on_layers()
     adapters.save(tmp_path / "adapter")
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
@@ -110,7 +94,7 @@ def test_an_adapter_is_saved_alone_and_loads_again(tmp_path):
 
 
 def test_whole_models_below_and_merged(tmp_path):
-    adapters, before = with_adapters(), logits(model())
+    adapters, before = on_layers(), logits(model())
     weights = copy.deepcopy(adapters.model.state_dict())
     for name, merged, expected in (("below", False, before), ("merged", True, logits(adapters))):
         adapters.save_whole(tmp_path / name, merged)
@@ -120,59 +104,33 @@ def test_whole_models_below_and_merged(tmp_path):
     assert all(value.equal(weights[name]) for name, value in adapters.model.state_dict().items())
 
 
-def test_a_saved_adapter_is_a_model_path(tmp_path):
+def test_a_saved_adapter_is_a_model_path_also_below_another_and_from_anywhere(tmp_path, monkeypatch):
+    """AutoModelForCausalLM with peft at hand reads it, as users do, though the base was named by a path from here."""
     model().save(tmp_path / "base")
-    adapters = adapted(read_model(ModelConfig(str(tmp_path / "base"))), LoraConfig(rank=4))
-    with torch.no_grad():
-        for p in adapters.model.parameters():
-            p.add_(0.1 if p.requires_grad else 0.0)
-    adapters.save(tmp_path / "adapter")
-    whole = read_model(ModelConfig(str(tmp_path / "adapter")))
-    assert torch.allclose(logits(whole), logits(adapters), atol=1e-5)
-    file = tmp_path / "adapter" / "adapter_config.json"
+    monkeypatch.chdir(tmp_path)
+    path, made = "base", {}
+    for name in ("first", "second"):  # an adapter on an adapter stands on both
+        made[name] = on_layers(read_model(ModelConfig(path)))
+        made[name].save(name)
+        path = str(tmp_path / name)
+        assert torch.allclose(logits(read_model(ModelConfig(path))), logits(made[name]), atol=1e-5)
+    monkeypatch.chdir("/")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
+    assert torch.allclose(loaded(IDS).logits, logits(made["first"]), atol=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "first").get_vocab() == made["first"].tokenizer.get_vocab()
+    file = tmp_path / "first" / "adapter_config.json"
     for base, message in (
         (None, "names no base model"),
         ("/no/such/base", "the base model of this adapter.*no such folder"),
     ):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
         with pytest.raises(ValueError, match=message):
-            read_model(ModelConfig(str(tmp_path / "adapter")))
-
-
-def test_transformers_loads_a_saved_adapter_from_anywhere(tmp_path, monkeypatch):
-    """AutoModelForCausalLM with peft at hand, as users load it, though the base was named by a path from here."""
-    model().save(tmp_path / "base")
-    monkeypatch.chdir(tmp_path)
-    adapters = adapted(read_model(ModelConfig("base")), LoraConfig(rank=4))
-    with torch.no_grad():
-        for p in adapters.model.parameters():
-            p.add_(0.1 if p.requires_grad else 0.0)
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "config.json").write_text("{}")  # as an earlier gspo wrote it
-    adapters.save("adapter")
-    monkeypatch.chdir("/")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")
-    with torch.no_grad():
-        assert torch.allclose(loaded(IDS).logits, logits(adapters), atol=1e-5)
-    assert AutoTokenizer.from_pretrained(tmp_path / "adapter").get_vocab() == adapters.tokenizer.get_vocab()
+            read_model(ModelConfig(str(tmp_path / "first")))
 
 
 def test_a_base_without_a_name_is_warned_of():
     with pytest.warns(UserWarning, match=r"has no name, so its adapter cannot say what it belongs to"):
         adapted(model(), LoraConfig(rank=4))
-
-
-def test_an_adapter_on_an_adapter_stands_on_both(tmp_path):
-    model().save(tmp_path / "base")
-    path = "base"
-    for name in ("first", "second"):
-        adapters = adapted(read_model(ModelConfig(str(tmp_path / path))), LoraConfig(rank=4))
-        with torch.no_grad():
-            for p in adapters.model.parameters():
-                p.add_(0.1 if p.requires_grad else 0.0)
-        adapters.save(tmp_path / name)
-        assert torch.allclose(logits(read_model(ModelConfig(str(tmp_path / name)))), logits(adapters), atol=1e-5)
-        path = name
 
 
 def test_a_run_learns_and_its_adapter_is_evaluated(tmp_path, capsys):
@@ -190,9 +148,8 @@ def test_a_run_learns_and_its_adapter_is_evaluated(tmp_path, capsys):
     steps = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     assert steps[-1]["reward"] > steps[1]["reward"] + 0.1
     last = sorted((result.folder / "checkpoints").iterdir())[-1] / "model"
-    assert (last / "adapter_model.safetensors").stat().st_size < 0.5 * (
-        tmp_path / "base" / "model.safetensors"
-    ).stat().st_size
+    sizes = [file.stat().st_size for file in (last / "adapter_model.safetensors", tmp_path / "base" / "model.safetensors")]
+    assert sizes[0] < 0.5 * sizes[1]
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
     (tmp_path / "eval.toml").write_text(
         f'[model]\npath = "{result.folder / "model"}"\n[task]\nsource = "{tmp_path / "rows.jsonl"}"\n'
@@ -205,27 +162,15 @@ def test_a_run_learns_and_its_adapter_is_evaluated(tmp_path, capsys):
     assert "--lora.rank: has no effect on `gspo eval`" in capsys.readouterr().err
 
 
-def test_adapters_of_half_precision_weights_are_float32():
-    base = model()
-    base.model.to(torch.bfloat16)
-    adapters = adapted(base, LoraConfig(rank=4))
-    assert {p.dtype for p in adapters.model.parameters() if p.requires_grad} == {torch.float32}
-    completions = [Completion(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
-    HFPolicy(adapters).forward(layout.build(completions)).logp.sum().backward()
-    assert all(p.grad is not None for p in adapters.model.parameters() if p.requires_grad)
-
-
 def test_bad_input(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"lora.targets = \['no_such'\].*This model has .*q_proj"):
         adapted(model(), LoraConfig(rank=4, targets=["no_such"]))
     with pytest.raises(ValueError, match=r"the head takes no adapter"):
         adapted(model(tie_word_embeddings=False), LoraConfig(rank=4, targets=["q_proj", "lm_head"]))
     with pytest.raises(ValueError, match=r"has adapters already: give a newly loaded one"):
-        adapted(with_adapters(), LoraConfig(rank=4))
+        adapted(on_layers(), LoraConfig(rank=4))
     with pytest.raises(ValueError, match=r"sampler.quantize = 'int4'.*lora.rank = 0"):
         check_conflicts(from_dict({"lora": {"rank": 4}, "sampler": {"quantize": "int4"}}), SAMPLING)
-    with pytest.raises(ValueError, match=r"lora.rank = -1"):
-        from_dict({"lora": {"rank": -1}})
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r'need peft: pip install "gspo\[lora\]"'):
         adapted(model(), LoraConfig(rank=4))

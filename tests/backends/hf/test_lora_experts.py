@@ -1,7 +1,5 @@
 """Adapters on the stacked weights of experts: what they compute, what is written, and what is refused."""
 
-import warnings
-
 import peft
 import pytest
 import torch
@@ -10,63 +8,26 @@ from transformers import AutoModelForCausalLM
 
 from gspo.backends.hf import experts
 from gspo.backends.hf.lora import NAME, Unadapted, adapted, linear_layers, read_model
-from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.routers import routers
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import LoraConfig, ModelConfig
-from gspo.learner import layout
-from gspo.types import Completion
+from tests.backends.hf.adapters import (
+    IDS,
+    LIKE_QWEN,
+    OTHERS,
+    WITH_EXPERTS,
+    distance,
+    gradients,
+    logits,
+    tiny,
+    trained,
+    with_adapters,
+)
 from tests.backends.hf.test_routing import FAMILIES, GROUPED
-from tests.backends.hf.test_routing import tiny as of_family
 from tests.tiny_run import model
 
-IDS = torch.arange(6)[None] + 2
-WITH_EXPERTS = ["all-linear", "experts"]
-LIKE_QWEN = ("qwen3_moe", "olmoe", "mixtral", "granitemoe", "deepseek_v3")
-OTHERS = ("gpt_oss", "llama4_text")  # their experts are stacked otherwise, or have biases
 MISTAKEN = ("deepseek_v2", "deepseek_v3", "glm4_moe", "ernie4_5_moe", "afmoe", "hunyuan_v1_moe")
-
-
-@pytest.fixture(autouse=True)
-def nameless():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the model was given from Python")
-        yield
-
-
-def tiny(family):
-    config = of_family(family).config.to_diff_dict()
-    del config["vocab_size"]
-    return build_tiny(config, model().tokenizer)
-
-
-def with_adapters(base, rank=2, **options):
-    made, g = adapted(base, LoraConfig(rank=rank, **{"targets": WITH_EXPERTS} | options)), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, p in made.model.named_parameters():
-            if "lora_B" in name:
-                p.copy_(0.3 * torch.randn(p.shape, generator=g))
-    return made
-
-
-def trained(made):
-    return {name: p for name, p in made.model.named_parameters() if p.requires_grad}
-
-
-def logits(scorer):
-    return scorer.logits(scorer.hidden(input_ids=IDS))
-
-
-def far(x, right):
-    """How far, as a share of what is right. (The largest number alone is another from processor to processor.)"""
-    return float((x - right).norm() / right.norm())
-
-
-def gradients(made):
-    completions = [Completion(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
-    made.model.zero_grad()
-    HFPolicy(made).forward(layout.build(completions)).logp.sum().backward()
-    return {name: p.grad.clone() for name, p in trained(made).items()}
+pytestmark = pytest.mark.filterwarnings("ignore:the model was given from Python")
 
 
 @pytest.mark.parametrize("family", [*LIKE_QWEN, *OTHERS])
@@ -80,7 +41,7 @@ def test_it_computes_and_learns_what_peft_does(family):
             del module.forward  # PEFT's own makes W + B A of the whole stack
     torch.testing.assert_close(logits(made), ours, rtol=0, atol=1e-5)
     for name, gradient in gradients(made).items():
-        assert far(learned[name], gradient) < 1e-5, name
+        assert distance(learned[name], gradient) < 1e-5, name
 
 
 @pytest.mark.parametrize("rank", [1, 3, 8])
@@ -109,10 +70,10 @@ def test_gradients_and_merged_weights_equal_those_of_a_loop_over_experts(rank, t
     out = functional_call(reference, merged, (IDS,)).logits.log_softmax(-1)
     out[0, :-1].gather(-1, IDS[0, 1:, None])[::2].sum().backward()
     assert all(leaf.grad.any() for leaf in leaves.values())
-    assert (
-        far(torch.cat([gradient[name].flatten() for name in leaves]), torch.cat([x.grad.flatten() for x in leaves.values()]))
-        < 1e-6
+    ours, right = (
+        [x.flatten() for x in of] for of in ((gradient[name] for name in leaves), (x.grad for x in leaves.values()))
     )
+    assert distance(torch.cat(ours), torch.cat(right)) < 1e-6
     made.save_whole(tmp_path / "merged")
     for name, p in AutoModelForCausalLM.from_pretrained(tmp_path / "merged").named_parameters():
         assert float((p.detach() - merged[name].detach()).abs().max()) < 1e-6
@@ -126,7 +87,7 @@ def test_merged_it_is_the_same_model(family, tmp_path):
         for name, merged, right in (("merged", True, expected), ("below", False, below)):
             made.save_whole(tmp_path / name, merged)
             again = AutoModelForCausalLM.from_pretrained(tmp_path / name)
-            assert far(again(IDS).logits, right) < 3e-6
+            assert distance(again(IDS).logits, right) < 3e-6
     assert not expected.equal(below)
 
 
@@ -153,7 +114,7 @@ def test_adapters_of_half_precision_experts_stay_float32():
     """PEFT's own forward pass adds B A to the stack in the stack's type, where small updates vanish."""
     base = model()
     base.model.to(torch.bfloat16)
-    made = adapted(base, LoraConfig(rank=4, targets=["experts"]))
+    made = adapted(base, LoraConfig(rank=4, targets=WITH_EXPERTS))
     assert {p.dtype for p in trained(made).values()} == {torch.float32}
     before = logits(made)
     with torch.no_grad():

@@ -1,19 +1,16 @@
 """What ranks gather in bfloat16: which weights, and that it changes no number but of experts' grouped products."""
 
-import functools
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gspo.backends.hf.load import load_model
 from gspo.backends.hf.mixed_precision_sharding import float32_modules, narrow_gathers
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
 from gspo.distributed.ranks import whole
 from gspo.learner import layout
-from tests.backends.hf.test_sharded import Case, completions, learned, learner_of, model_in
+from tests.backends.hf.test_sharded import Case, alone, completions, in_shards, learner_of
 from tests.together import together
 
 CASES = (Case(), Case(checkpointing=True), Case(layout="auto"), Case(more=(("beta", 0.1),)))
@@ -74,9 +71,9 @@ def apart(found, expected):
 @pytest.mark.parametrize(
     "dense, tied, kernel", [(True, True, "auto"), (True, False, "auto"), (False, False, "eager"), (False, False, "auto")]
 )
-def test_weights_that_autocast_rounds_anyway_change_no_number(tmp_path, dense, tied, kernel):
+def test_weights_that_autocast_rounds_anyway_change_no_number(model_of, dense, tied, kernel):
     """Experts one by one are linear products, which autocast knows; gspo's kernel rounds what it multiplies itself."""
-    path = model_in(tmp_path / "model", dense, tied)
+    path = model_of(dense, tied)
     for (narrow, wide), (types, kept) in together(both, 2, path, ScaleConfig(), kernel):
         assert torch.equal(narrow[0], wide[0])
         assert apart(narrow[1], wide[1])[0] < 2e-7  # an embedding's gradient is added up in another order
@@ -84,25 +81,6 @@ def test_weights_that_autocast_rounds_anyway_change_no_number(tmp_path, dense, t
         half = {name for name, dtype in types.items() if dtype == torch.bfloat16}
         assert half and half == {name for name in types if "_proj" in name}
         assert all(word in " ".join(types.keys() - half) for word in ("norm", "embed", "head"))
-
-
-def in_shards(ranks, path, scale, cases):
-    from gspo.backends.hf.sharded import load_sharded
-
-    load = functools.partial(load_sharded, cfg_of(path), scale, ranks.size)
-    return [learned(load(), case, ranks, load() if dict(case.more) else None) for case in cases]
-
-
-@pytest.fixture(scope="module")
-def model_of(tmp_path_factory):
-    """The folder of a model: what is learned alone from a folder is learned once."""
-    return functools.cache(lambda dense, tied: model_in(tmp_path_factory.mktemp("models") / "model", dense, tied))
-
-
-@functools.cache
-def alone(path, case, autocast="bfloat16"):
-    load = functools.partial(load_model, cfg_of(path, autocast=autocast))
-    return learned(load(), case, reference=load() if dict(case.more) else None)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +94,10 @@ def alone(path, case, autocast="bfloat16"):
 )
 def test_ranks_learn_what_one_process_learns_in_bfloat16(model_of, dense, tied, size, scale):
     path = model_of(dense, tied)
-    every = together(in_shards, size, path, scale, CASES)
+    every = together(in_shards, size, path, scale, CASES, "bfloat16")
     for case, *found in zip(CASES, *every):
-        worst, overall = apart(found[0][1], alone(path, case)[1])
-        rounding = apart(alone(path, case)[1], alone(path, case, "none")[1])
+        narrow, exact = (alone(path, case, autocast)[1] for autocast in ("bfloat16", "none"))
+        (worst, overall), rounding = apart(found[0][1], narrow), apart(narrow, exact)
         kind = f"{'dense' if dense else 'mixture'}, {'' if tied else 'un'}tied, experts {scale.experts}"
         print(f"| {kind}, {size} ranks | {case} | {worst:.1e} | {overall:.1e} | {rounding[0]:.1e} | {rounding[1]:.1e} |")
         assert overall < (2e-3 if dense else 4e-3) and overall < rounding[1]
@@ -150,8 +128,8 @@ def proven(ranks, path):
     return str(error.value), model.model.model.layers[0].self_attn.q_proj.weight.dtype
 
 
-def test_the_proof_knows_rounded_weights_from_stale_ones(tmp_path):
-    for error, kept in together(proven, 2, model_in(tmp_path / "model", True)):
+def test_the_proof_knows_rounded_weights_from_stale_ones(model_of):
+    for error, kept in together(proven, 2, model_of(True, False)):
         assert "model.layers.0." in error and "not what the optimizer changes" in error and kept == torch.float32
 
 

@@ -1,28 +1,18 @@
-"""Transformers is told that rows hold one sequence each, and told no longer afterwards."""
+"""Transformers does not look for packed sequences in our passes, and does in those of other threads."""
 
 import threading
 
+import torch
 from transformers import masking_utils
 
-from gspo.backends.hf.one_sequence import NAME, one_sequence_a_row
+from gspo.backends.hf.one_sequence import one_sequence_a_row
 
 
-def test_it_ends_with_the_last_thread_that_is_within():
-    own, meet, seen = getattr(masking_utils, NAME), threading.Barrier(2), []
-
-    def other():
-        with one_sequence_a_row():
-            meet.wait()
-            meet.wait()
-            seen.append(getattr(masking_utils, NAME)(None))
-        seen.append(getattr(masking_utils, NAME) is own)
-
-    thread = threading.Thread(target=other)
-    thread.start()
+def test_it_holds_for_this_thread_and_ends():
+    packed, others = torch.tensor([[0, 1, 0, 1]]), []
     with one_sequence_a_row():
-        meet.wait()
-        assert getattr(masking_utils, NAME)(None) is None
-    assert getattr(masking_utils, NAME)(None) is None  # the other is within
-    meet.wait()
-    thread.join()
-    assert seen == [None, True] and getattr(masking_utils, NAME) is own
+        thread = threading.Thread(target=lambda: others.append(masking_utils.find_packed_sequence_indices(packed)))
+        thread.start()
+        thread.join()
+        assert masking_utils.find_packed_sequence_indices(packed) is None
+    assert masking_utils.find_packed_sequence_indices(packed).tolist() == others[0].tolist() == [[0, 0, 1, 1]]

@@ -97,8 +97,3 @@ def test_padding_and_neighbours_change_nothing():
 def test_packed_rows_need_full_attention():
     with pytest.raises(ValueError, match=r'train\.layout = "packed" needs full attention.*"padded"'):
         HFPolicy(family("gemma3"), layout="packed")
-
-
-def test_an_unknown_layout_is_refused():
-    with pytest.raises(ValueError, match="layout = 'branched': allowed are auto, padded, packed, shared"):
-        HFPolicy(family("qwen3"), layout="branched")

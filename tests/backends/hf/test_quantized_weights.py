@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-import warnings
 import weakref
 
 import pytest
@@ -27,28 +26,12 @@ from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.learner import layout
 from gspo.types import Completion, Prompt, Sampling
-from tests.backends.hf.test_lora_experts import (
-    IDS,
-    LIKE_QWEN,
-    OTHERS,
-    WITH_EXPERTS,
-    gradients,
-    logits,
-    tiny,
-    trained,
-    with_adapters,
-)
+from tests.backends.hf.adapters import IDS, LIKE_QWEN, OTHERS, WITH_EXPERTS, gradients, logits, tiny, trained, with_adapters
 from tests.backends.hf.test_routing import FAMILIES
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def nameless():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the model was given from Python")
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore:the model was given from Python")
 
 
 def drawn(*shape, seed=0):
@@ -186,9 +169,8 @@ def test_each_family_is_packed_or_refused_with_the_key(family):
 def test_evaluations_keep_their_device_and_whole_weights(tmp_path):
     plain = model()
     plain.save(tmp_path / "model")
-    config = from_dict(
-        {"model": {"path": str(tmp_path / "model"), "device": "cuda", "quantize": "nf4"}, "lora": {"rank": 2}}
-    )
+    four = {"path": str(tmp_path / "model"), "device": "cuda", "quantize": "nf4"}
+    config = from_dict({"model": four, "lora": {"rank": 2}})
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match=r"model.device = 'cuda'"):
             loaded_model(config, CallInputs())
@@ -233,9 +215,7 @@ def test_a_run_on_4_bits_learns_and_resumes_bit_for_bit(tmp_path):
     assert whole[-1]["reward"] > whole[1]["reward"] and max(step["mismatch/kl"] for step in whole[1:]) < 1e-8
     assert len(whole) == len(again)
     for a, b in zip(whole, again):
-        assert {k: v for k, v in a.items() if k in ("loss", "grad_norm", "reward", "kl", "entropy")} == {
-            k: v for k, v in b.items() if k in ("loss", "grad_norm", "reward", "kl", "entropy")
-        }
+        assert all(a.get(name) == b.get(name) for name in ("loss", "grad_norm", "reward", "kl", "entropy"))
     files = {path.name for path in (tmp_path / "whole" / "model").iterdir()}
     assert "adapter_model.safetensors" in files and "model.safetensors" not in files
 
@@ -254,11 +234,8 @@ def test_bad_input(monkeypatch):
     with pytest.raises(ValueError, match=r"model.experts = 'eager': .* set it to \"auto\""):
         resolved(from_dict(four | {"model": {"path": "m", "quantize": "nf4", "experts": "eager"}}))
     with pytest.raises(ValueError, match=r'model.quantize = "nf4": the layers of a gpt2 .* nothing to pack: leave it out'):
-        made_of = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2}
-        packed(
-            adapted(build_tiny(made_of, model().tokenizer), LoraConfig(rank=2, targets=["c_attn"])),
-            ModelConfig(quantize="nf4"),
-        )
+        gpt2 = build_tiny({"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2}, model().tokenizer)
+        packed(adapted(gpt2, LoraConfig(rank=2, targets=["c_attn"])), ModelConfig(quantize="nf4"))
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ValueError, match=r'model.quantize = .nf4. needs bitsandbytes: pip install "gspo\[quantized\]"'):
         resolved(from_dict(four))

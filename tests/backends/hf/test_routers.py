@@ -120,6 +120,9 @@ def test_no_mixture_of_transformers_is_taken_for_a_dense_model():
 def test_a_dense_layer_among_sparse_ones_is_no_unseen_one_and_a_router_in_remote_code_is():
     model = built("qwen3_moe")
     assert unseen(model) == "" and len(routers(model)) == 2
+    gates = [layer.mlp.gate for layer in model.model.layers]
+    gates[0].__class__ = type("OwnRouter", (type(gates[0]),), {})  # a subclass answers as its family does
+    assert routers(model) == gates
     block = model.model.layers[1].mlp
     block.gate.__class__ = type("Qwen3MoeTopKRouter", (torch.nn.Module,), {})  # of no module of transformers
     assert len(routers(model)) == 1

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from gspo.backends.hf.load import load_model
 from gspo.backends.hf.policy import HFPolicy
-from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
 from gspo.config.scale import ScaleConfig
@@ -20,22 +21,13 @@ from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.types import Completion
+from tests.backends.hf.folders import model_in
 from tests.tiny_run import PIECES
 from tests.together import together
 
-SMALL = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 64}
-DENSE = {"model_type": "qwen3", "num_experts": None, "num_experts_per_tok": None, "moe_intermediate_size": None}
 UPDATES = 3
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 FOLLOWED = {"loss", "grad_norm", "lr", "updates/skipped", "skipped/completions", "skipped/backward"}  # known to all ranks
-
-
-def model_in(folder, dense=False, tied=False, pieces=(*PIECES, "c")):
-    """A tiny model's folder. With `pieces` it has 20 tokens, which 2 and 4 ranks divide."""
-    config = tiny_qwen3_moe(**SMALL, tie_word_embeddings=tied)
-    config = {k: v for k, v in (config | DENSE).items() if v is not None} if dense else config
-    build_tiny(config, longest_match_tokenizer(pieces), 0).save(folder)
-    return str(folder)
 
 
 def completions(seed, lengths=(4, 9, 2, 7, 5, 5, 11, 3), advantages=(1.0, -1.0)):
@@ -109,23 +101,23 @@ def routes_of(tokens, seed):
     return drawn[tokens.cumsum(0) % 997].argsort(-1)[..., :2].to(torch.int16)
 
 
-def in_shards(ranks, path, scale, cases):
+def loaded_and_learned(load, case, ranks=None):
+    return learned(load(), case, ranks, load() if "beta" in dict(case.more) else None)
+
+
+def in_shards(ranks, path, scale, cases, autocast="auto"):
     """What a rank finds in each case."""
     from gspo.backends.hf.sharded import load_sharded
 
-    found = []
-    for case in cases:
-        model, frozen = (load_sharded(ModelConfig(path=path, device="cpu"), scale, ranks.size) for _ in range(2))
-        reference = frozen if dict(case.more).get("beta") else None
-        found.append(learned(model, case, ranks, reference))
-    return found
+    load = functools.partial(load_sharded, ModelConfig(path=path, device="cpu", autocast=autocast), scale, ranks.size)
+    return [loaded_and_learned(load, case, ranks) for case in cases]
 
 
 @functools.cache
-def alone(path, case):
+def alone(path, case, autocast="auto"):
     """The same in one process."""
-    model, frozen = (load_model(ModelConfig(path=path, device="cpu")) for _ in range(2))
-    return learned(model, case, reference=frozen if dict(case.more).get("beta") else None)
+    load = functools.partial(load_model, ModelConfig(path=path, device="cpu", autocast=autocast))
+    return loaded_and_learned(load, case)
 
 
 def compare(found, expected, leads=True):
@@ -141,19 +133,6 @@ def compare(found, expected, leads=True):
     norm = torch.cat([g.flatten() for g in gradients0.values()]).norm()
     gradient = max(float((gradients[n] - g).norm() / (g.norm() + 1e-3 * norm)) for n, g in gradients0.items())
     return gradient, max(float((weights[n] - w).abs().max()) for n, w in weights0.items())
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Models by (dense, tied), made when they are asked for."""
-    made = {}
-
-    def get(dense, tied):
-        if (dense, tied) not in made:
-            made[dense, tied] = model_in(tmp_path_factory.mktemp("model"), dense, tied)
-        return made[dense, tied]
-
-    return get
 
 
 MIXTURES = (
@@ -206,8 +185,8 @@ def crews(ranks, models):
     ],
     ids=lambda x: None if isinstance(x, int) else "; ".join(map(str, x)),
 )
-def test_ranks_learn_what_one_process_learns(folder, size, every):
-    models = [(crew, folder(crew.dense, crew.tied)) for crew in every]
+def test_ranks_learn_what_one_process_learns(model_of, size, every):
+    models = [(crew, model_of(crew.dense, crew.tied)) for crew in every]
     for number, all_found in enumerate(together(crews, size, models)):  # each rank has the same weights
         for (crew, path), found in zip(models, all_found):
             for case, one in zip(crew.cases, found):
@@ -263,8 +242,8 @@ def drifted(ranks, path):
     return [*errors, str(error.value)]
 
 
-def test_a_copy_that_differs_and_an_optimizer_of_other_tensors_are_noticed(folder):
-    for copies, optimizer in together(drifted, 2, folder(True, False)):
+def test_a_copy_that_differs_and_an_optimizer_of_other_tensors_are_noticed(model_of):
+    for copies, optimizer in together(drifted, 2, model_of(True, False)):
         assert "model.norm.weight" in copies and "copies of it differ" in copies
         assert "not what the optimizer changes" in optimizer
 
@@ -278,8 +257,8 @@ def every_algorithm(ranks, path):
 
 
 @pytest.mark.slow
-def test_every_algorithm_learns_the_same_and_the_same_crew_learns_it_twice(folder):
-    path = folder(False, False)
+def test_every_algorithm_learns_the_same_and_the_same_crew_learns_it_twice(model_of):
+    path = model_of(False, False)
     first, again = (together(every_algorithm, 2, path)[0] for _ in range(2))
     assert len(first) == len(ALGORITHMS) - 1
     for (case, one), (_, other) in zip(first, again):
@@ -329,8 +308,8 @@ def odd_updates(ranks, path, readers):
     return found
 
 
-def test_what_one_rank_meets_alone_is_met_by_all(folder):
-    path, readers = folder(False, False), split_evenly(completions(1), 2)
+def test_what_one_rank_meets_alone_is_met_by_all(model_of):
+    path, readers = model_of(False, False), split_evenly(completions(1), 2)
     assert all(readers) and sorted(readers[0] + readers[1]) == list(range(8))
     one = odd_updates(None, path, readers)
     for number, found in enumerate(together(odd_updates, 2, path, readers)):
@@ -383,19 +362,27 @@ def resumed(ranks, folder, scale):
     return weights_of(learner)
 
 
+def check_files(model, ours, theirs):
+    """What ranks wrote is what transformers writes, by names, shapes and numbers, and anything can load it."""
+    model.save(theirs)
+    first, second = ({k: x for file in f.glob("*.safetensors") for k, x in load_file(file).items()} for f in (ours, theirs))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    assert (ours / "config.json").read_text() == (theirs / "config.json").read_text()
+    assert AutoModelForCausalLM.from_pretrained(ours).config.architectures == ["Qwen3MoeForCausalLM"]
+
+
 @pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_what_two_ranks_have_written_goes_on_on_one_two_and_four(folder, tmp_path, tied):
-    path, saved = folder(False, tied), tmp_path / "saved"
+def test_what_two_ranks_have_written_goes_on_on_one_two_and_four(model_of, tmp_path, tied):
+    path, saved = model_of(False, tied), tmp_path / "saved"
     after, rewound = together(written, 2, path, str(saved))[0]
     assert all(torch.equal(after[name], rewound[name]) for name in after)
-    for size, scale, rounding in (
-        (2, ScaleConfig(experts=2), 0.0),
-        (2, ScaleConfig(), 1e-6),
-        (4, ScaleConfig(experts=2), 1e-6),
-    ):
+    crews = (2, ScaleConfig(experts=2), 0.0), (2, ScaleConfig(), 1e-6), (4, ScaleConfig(experts=2), 1e-6)
+    for size, scale, rounding in crews:
         weights = together(resumed, size, str(saved), scale)[0]
         assert max(float((after[name] - x).abs().max()) for name, x in weights.items()) <= rounding
-    whole_one = learner_of(load_model(ModelConfig(path=str(saved / "model"), device="cpu")), Case())
+    plain = load_model(ModelConfig(path=str(saved / "model"), device="cpu"))
+    check_files(plain, saved / "model", tmp_path / "plain")
+    whole_one = learner_of(plain, Case())
     whole_one.resume(saved)
     whole_one.take([completions(1)])
     whole_one.update(0)
@@ -408,20 +395,3 @@ def test_what_two_ranks_have_written_goes_on_on_one_two_and_four(folder, tmp_pat
     whole_one.update(0)
     weights = together(resumed, 2, str(alone_folder), ScaleConfig(experts=2))[0]
     assert max(float((weights[name] - x.detach()).abs().max()) for name, x in whole_one.policy.weights()) < 1e-6
-
-
-def test_the_files_are_those_that_transformers_writes(folder, tmp_path):
-    """By names, shapes and numbers, and a folder that anything can load."""
-    from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM
-
-    path, saved = folder(False, False), tmp_path / "saved"
-    together(written, 2, path, str(saved))
-    plain = load_model(ModelConfig(path=str(saved / "model"), device="cpu"))
-    plain.save(tmp_path / "plain")
-    folders = saved / "model", tmp_path / "plain"
-    ours, theirs = ({k: x for file in f.glob("*.safetensors") for k, x in load_file(file).items()} for f in folders)
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    config, other = ((f / "config.json").read_text() for f in folders)
-    assert config == other
-    assert AutoModelForCausalLM.from_pretrained(saved / "model").config.architectures == ["Qwen3MoeForCausalLM"]

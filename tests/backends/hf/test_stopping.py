@@ -43,20 +43,6 @@ def test_a_special_token_beside_text_is_refused(stop):
         HFSampler(tiny("llama")).generate(prompts(1), 1, Sampling(max_new_tokens=4, stop=("a", stop)))
 
 
-def test_stop_string_and_end_of_sequence_in_one_look():
-    model = tiny("llama")
-    free = HFSampler(model).generate(prompts(4), 40, Sampling(max_new_tokens=12, seed=4))
-    both = HFSampler(model).generate(prompts(4), 40, Sampling(max_new_tokens=12, seed=4, stop=("o",), stop_ids=(2, 3, 4)))
-    assert {r.stop for r in both} >= {"eos", "stop"}
-    for a, b in zip(free, both):
-        for k, token in enumerate(a.tokens[4:].tolist(), 1):
-            text = TOKENIZER.decode([token], skip_special_tokens=True)
-            reason = "eos" if token in (2, 3, 4) else "stop" if "o" in text else "length"
-            if reason != "length" or k == 12:
-                break
-        assert (b.stop, int(b.sampled.sum())) == (reason, k)
-
-
 def ids(text):
     return TOKENIZER(text, add_special_tokens=False)["input_ids"]
 

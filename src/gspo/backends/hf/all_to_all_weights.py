@@ -7,7 +7,7 @@ The exchange is one all-to-all of bytes over all ranks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,10 @@ from torch.distributed.tensor import DTensor
 from gspo.distributed.ranks import local
 from gspo.learner.optimizer import shard_of
 
+T = TypeVar("T")
 
-class HeldRows(NamedTuple):
+
+class RowRange(NamedTuple):
     """The rows `begin` to `end` of a weight, and the ranks that hold them."""
 
     begin: int
@@ -36,14 +38,13 @@ class Gathering:
     def __init__(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self.weights = dict(weights)
         self.number, self.size = dist.get_rank(), dist.get_world_size()
-        every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, {name: rows_of(p) for name, p in self.weights.items()})
-        self.rows: dict[str, list[HeldRows]] = {}
+        every = all_gather({name: rows_of(p) for name, p in self.weights.items()})
+        self.rows: dict[str, list[RowRange]] = {}
         for name in self.weights:
             holders: dict[tuple[int, int], list[int]] = {}
             for rank, held in enumerate(every):
                 holders.setdefault(held[name], []).append(rank)
-            self.rows[name] = [HeldRows(*at, tuple(ranks)) for at, ranks in holders.items() if at[0] < at[1]]
+            self.rows[name] = [RowRange(*at, tuple(ranks)) for at, ranks in holders.items() if at[0] < at[1]]
 
     def exchange(
         self, wanted: Sequence[Sequence[str]], types: Mapping[str, torch.dtype], device: torch.device
@@ -56,33 +57,32 @@ class Gathering:
             device: Device of the returned weights.
         """
         mine = wanted[self.number]
-        leaving = [
-            [name for name in names if to != self.number and self._sends(name, to)] for to, names in enumerate(wanted)
-        ]
-        out_sizes = [sum(self._held(name, types) for name in names) for names in leaving]
-        coming = [[(name, rows) for name in mine for rows in self.rows[name] if rows.sender(self.number) == rank]
-                  for rank in range(self.size)]  # fmt: skip
+        sent_names = [[name for name in names if to != self.number and self._sends(name, to)]
+                      for to, names in enumerate(wanted)]  # fmt: skip
+        out_sizes = [sum(self._local_bytes(name, types) for name in names) for names in sent_names]
+        received_rows = [[(name, rows) for name in mine for rows in self.rows[name] if rows.sender(self.number) == rank]
+                         for rank in range(self.size)]  # fmt: skip
         in_sizes = [
             0 if rank == self.number else sum(self._bytes(name, rows, types) for name, rows in part)
-            for rank, part in enumerate(coming)
+            for rank, part in enumerate(received_rows)
         ]
-        place = next(iter(self.weights.values())).device
-        given, at = torch.empty(sum(out_sizes), dtype=torch.uint8, device=place), 0
-        for name in (name for names in leaving for name in names):  # one at a time: a layer may be large
+        shard_device = next(iter(self.weights.values())).device
+        sent, at = torch.empty(sum(out_sizes), dtype=torch.uint8, device=shard_device), 0
+        for name in (name for names in sent_names for name in names):  # one at a time: a layer may be large
             data = self._local(name, types)
-            given[at : at + len(data)] = data
+            sent[at : at + len(data)] = data
             at += len(data)
-        got = torch.empty(sum(in_sizes), dtype=torch.uint8, device=place)
-        dist.all_to_all_single(got, given, in_sizes, out_sizes)
-        del given
+        received = torch.empty(sum(in_sizes), dtype=torch.uint8, device=shard_device)
+        dist.all_to_all_single(received, sent, in_sizes, out_sizes)
+        del sent
         whole = {name: torch.empty(self.weights[name].shape, dtype=types[name], device=device) for name in mine}
         at = 0
-        for rank, part in enumerate(coming):
+        for rank, part in enumerate(received_rows):
             for name, rows in part:
                 if rank == self.number:
                     data = self._local(name, types)
                 else:
-                    data = got[at : at + self._bytes(name, rows, types)]
+                    data = received[at : at + self._bytes(name, rows, types)]
                     at += len(data)
                 target = whole[name][rows.begin : rows.end]
                 # The clone aligns the bytes: a slice may start at an offset that the dtype does not allow.
@@ -92,16 +92,23 @@ class Gathering:
     def _sends(self, name: str, to: int) -> bool:
         return any(rows.sender(to) == self.number for rows in self.rows[name])
 
-    def _bytes(self, name: str, rows: HeldRows, types: Mapping[str, torch.dtype]) -> int:
+    def _bytes(self, name: str, rows: RowRange, types: Mapping[str, torch.dtype]) -> int:
         return (rows.end - rows.begin) * self.weights[name].shape[1:].numel() * types[name].itemsize
 
-    def _held(self, name: str, types: Mapping[str, torch.dtype]) -> int:
+    def _local_bytes(self, name: str, types: Mapping[str, torch.dtype]) -> int:
         """The size of this rank's rows in bytes."""
         return local(self.weights[name].detach()).numel() * types[name].itemsize
 
     def _local(self, name: str, types: Mapping[str, torch.dtype]) -> Tensor:
         """The bytes of this rank's rows."""
         return local(self.weights[name].detach()).to(types[name]).contiguous().flatten().view(torch.uint8)
+
+
+def all_gather(mine: T) -> list[T]:
+    """The value of every rank, in rank order."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
 
 
 def rows_of(p: Tensor) -> tuple[int, int]:

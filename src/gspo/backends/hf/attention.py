@@ -23,7 +23,7 @@ from gspo.types import Forest
 
 NAME = OWN_ATTENTION
 # Arguments from the layers that have no effect here. Any other argument means an unsupported kind of attention.
-HARMLESS = {"position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states", "output_router_logits"}
+IGNORED = {"position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states", "output_router_logits"}
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -47,41 +47,37 @@ class PreparedPiece:
             hidden = None if self.key_mask.all() or (self.causal and window is None) else ~self.key_mask[:, None, None]
             if window is not None:
                 back = self.position[self.queries][:, :, None] - self.position[self.keys][:, None]  # [B, L, L']
-                far = (back >= window) | (back < 0)
-                far = far[:, None] if self.causal else far[:, None].repeat(1, 1, repeats, 1)
-                hidden = far if hidden is None else hidden | far
+                outside = ((back >= window) | (back < 0))[:, None]
+                outside = outside if self.causal else outside.repeat(1, 1, repeats, 1)
+                hidden = outside if hidden is None else hidden | outside
             least = torch.finfo(like.dtype).min / 2
             bias = None if hidden is None else torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, least)
             self.masks[key] = bias
         return self.masks[key]
 
-    def rows(self, x: Tensor, repeats: int) -> Tensor:
-        """Gathers queries x [T, H, D] into [B, H, L, D]; for a piece that is not causal, into [B, H / repeats, repeats * L,
-        D], where the query heads of a key head are folded into the queries.
+    def fold(self, rows: Tensor, repeats: int) -> Tensor:
+        """Reshapes gathered queries [B, L, H, D] to [B, H, L, D]; for a piece that is not causal, to [B, H / repeats,
+        repeats * L, D], where the query heads of a key head are folded into the queries.
         """
-        return self.folded(x[self.queries], repeats)  # [B, L, H, D]
-
-    def folded(self, rows: Tensor, repeats: int) -> Tensor:
-        """The reshaping of `rows`, for a tensor [B, L, H, D] that is gathered already."""
         if self.causal:
             return rows.transpose(1, 2)
         return rows.unflatten(2, (-1, repeats)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
-    def tokens(self, rows: Tensor, repeats: int) -> Tensor:
-        """Inverse of `rows`: the output [tokens, H, D] of the tokens that have their output in this piece."""
+    def unfold(self, rows: Tensor, repeats: int) -> Tensor:
+        """Inverse of `fold`: the output [tokens, H, D] of the tokens that have their output in this piece."""
         if self.causal:
             rows = rows.transpose(1, 2)
         else:
             rows = rows.unflatten(2, (repeats, -1)).permute(0, 3, 1, 2, 4).flatten(2, 3)
         return rows.flatten(0, 1) if self.without_output is None else rows[self.output_at]
 
-    def looked_at(self, x: Tensor, repeats: int) -> Tensor:
+    def gather_keys(self, x: Tensor, repeats: int) -> Tensor:
         """Gathers keys or values x [T, H', D] into [B, H' * repeats, L', D] for a causal piece, else [B, H', L', D]."""
         rows = x[self.keys].transpose(1, 2)
         return rows.repeat_interleave(repeats, 1) if self.causal and repeats > 1 else rows
 
-    def look_back(self, rows: Tensor, repeats: int) -> Tensor:
-        """Maps the gradient of the result of `looked_at` back to the tokens of `keys`: [B * L', H', D]."""
+    def key_gradients(self, rows: Tensor, repeats: int) -> Tensor:
+        """Maps the gradient of the result of `gather_keys` back to the tokens of `keys`: [B * L', H', D]."""
         if self.causal and repeats > 1:
             rows = rows.unflatten(1, (-1, repeats)).sum(2)
         return rows.transpose(1, 2).flatten(0, 1)
@@ -117,9 +113,9 @@ class Forested(torch.autograd.Function):
         saved: list[Tensor] = []
         for piece in forest.pieces:
             mask, causal = piece.mask(window, q, repeats), piece.causal and window is None
-            rows = piece.rows(q, repeats), piece.looked_at(k, repeats), piece.looked_at(v, repeats)
+            rows = piece.fold(q[piece.queries], repeats), piece.gather_keys(k, repeats), piece.gather_keys(v, repeats)
             o, l = flash(*rows, 0.0, causal, attn_mask=mask, scale=scale)
-            o, l = piece.tokens(o, repeats), piece.tokens(l[..., None], repeats)  # [tokens, H, D], [tokens, H, 1]
+            o, l = piece.unfold(o, repeats), piece.unfold(l[..., None], repeats)  # [tokens, H, D], [tokens, H, 1]
             if lse is None:
                 lse = l.new_empty((*q.shape[:2], 1))
             at = piece.output_tokens
@@ -145,13 +141,14 @@ class Forested(torch.autograd.Function):
             g, o, l = (x[piece.queries] for x in (grad, out, lse))
             if piece.without_output is not None:  # zero gradient and zero attention weights for these rows
                 g[piece.without_output], l[piece.without_output] = 0.0, torch.finfo(l.dtype).max
-            g, o, l = (piece.folded(x, repeats) for x in (g, o, l))
+            g, o, l = (piece.fold(x, repeats) for x in (g, o, l))
             rows = saved[3 * i : 3 * i + 3]
             d_rows = flash_backward(g, *rows, o, l[..., 0], 0.0, causal, attn_mask=mask, scale=ctx.scale)
             at = piece.output_tokens
-            dq[at] = piece.tokens(d_rows[0], repeats) if piece.causal else dq[at] + piece.tokens(d_rows[0], repeats)
-            for total, d_looked_at in zip((dk, dv), d_rows[1:]):
-                total.index_add_(0, piece.keys.flatten(), piece.look_back(d_looked_at, repeats))
+            d_queries = piece.unfold(d_rows[0], repeats)
+            dq[at] = d_queries if piece.causal else dq[at] + d_queries
+            for total, d_keys in zip((dk, dv), d_rows[1:]):
+                total.index_add_(0, piece.keys.flatten(), piece.key_gradients(d_keys, repeats))
         return dq, dk, dv, None, None, None
 
 
@@ -174,7 +171,7 @@ def attention(
     if forest is None:
         more |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
-    unknown = sorted(name for name, argument in more.items() if argument is not None and name not in HARMLESS)
+    unknown = sorted(name for name, argument in more.items() if argument is not None and name not in IGNORED)
     if unknown or dropout or query.shape[-1] != value.shape[-1]:
         raise NotImplementedError(f"attention over a forest with {unknown or 'dropout, or values of another width'}")
     if torch.is_autocast_enabled(query.device.type):
@@ -189,7 +186,7 @@ AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def over(forest: Forest, device: torch.device) -> dict[str, Any]:
+def forest_inputs(forest: Forest, device: torch.device) -> dict[str, Any]:
     """Extra model inputs for a forest whose tokens are in one row. The mask is empty, so that any other attention
     implementation fails on it.
     """
@@ -211,13 +208,13 @@ def refusal(model: HFModel) -> str:
     if not {"position_ids", "inputs_embeds"} <= model.inputs or expected is None:
         return "its attention is of a kind that gspo does not know"
     model.config._attn_implementation = NAME
-    why = _misread(model, expected)
+    why = _mismatch(model, expected)
     if why:
         model.config._attn_implementation = "sdpa"
     return why
 
 
-def _misread(model: HFModel, expected: list[int | None]) -> str:
+def _mismatch(model: HFModel, expected: list[int | None]) -> str:
     """Compares a forest with plain rows, on prompts with two completions. Returns the problem, or "" if there is none.
 
     expected: the window of each layer.
@@ -227,17 +224,15 @@ def _misread(model: HFModel, expected: list[int | None]) -> str:
         model.model.eval()
         for sizes in ((3, 2), (100, 60)) if model.device.type == "cuda" else ((3, 2),):  # on a GPU also more than one block
             forest, paths = _trial(*sizes)
-            inputs = over(forest, model.device)
-            embedded = (
-                model.model.get_input_embeddings()(example_token_ids(model, len(forest.tokens))).detach().requires_grad_()
-            )
+            inputs, embed = forest_inputs(forest, model.device), model.model.get_input_embeddings()
+            embedded = embed(example_token_ids(model, len(forest.tokens))).detach().requires_grad_()
             with torch.enable_grad():
                 position = forest.position[None].to(model.device)
                 states = model.hidden(inputs_embeds=embedded, position_ids=position, **inputs)[0]
                 ours = states[torch.stack([path[-1] for path in paths])].float()
                 plain = torch.stack([model.hidden(inputs_embeds=embedded[:, path])[0, -1] for path in paths]).float()
             if inputs["forest"].windows != expected:
-                return f"its layers look through windows of {inputs['forest'].windows}, not {expected}"
+                return f"its layers attend to windows of {inputs['forest'].windows}, not {expected}"
             if not_allclose(model, ours, plain):
                 return "it reads a row with branches otherwise than its rows"
             direction = torch.linspace(-1, 1, ours.numel(), device=ours.device).view_as(ours)

@@ -33,13 +33,7 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, states: Tensor, before: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """Values [N] float32.
-
-        Args:
-            states: The policy's hidden states [N, H].
-            before: Flat positions [N] of these states in a pass over `inputs`.
-            inputs: Model inputs of that pass.
-        """
+        """Values [N] float32 of the policy's hidden states [N, H] at flat positions `before` [N] of a pass over `inputs`."""
         if self.own is not None:
             states = index_select_deterministic(self.own.hidden(**inputs).flatten(0, 1), before)
         with torch.autocast(states.device.type, enabled=False):

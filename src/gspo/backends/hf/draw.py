@@ -10,18 +10,10 @@ from gspo.types import Sampling
 
 
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling, kernels: bool = False) -> tuple[Tensor, Tensor]:
-    """Draws one token per row by inverse CDF.
+    """Draws one token per row by inverse CDF: logits [B, V], uniforms [B] in [0, 1) -> ids [B], log-probabilities [B].
 
     As usual, temperature comes first, then top-k, then top-p (the likeliest tokens whose probabilities sum up to it).
-
-    Args:
-        logits: Logits [B, V].
-        uniforms: Uniform random numbers [B] in [0, 1).
-        sampling: Temperature, top-k and top-p.
-        kernels: Use the compiled kernel if it supports the inputs.
-
-    Returns:
-        Token ids [B] and their log-probabilities [B].
+    `kernels`: use the compiled kernel if it supports the inputs.
     """
     if sampling.temperature == 0:
         best, at = logits.max(-1)

@@ -25,7 +25,7 @@ from gspo.objective.completions import index_select_deterministic
 
 NAME = "gspo"  # in transformers' table of expert kernels
 # Cache of cast weights while sampling: id -> weight, version that was cast, cast copy. Otherwise None.
-_kept: ContextVar[dict[int, tuple[Tensor, int, Tensor]] | None] = ContextVar("kept", default=None)
+_casts: ContextVar[dict[int, tuple[Tensor, int, Tensor]] | None] = ContextVar("casts", default=None)
 ALIGNED = 8  # elements: grouped products need rows aligned to 16 bytes
 
 
@@ -37,9 +37,8 @@ class Adapter(NamedTuple):
     scale: float
 
 
-_adapters: ContextVar[Mapping[str, Adapter] | None] = ContextVar(
-    "adapters", default=None
-)  # of the experts that run at the moment
+# Of the experts that run at the moment.
+_adapters: ContextVar[Mapping[str, Adapter] | None] = ContextVar("adapters", default=None)
 
 
 def suits(device: torch.device, autocast: bool) -> bool:
@@ -52,21 +51,21 @@ def while_sampling() -> Iterator[None]:
     """Context for a sampling loop. Each weight is cast once and the copy is cached until the end, as autocast does for
     linear layers. Compiled kernels compute all experts of a layer in one call.
     """
-    if _kept.get() is not None:
+    if _casts.get() is not None:
         yield
         return
-    token = _kept.set({})
+    token = _casts.set({})
     try:
         yield
     finally:
-        _kept.reset(token)
+        _casts.reset(token)
 
 
 def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Experts function for transformers: hidden_states [T, H], top_k_index and top_k_weights [T, k] -> [T, H]."""
     if not _plain(self):
         return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
-    if fused.placed(self) and fused.suits(hidden_states, top_k_weights) and _wide(self):
+    if fused.placed(self) and fused.suits(hidden_states, top_k_weights) and _float32(self):
         return _by_kernels(self, hidden_states, top_k_index, top_k_weights)
     count, k = top_k_index.shape
     expert, order = torch.sort(top_k_index.reshape(-1))  # [T * k]
@@ -84,7 +83,7 @@ def _by_kernels(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_wei
     """
     stacks = self.gate_up_proj, self.down_proj
     whole = all(fused.suits(stack) for stack in stacks) and not _adapters.get()
-    if whole and _kept.get() is not None and not torch.is_grad_enabled() and fused.multiplies():
+    if whole and _casts.get() is not None and not torch.is_grad_enabled() and fused.multiplies():
         return fused.experts(hidden_states, top_k_index, top_k_weights, *stacks)
     choices = fused.sort_choices(top_k_index, self.num_experts)
     x = fused.swiglu_halves(_product(self, "gate_up_proj", fused.sent(hidden_states, choices), choices.ends))
@@ -97,13 +96,13 @@ def _product(experts: Any, name: str, x: Tensor, ends: Tensor) -> Tensor:
     if isinstance(stack, Packed):
         out = stack.product(x, ends)
     else:
-        weight = _rounded(stack)
+        weight = _cast(stack)
         x = x.to(weight.dtype)
         out = F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
     if (adapter := (_adapters.get() or {}).get(name)) is None:
         return out
     fill = -adapter.up.shape[2] % ALIGNED  # zero padding of the LoRA rank
-    down, up = _rounded(F.pad(adapter.down, (0, 0, 0, fill))), _rounded(F.pad(adapter.up, (0, fill)).contiguous())
+    down, up = _cast(F.pad(adapter.down, (0, 0, 0, fill))), _cast(F.pad(adapter.up, (0, fill)).contiguous())
     low = F.grouped_mm(x.to(down.dtype), down.transpose(1, 2), offs=ends)
     return out + (F.grouped_mm(low, up.transpose(1, 2), offs=ends) * adapter.scale).to(out.dtype)
 
@@ -124,23 +123,23 @@ def takes_adapters(experts: nn.Module) -> bool:
     return ours and hasattr(experts, "has_gate") and _plain(experts)
 
 
-def _rounded(weight: Tensor) -> Tensor:
+def _cast(weight: Tensor) -> Tensor:
     """The weight as autocast would use it in a product: cast if autocast is on and the weight is float32."""
     device = weight.device.type
     if weight.dtype != torch.float32 or not torch.is_autocast_enabled(device):
         return weight
-    dtype, kept = torch.get_autocast_dtype(device), _kept.get()
+    dtype, cache = torch.get_autocast_dtype(device), _casts.get()
     lasts = isinstance(weight, nn.Parameter) and not weight.is_inference()  # other tensors may be new in each pass
-    if kept is None or torch.is_grad_enabled() or not lasts:
+    if cache is None or torch.is_grad_enabled() or not lasts:
         return weight.to(dtype)
-    _, version, copy = kept.get(id(weight), (weight, -1, weight))
+    _, version, copy = cache.get(id(weight), (weight, -1, weight))
     if version != weight._version:
         copy = weight.to(dtype)
-        kept[id(weight)] = weight, weight._version, copy
+        cache[id(weight)] = weight, weight._version, copy
     return copy
 
 
-def _wide(experts: Any) -> bool:
+def _float32(experts: Any) -> bool:
     """Whether the products are in float32."""
     return all(stack.dtype == torch.float32 for stack in (experts.gate_up_proj, experts.down_proj))
 

@@ -87,7 +87,7 @@ class _Rows:
         words = len(self.head.weight)
         return (slice(start, min(start + self.size, words)) for start in range(0, words, self.size))
 
-    def room(self, words: slice) -> Tensor:
+    def empty(self, words: slice) -> Tensor:
         """An uninitialised tensor for a block of logits."""
         return self.states.new_empty(len(self.states), words.stop - words.start)
 
@@ -146,17 +146,17 @@ def _forward(rows: _Rows, targets: Tensor, entropy: bool, keep: bool = False, me
     top = torch.full_like(at_target, torch.finfo(at_target.dtype).min)
     total, e_z = torch.zeros_like(top), torch.zeros_like(top)  # sums of e, and of e (z - top)
     pulled = torch.zeros_like(rows.states) if mean_word else None
-    room, spare, kept_blocks = None, None, {}
+    buffer, spare, kept_blocks = None, None, {}
     for words in rows.blocks():
         width = words.stop - words.start
-        room = rows.room(words) if room is None else room
-        z = rows.logits(words, room[:, :width])
+        buffer = rows.empty(words) if buffer is None else buffer
+        z = rows.logits(words, buffer[:, :width])
         column, inside = _columns(targets, words)
         at_target += z.gather(1, column)[:, 0].where(inside, 0)
         old, top = top, torch.maximum(top, z.amax(1))
         fade = (old - top).exp_()
         stays = keep and words.stop * len(targets) <= KEPT
-        spare = rows.room(words) if stays or spare is None else spare
+        spare = rows.empty(words) if stays or spare is None else spare
         e = torch.exp(z.sub_(top[:, None]), out=spare[:, :width])
         if entropy:
             e_z = fade * (e_z + (old - top) * total) + z.mul_(e).sum(1)
@@ -184,7 +184,7 @@ def _columns(targets: Tensor, words: slice) -> tuple[Tensor, Tensor]:
 
 
 @dataclass
-class _Coming:
+class _OutputGradients:
     """Inputs of a backward pass over N rows.
 
     Attributes:
@@ -217,24 +217,24 @@ class _Coming:
 
 
 def _backward(
-    rows: _Rows, coming: _Coming, kept_blocks: dict[int, tuple[Tensor, Tensor]], needs: tuple[bool, bool, bool]
+    rows: _Rows, d_outputs: _OutputGradients, kept_blocks: dict[int, tuple[Tensor, Tensor]], needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The needed gradients of states, weight and bias. Consumes and overwrites `kept_blocks`."""
     weight, bias = rows.head.weight, rows.head.bias
     d_states = torch.zeros_like(rows.states) if needs[0] else None
     d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if needs[1] else None
     d_bias = torch.empty_like(bias) if needs[2] and bias is not None else None
-    room = None
+    buffer = None
     for words in rows.blocks():
         slope = None
         if words.start in kept_blocks:
             e, top = kept_blocks.pop(words.start)
         else:
-            room = rows.room(words) if room is None else room
-            z, top = rows.logits(words, room[:, : words.stop - words.start]), coming.top
+            buffer = rows.empty(words) if buffer is None else buffer
+            z, top = rows.logits(words, buffer[:, : words.stop - words.start]), d_outputs.top
             slope = rows.slope(z)
             e = z.sub_(top[:, None]).exp_()
-        dz = coming.of_logits(e, top, words)
+        dz = d_outputs.of_logits(e, top, words)
         if slope is not None:
             dz.mul_(slope)
         if d_states is not None:
@@ -297,8 +297,8 @@ class _LogProbs(torch.autograd.Function):
         factor = scale / temperature
         of_entropy = None if d_entropy is None else (d_entropy * factor, entropy)
         rows = _Rows(Head(weight, bias, scale, cap), states, temperature, ctx.size)  # same blocks as in the forward pass
-        coming = _Coming(d_logp * factor, of_entropy, targets, top, total)
-        d_states, d_weight, d_bias = _backward(rows, coming, kept_blocks, ctx.needs_input_grad[:3])
+        d_outputs = _OutputGradients(d_logp * factor, of_entropy, targets, top, total)
+        d_states, d_weight, d_bias = _backward(rows, d_outputs, kept_blocks, ctx.needs_input_grad[:3])
         if d_states is not None:
             d_states = d_states.to(states.dtype)
             d_states = d_states if every is None else every.index_copy_(0, live, d_states)
@@ -307,14 +307,7 @@ class _LogProbs(torch.autograd.Function):
 
 def footprint(rows: int, vocabulary: int, hidden: int, frozen: bool, narrow: bool = False) -> int:
     """Memory in bytes that `Head.logprobs` needs until the end of its backward pass: blocks of logits, the gradient of the
-    states, and the weight's gradient unless it is frozen.
-
-    Args:
-        rows: Number of tokens.
-        vocabulary: Number of words V.
-        hidden: Width H of the states.
-        frozen: The weight has no gradient.
-        narrow: The weight is in bfloat16 and is cast block by block.
+    states, and the weight's gradient unless it is frozen. `narrow`: the weight is in bfloat16 and is cast block by block.
     """
     logits, weight = rows * vocabulary, vocabulary * hidden
     kept = 0 if frozen and logits > KEPT else min(logits, KEPT)

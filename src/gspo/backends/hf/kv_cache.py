@@ -22,6 +22,7 @@ from gspo.backends.hf import fused
 from gspo.backends.hf.model import OWN_ATTENTION
 
 NAME = "gspo_shared_prompt"
+FIRST_BLOCK = 128  # positions beyond the prompt in a new buffer
 
 
 class SharedCache(DynamicCache):
@@ -30,15 +31,15 @@ class SharedCache(DynamicCache):
 
     Args:
         layers: Number of layers.
-        room: Maximum tokens of a completion.
+        capacity: Maximum tokens of a completion.
         kernels: Decode with the compiled kernel where it supports the tensors.
     """
 
     layers: list[SharedLayer]  # type: ignore[assignment]
 
-    def __init__(self, layers: int, room: int, kernels: bool = False) -> None:
+    def __init__(self, layers: int, capacity: int, kernels: bool = False) -> None:
         super().__init__()
-        self.layers = [SharedLayer(room) for _ in range(layers)]
+        self.layers = [SharedLayer(capacity) for _ in range(layers)]
         self.kernels = kernels
 
     def fan_out(self, prompt_of: Tensor, hide: Tensor | None) -> None:
@@ -68,15 +69,15 @@ class SharedCache(DynamicCache):
 class GrowingLayer(DynamicLayer):
     """Keys and values of one full-attention layer in preallocated buffers [B, heads, room, D].
 
-    The spare room doubles whenever it is used up. room: maximum number of positions ever needed.
+    The spare room doubles whenever it is used up. capacity: maximum number of positions ever needed.
     """
 
     keys: Tensor
     values: Tensor
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, capacity: int) -> None:
         super().__init__()
-        self.room, self.length, self.spare = room, 0, FIRST_BLOCK
+        self.capacity, self.length, self.spare = capacity, 0, FIRST_BLOCK
 
     def get_seq_length(self) -> int:
         """Number of positions written."""
@@ -111,7 +112,7 @@ class GrowingLayer(DynamicLayer):
         """Copies `written` positions of all rows, or of `rows`, into new buffers with room for `need` positions."""
         size = self.keys.shape[2]
         if need > size:
-            size, self.spare = max(need, min(self.room, need + self.spare)), 2 * self.spare
+            size, self.spare = max(need, min(self.capacity, need + self.spare)), 2 * self.spare
         for name in ("keys", "values"):
             old = getattr(self, name)[:, :, :written]
             old = old if rows is None else old.index_select(0, rows)
@@ -140,9 +141,8 @@ class SharedLayer(GrowingLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Appends keys and values. The first call stores the prompts; later calls return only the completions."""
         if not self.prompt_length:
-            self.prompt_keys = key_states.to(
-                value_states.dtype
-            ).contiguous()  # else each token's matrix product would copy them
+            # Contiguous, or each token's matrix product would copy them.
+            self.prompt_keys = key_states.to(value_states.dtype).contiguous()
             self.prompt_values = value_states.contiguous()
             self.prompt_length = key_states.shape[2]
             return key_states, value_states
@@ -223,9 +223,8 @@ def attend(
         prompt = prompt + places.bias
     scores = torch.cat([places.by_row(prompt), q @ key.transpose(2, 3)], -1)  # [B, heads, g, all positions]
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    out = weights[..., prompt_length:] @ value + places.by_row(
-        places.by_prompt(weights[..., :prompt_length]) @ layer.prompt_values
-    )
+    of_prompt = places.by_prompt(weights[..., :prompt_length]) @ layer.prompt_values
+    out = weights[..., prompt_length:] @ value + places.by_row(of_prompt)
     return out.reshape(query.shape[0], 1, query.shape[1], -1), None
 
 
@@ -253,6 +252,3 @@ def shared_attention(config: Any) -> Iterator[None]:
                 _within[id(config)] = count - 1, before
             else:
                 config._attn_implementation = before
-
-
-FIRST_BLOCK = 128  # positions beyond the prompt in a new buffer

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from gspo.backends.hf.routers import routers
+from gspo.backends.hf.routers import router_modules
 
 STACKED = 3  # dimensions of a weight that stacks all experts along its first dimension
 
@@ -63,7 +63,7 @@ def multiplied(model: nn.Module) -> Iterator[nn.Parameter]:
     """The weights that an engine holds in the dtype of its matrix products: linear layers, convolutions, embeddings and
     stacked experts. Not included are routers and the matrices of recurrences, which some engines keep in a wider dtype.
     """
-    left_out = {part for router in routers(model) for part in router.modules()}
+    left_out = router_modules(model)
     for module in model.modules():
         plain = isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd)
         if module not in left_out:
@@ -72,7 +72,7 @@ def multiplied(model: nn.Module) -> Iterator[nn.Parameter]:
 
 def stacked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """The weights that stack all experts of a layer: module name, module and weight name. Skips routers and convolutions."""
-    left_out = {part for router in routers(model) for part in router.modules()}
+    left_out = router_modules(model)
     for name, module in model.named_modules():
         if module not in left_out and not isinstance(module, nn.modules.conv._ConvNd):
             yield from ((name, module, own) for own, p in module.named_parameters(recurse=False) if p.ndim == STACKED)

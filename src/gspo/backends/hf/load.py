@@ -72,10 +72,8 @@ def without_weights(cfg: ModelConfig) -> PreTrainedModel:
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig | None = None) -> HFModel:
-    """Prepares a loaded model for exact scoring, in place: no dropout, router noise or auxiliary loss.
-
-    Args:
-        cfg: Settings, with the device and dtype to move the model to. None: default settings, and the model is not moved.
+    """Prepares a loaded model for exact scoring, in place: no dropout, router noise or auxiliary loss. Without `cfg` the
+    settings are the defaults, and the model is not moved to a device and dtype.
 
     Raises:
         ValueError: Tokenizer and model do not fit together.
@@ -123,11 +121,8 @@ def _attend_without_plans() -> None:
 
 
 def autocast_type(asked: str, device: str, weights: torch.dtype) -> torch.dtype | None:
-    """Dtype of the matrix products under model.autocast = `asked`; None: the dtype of the weights.
-
-    Args:
-        device: Device type: "auto" means bfloat16 on "cuda" only.
-        weights: Dtype of the weights. Only float32 weights are autocast.
+    """Dtype of the matrix products under model.autocast = `asked`; None: the dtype of the weights. "auto" means bfloat16 on
+    the device type "cuda" only. Only float32 weights are autocast.
     """
     narrow = asked == "bfloat16" or (asked == "auto" and device == "cuda")
     return torch.bfloat16 if narrow and weights == torch.float32 else None
@@ -170,10 +165,7 @@ def _grouped_mm_runs(device: torch.device, dtype: torch.dtype) -> bool:
     multiply = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
     if multiply is None:
         return False
-    rows, weight = (
-        torch.ones(4, 16, device=device, dtype=dtype),
-        torch.ones(2, 16, 16, device=device, dtype=dtype),
-    )
+    rows, weight = (torch.ones(shape, device=device, dtype=dtype) for shape in ((4, 16), (2, 16, 16)))
     try:
         multiply(rows, weight, offs=torch.tensor([2, 4], device=device, dtype=torch.int32))
     except (RuntimeError, NotImplementedError):
@@ -210,10 +202,8 @@ def _check_logits(model: HFModel) -> None:
 
 def _all_layers_full(config: Any) -> bool:
     """Whether every layer has full attention, or a window at least as long as the context."""
-    layer_windows, longest = windows(config), getattr(config, "max_position_embeddings", None)
-    return layer_windows is not None and all(
-        not window or (longest is not None and window >= longest) for window in layer_windows
-    )
+    layer_windows, longest = windows(config), getattr(config, "max_position_embeddings", None) or float("inf")
+    return layer_windows is not None and all(not window or window >= longest for window in layer_windows)
 
 
 def _mask_describes(model: HFModel) -> bool:

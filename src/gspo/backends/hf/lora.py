@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -23,7 +21,7 @@ from gspo.backends.hf.layers import stacked
 from gspo.backends.hf.load import load_model, ready, wrap_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.quantized_weights import Packed, pack, quiet
-from gspo.backends.hf.routers import routers
+from gspo.backends.hf.routers import router_modules, routers
 from gspo.config.import_function import pick_device
 from gspo.config.policy import LoraConfig, ModelConfig
 
@@ -44,13 +42,9 @@ def peft() -> Any:
 
 
 def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
-    """Adds new adapters to the model, in place. They change nothing yet (B = 0).
+    """Adds new adapters to the model, in place. They change nothing yet (B = 0); `seed` initialises A.
 
-    Args:
-        seed: Seed for the initialisation of A.
-
-    Raises:
-        ValueError: The model has adapters already, or lora.targets do not fit its layers.
+    Raises ValueError if the model has adapters already, or lora.targets do not fit its layers.
     """
     if getattr(model.model, "peft_config", None):
         raise ValueError(f"lora.rank = {lora.rank}: this model has adapters already: give a newly loaded one")
@@ -106,7 +100,7 @@ def _fields(model: HFModel) -> dict[str, Any]:
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
     """The names of the linear layers except the head and routers. Experts are usually stacked and so not included."""
-    left_out = {model.get_output_embeddings()} | {part for router in routers(model) for part in router.modules()}
+    left_out = {model.get_output_embeddings()} | router_modules(model)
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module not in left_out]
 
 
@@ -114,12 +108,9 @@ def _taken_for_experts(model: PreTrainedModel, name: str) -> bool:
     """Whether PEFT mistakes this layer for an unstacked expert and moves its adapter to the stacks, now and on every load:
     in the DeepSeek family and others, each gate_proj, up_proj and down_proj.
     """
-    library = peft()
-    try:
-        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers as convert
-    except ImportError:  # older versions of PEFT do not move adapters
-        return False
-    config = library.LoraConfig(target_modules=[name])
+    config = peft().LoraConfig(target_modules=[name])
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers as convert
+
     try:
         convert(config, model, None)
     except ValueError:  # PEFT requires gate_proj and up_proj together
@@ -187,34 +178,25 @@ class Adapted(HFModel):
         prefix = "base_model.model."
         saved = {name.removeprefix(prefix): value for name, value in load_file(Path(folder) / WEIGHTS).items()}
         own = {name for name, _ in self.model.named_parameters() if "lora_" in name}
-        if missing := own ^ {_named(name) for name in saved}:
+        if missing := own ^ {re.sub(r"(\.\w+)$", rf".{NAME}\1", name) for name in saved}:
             raise ValueError(f"{folder}: its adapter is of other layers or targets: {', '.join(sorted(missing)[:3])}, ...")
         peft().set_peft_model_state_dict(self.model, saved, adapter_name=NAME)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the adapter and the tokenizer, without config.json: next to one, transformers would not look elsewhere for
-        the base model's weights.
-        """
+        """Writes the adapter and the tokenizer."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Could not find a config file")  # from a base model that is itself an adapter
             self.model.save_pretrained(folder)
-        (Path(folder) / "config.json").unlink(missing_ok=True)
         self.tokenizer.save_pretrained(folder)
 
     def save_whole(self, folder: str | Path, merged: bool = True) -> None:
         """Writes a full model: the base weights, or (merged) W + B A alpha / r. The model in memory is not changed."""
-        with self._as_plain():
-            self.model.save_pretrained(folder, state_dict=self._plain_state(merged))
-        self.tokenizer.save_pretrained(folder)
-
-    @contextmanager
-    def _as_plain(self) -> Iterator[None]:
-        """Hides the adapter from transformers, which would otherwise save only the adapter."""
-        self.model._hf_peft_config_loaded = False
+        self.model._hf_peft_config_loaded = False  # else transformers saves only the adapter
         try:
-            yield
+            self.model.save_pretrained(folder, state_dict=self._plain_state(merged))
         finally:
             self.model._hf_peft_config_loaded = True
+        self.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()
     def _plain_state(self, merged: bool) -> dict[str, Tensor]:
@@ -227,12 +209,6 @@ class Adapted(HFModel):
                 key = BELOW.sub("", f"{name}.") + getattr(module, "parameter_name", "weight")
                 state[key] = state[key] + module.get_delta_weight(NAME).to(state[key])
         return state
-
-
-def _named(saved: str) -> str:
-    """The parameter name for a tensor in an adapter file."""
-    path, dot, last = saved.rpartition(".")
-    return f"{path}.{NAME}{dot}{last}"
 
 
 class Unadapted(Adapted):

@@ -40,9 +40,8 @@ def narrow_gathers(dtype: torch.dtype | None) -> Iterator[None]:
 
 def _shard(real: Callable[..., Any], unit: Any, **options: Any) -> Any:
     """`fully_shard` with bfloat16 gathers for a layer, or for the experts of a layer."""
-    wide = (
-        None if isinstance(unit, (list, nn.Linear, PreTrainedModel)) else float32_modules(unit)
-    )  # None for the head and the root
+    whole = isinstance(unit, (list, nn.Linear, PreTrainedModel))  # the head and the root
+    wide = None if whole else float32_modules(unit)
     if wide is None:
         return real(unit, **options)
     if wide:

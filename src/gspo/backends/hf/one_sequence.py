@@ -4,33 +4,29 @@ values in every pass, which forces a GPU synchronisation and is impossible for t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
 
+from torch import Tensor
 from transformers import masking_utils
 
-NAME = "find_packed_sequence_indices"
-_lock = threading.Lock()
-_inside = 0  # number of threads inside: the patched function is shared by the process
-_before: Any = None
+_within: ContextVar[bool] = ContextVar("one_sequence_a_row", default=False)
+_detect = masking_utils.find_packed_sequence_indices
 
 
 @contextmanager
 def one_sequence_a_row() -> Iterator[None]:
-    """Context in which transformers does not look for packed sequences."""
-    global _inside, _before
-    with _lock:
-        if not _inside:
-            _before = getattr(masking_utils, NAME, None)
-            if _before is not None:
-                setattr(masking_utils, NAME, lambda *args, **kwargs: None)
-        _inside += 1
+    """Context in which transformers does not look for packed sequences in this thread."""
+    token = _within.set(True)
     try:
         yield
     finally:
-        with _lock:
-            _inside -= 1
-            if not _inside and _before is not None:
-                setattr(masking_utils, NAME, _before)
+        _within.reset(token)
+
+
+def _find(position_ids: Tensor) -> Tensor | None:
+    return None if _within.get() else _detect(position_ids)
+
+
+masking_utils.find_packed_sequence_indices = _find

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.distributed import load_optimizer_distributed, save_optimizer_distributed
 
 from gspo.backends.hf import attention
 from gspo.backends.hf.critic import Critic
@@ -17,7 +18,6 @@ from gspo.backends.hf.one_sequence import one_sequence_a_row
 from gspo.backends.hf.routers import missing, routers, unseen
 from gspo.backends.hf.routing import Record, Replay, checkpoint_contexts, choices, record
 from gspo.backends.hf.routing import replay as replay_routes
-from gspo.config.training import LAYOUTS
 from gspo.learner import layout
 from gspo.learner.offload import Resting
 from gspo.objective.completions import index_select_deterministic
@@ -53,7 +53,7 @@ class HFPolicy:
         self.temperature = temperature
         self.unshared = ""  # why "auto" fell back to "padded"
         read = [model, *([critic.own] if critic is not None and critic.own else [])]
-        self.layout = self._possible(layout, read)
+        self.layout = self._resolve_layout(layout, read)
         self.shares_prompts = self.layout != "padded"
         self.sparse = bool(routers(model.model))
         self.choices = (
@@ -69,26 +69,24 @@ class HFPolicy:
             enable = getattr(one, "activation_checkpointing_enable", one.gradient_checkpointing_enable)  # its newer name
             enable({"use_reentrant": False, "context_fn": checkpoint_contexts})
 
-    def _possible(self, asked: str, models: list[HFModel]) -> str:
+    def _resolve_layout(self, requested: str, models: list[HFModel]) -> str:
         """Returns the requested layout, or the fallback for "auto". Raises ValueError if the models do not support it."""
         name = type(models[0].model).__name__
-        if asked not in LAYOUTS:
-            raise ValueError(f"layout = {asked!r}: allowed are {', '.join(LAYOUTS)}")
-        if asked == "packed" and not models[0].has_full_attention:
+        if requested == "packed" and not models[0].has_full_attention:
             raise ValueError(
                 'train.layout = "packed" needs full attention in every layer, which '
                 f'{name} has not: use train.layout = "padded"'
             )
-        if asked == "auto" and layout.gathering(models[0].device) is None:
+        if requested == "auto" and layout.gathering(models[0].device) is None:
             self.unshared = 'on a GPU prompts are shared only where train.layout = "shared" says so'
             return "padded"
-        if asked not in ("auto", "shared"):
-            return asked
+        if requested not in ("auto", "shared"):
+            return requested
         why = next((why for model in models if (why := attention.refusal(model))), "")
-        if why and asked == "shared":
+        if why and requested == "shared":
             raise ValueError(f'train.layout = "shared" does not work with {name} here: {why}. Use train.layout = "padded"')
         self.unshared = why and f"{name} cannot share prompts: {why}"
-        return "padded" if why else asked
+        return "padded" if why else requested
 
     def _rows(self, batch: Batch) -> layout.Rows:
         """Lays the batch out as rows of tokens."""
@@ -144,8 +142,6 @@ class HFPolicy:
 
     def save_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
         """Writes the moments of these weights' optimizer, keyed by weight name. Each rank writes its shards."""
-        from transformers.distributed import save_optimizer_distributed  # missing in older versions of transformers
-
         try:
             save_optimizer_distributed(self.model.model, adamw, folder)
         except BaseException as error:  # torch's CheckpointException, raised on all ranks, is not an Exception
@@ -155,8 +151,6 @@ class HFPolicy:
 
     def load_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
         """Loads what `save_moments` wrote, also with another number of ranks."""
-        from transformers.distributed import load_optimizer_distributed
-
         load_optimizer_distributed(self.model.model, adamw, folder)
 
     def load(self, folder: str) -> None:
@@ -180,7 +174,7 @@ class HFPolicy:
     def _forward(self, batch: Batch, entropy: bool, routing: bool, replay: bool) -> Outputs:
         rows, device = self._rows(batch), self.model.device
 
-        def there(x: Tensor) -> Tensor:
+        def to_device(x: Tensor) -> Tensor:
             return x.to(device, non_blocking=True)  # the GPU may still be running the previous pass
 
         # Only gradient checkpointing depends on the mode: dropout is 0 in both.
@@ -191,16 +185,16 @@ class HFPolicy:
             recorded, logits = None, self.router_logits and torch.is_grad_enabled()
             if routing and self.sparse:
                 recorded = stack.enter_context(record(self.model.model, entropy=True, logits=logits))
-            inputs: dict[str, Any] = {"input_ids": there(rows.tokens), "position_ids": there(rows.position)}
-            inputs["attention_mask"] = None if rows.mask is None else there(rows.mask)
+            inputs: dict[str, Any] = {"input_ids": to_device(rows.tokens), "position_ids": to_device(rows.position)}
+            inputs["attention_mask"] = None if rows.mask is None else to_device(rows.mask)
             if rows.forest is not None:
-                inputs |= attention.over(rows.forest, device)
+                inputs |= attention.forest_inputs(rows.forest, device)
             hidden = self.model.hidden(**inputs)
-            routed = None if recorded is None else _routing(recorded, replayed, there(rows.place), logits)
-        before = there(rows.before)
+            routed = None if recorded is None else _routing(recorded, replayed, to_device(rows.place), logits)
+        before = to_device(rows.before)
         states = index_select_deterministic(hidden.flatten(0, 1), before)  # [N, H]
         values = None if self.critic is None else self.critic(states, before, inputs)
-        targets = there(batch.forest.tokens[batch.node])
+        targets = to_device(batch.forest.tokens[batch.node])
         logp, entropies = self.model.head.logprobs(states, targets, self.temperature, entropy)
         return Outputs(logp, None if entropies is None else entropies.detach(), routed, values)
 

@@ -12,7 +12,7 @@ from gspo.backends.hf.routers import routers
 BITS = {"int8": 8, "int4": 4}
 
 
-def rounded(weight: Tensor, kind: str) -> Tensor:
+def quantized(weight: Tensor, kind: str) -> Tensor:
     """`weight` [..., out, in] rounded to `kind`: "int8" or "int4" on a symmetric grid of 2^bits - 1 values, or "fp8" (e4m3),
     each with one scale per output channel; or "bf16", without a scale.
     """
@@ -25,7 +25,7 @@ def rounded(weight: Tensor, kind: str) -> Tensor:
     return (weight / scale).round().clamp(-largest, largest) * scale
 
 
-def coarse(model: nn.Module) -> Iterator[nn.Parameter]:
+def rounded_weights(model: nn.Module) -> Iterator[nn.Parameter]:
     """The weights that an engine rounds: matrices of attention and (expert) MLP layers, not embeddings, head or routers."""
     embeddings = [model.get_input_embeddings(), model.get_output_embeddings()]  # type: ignore[operator]
     exact_ids = {id(p) for module in [*embeddings, *routers(model)] for p in module.parameters()}
@@ -34,6 +34,6 @@ def coarse(model: nn.Module) -> Iterator[nn.Parameter]:
 
 @torch.no_grad()
 def round_weights(model: nn.Module, kind: str) -> None:
-    """Rounds the weights of `model` in place (`rounded`)."""
-    for p in coarse(model):
-        p.copy_(rounded(p, kind))
+    """Rounds the weights of `model` in place (`quantized`)."""
+    for p in rounded_weights(model):
+        p.copy_(quantized(p, kind))

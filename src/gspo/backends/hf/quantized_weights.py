@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gspo.backends.hf.layers import stacked
-from gspo.backends.hf.routers import routers
+from gspo.backends.hf.routers import router_modules
 
 BLOCK = 64
 BITS = {"nf4": 4, "int8": 8}  # per value
@@ -144,11 +144,11 @@ def pack(
     Raises:
         ValueError: There are experts that cannot read packed stacks, or no linear layers.
     """
-    kept = {model.get_output_embeddings()} | {part for router in routers(model) for part in router.modules()}
+    left_out = {model.get_output_embeddings()} | router_modules(model)
     whose = f'model.quantize = "{kind}": the {{}} of a {model.config.model_type} {{}}: leave it out'
     linear, stacks = [], [found for found in stacked(model) if ".lora_" not in found[0]]
     for name, module in model.named_modules():
-        if module in kept or ".lora_" in name or isinstance(module, nn.modules.conv._ConvNd):
+        if module in left_out or ".lora_" in name or isinstance(module, nn.modules.conv._ConvNd):
             continue
         if type(module) is nn.Linear:  # subclasses may compute something else
             linear.append(name)

@@ -54,6 +54,11 @@ def routers(model: nn.Module) -> list[nn.Module]:
     return [module for module in _text(model).modules() if reader(module) is not None]
 
 
+def router_modules(model: nn.Module) -> set[nn.Module]:
+    """The routers and all modules in them."""
+    return {part for router in routers(model) for part in router.modules()}
+
+
 def answer(router: nn.Module, outputs: Any) -> Answer:
     """The logits [..., E], with gradient, and the chosen experts [..., k] from a router's outputs."""
     read = reader(router)

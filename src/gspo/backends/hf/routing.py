@@ -35,7 +35,7 @@ class Record:
     def hook(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
         """The forward hook for this layer's router."""
 
-        def see(router: nn.Module, inputs: Any, outputs: Any) -> None:
+        def hook(router: nn.Module, inputs: Any, outputs: Any) -> None:
             raw, chosen = answer(router, outputs)
             logits, chosen = raw.detach(), chosen.detach()
             self.experts = logits.shape[-1]
@@ -46,7 +46,7 @@ class Record:
                 logp = logits.reshape(-1, self.experts).float().log_softmax(-1)
                 self._entropy[layer] = -(logp.exp() * logp).sum(-1)
 
-        return see
+        return hook
 
     def take(self) -> Tensor | None:
         """Returns and clears the routes [layers, tokens, k] of the last forward pass. None for a dense model.
@@ -79,11 +79,8 @@ def _stacked(layers: list[Tensor | None]) -> Tensor | None:
 
 @contextmanager
 def record(model: nn.Module, entropy: bool = False, logits: bool = False) -> Iterator[Record]:
-    """Records the experts chosen in forward passes: call `Record.take` after each pass. A dense model gets no hooks.
-
-    Args:
-        entropy: Also record the entropies of the routers (`take_entropy`).
-        logits: Also record the router logits (`take_logits`).
+    """Records the experts chosen in forward passes, and if requested the routers' entropies and logits: call `Record.take`,
+    `take_entropy` and `take_logits` after each pass. A dense model gets no hooks.
     """
     modules = routers(model)
     recording = Record(len(modules), entropy, logits)
@@ -133,13 +130,13 @@ class _ForcedChoice(TorchFunctionMode):
             scores = self._with_groups(scores, args[0] if args else kwargs["k"])
         return func(scores, *args, **kwargs)
 
-    def _with_groups(self, scores: Tensor, room: int) -> Tensor:
+    def _with_groups(self, scores: Tensor, limit: int) -> Tensor:
         """Group scores [tokens, groups] in which the groups of `routes` rank first."""
         group = self.routes // (self.experts // scores.shape[1])
         in_routes = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, group, True)
         most = int(in_routes.sum(1).max())
-        if most > room:
-            raise ValueError(f"routes: a token has experts of {most} groups, but this model's routers choose from {room}")
+        if most > limit:
+            raise ValueError(f"routes: a token has experts of {most} groups, but this model's routers choose from {limit}")
         return scores.masked_fill(in_routes, math.inf)
 
 
@@ -266,10 +263,10 @@ def replay(model: nn.Module, routes: Tensor) -> AbstractContextManager[Replay]:
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """`context_fn` for torch.utils.checkpoint: each recomputation replays the same routes as the forward pass."""
-    return nullcontext(), _Again(_active[-1]) if _active else nullcontext()
+    return nullcontext(), _ReentrantReplay(_active[-1]) if _active else nullcontext()
 
 
-class _Again:
+class _ReentrantReplay:
     """A reentrant context for a replay: entered once for each backward pass through the same graph."""
 
     def __init__(self, replay: Replay) -> None:

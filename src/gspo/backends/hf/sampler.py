@@ -38,7 +38,7 @@ class HFSampler:
 
     Args:
         batch_size: Maximum number of completions decoded at once.
-        quantize: Rounding that `load` applies to the weights (quantize.py:rounded). Needs a model other than the policy's.
+        quantize: Rounding that `load` applies to the weights (quantize.py). Needs a model other than the policy's.
 
     Raises:
         RuntimeError: gspo cannot use the model's key-value cache.
@@ -123,8 +123,6 @@ class HFSampler:
                     copied = True
         if copied and self.quantize != "none":
             round_weights(self.model.model, self.quantize)
-        elif self.quantize != "none":
-            raise ValueError("a quantised sampler needs a model of its own: rounding would change the policy's weights")
         self.version = weights.version
 
     def generate(
@@ -134,22 +132,13 @@ class HFSampler:
         sampling: Sampling,
         progress: Callable[[int], None] | None = None,
     ) -> list[Rollout]:
-        """Samples `n` completions per prompt, in the order of the prompts.
+        """Samples `n` completions per prompt, in the order of the prompts. Calls `progress` with the number of completions
+        that have ended so far. Raises ValueError for a prompt that is empty or too long for the model.
 
-        Args:
-            prompts: Prompts as token ids.
-            n: Completions per prompt.
-            sampling: Temperature, truncation, stop conditions and seed.
-            progress: Called with the number of completions that have ended so far.
-
-        Returns:
-            Rollouts. logp is the float32 log-probability under the distribution that was drawn from: at the temperature,
-            after top-k (exactly k tokens) and top-p. At temperature 0 this distribution has one token, so logp is 0. `stop`
-            is "eos" for one of sampling.stop_ids, "stop" for a stop string, "length" otherwise. `text` leaves out special
-            tokens and ends with the stop string.
-
-        Raises:
-            ValueError: A prompt is empty or too long for the model.
+        Rollout.logp is the float32 log-probability under the distribution that was drawn from: at the temperature, after
+        top-k (exactly k tokens) and top-p. At temperature 0 this distribution has one token, so logp is 0. `stop` is "eos"
+        for one of sampling.stop_ids, "stop" for a stop string, "length" otherwise. `text` leaves out special tokens and ends
+        with the stop string.
         """
         self._check(prompts, sampling)
         rollouts: dict[CompletionIndex, Rollout] = {}
@@ -158,11 +147,11 @@ class HFSampler:
         try:
             for rows in self._chunks(prompts, n):
                 before = len(rollouts)
-                tell = None if progress is None else lambda count, base=before: progress(base + count)
+                report = None if progress is None else lambda count, base=before: progress(base + count)
                 recording = routing.record(self.model.model) if sampling.routes else nullcontext()
                 with self.mode(), self.model.precision(), while_sampling(), recording as record:
                     trail = Trail(record) if record is not None and self.sparse else None
-                    tokens, logps, ends = self._decode(prompts, rows, sampling, tell, trail)
+                    tokens, logps, ends = self._decode(prompts, rows, sampling, report, trail)
                 for at, (row, *completion) in enumerate(zip(rows, tokens, logps, ends.length, ends.stop)):
                     rollout = self._rollout(prompts[row[0]], sampling, *completion)
                     rollouts[row] = (
@@ -225,7 +214,7 @@ class HFSampler:
         pads = torch.tensor([[longest - len(prompt)] for prompt in prompts])  # on the left
         ids = torch.tensor([[model.pad_id] * int(pad) + list(prompt) for pad, prompt in zip(pads, prompts)])
         cache, mask, inputs = DynamicCache(config=model.config), None, {}
-        there = rows.to(model.device, non_blocking=True)
+        prompt_of = rows.to(model.device, non_blocking=True)
         if shared:
             cache = SharedCache(model.config.num_hidden_layers, new, model.kernels)
             mask = torch.zeros(1, 1, 1, longest + new, dtype=model.compute_dtype).expand(len(rows), -1, -1, -1)
@@ -243,17 +232,17 @@ class HFSampler:
         ids = ids.to(model.device, non_blocking=True)
         hidden = model.hidden(input_ids=ids, past_key_values=cache, **inputs)[:, -1]
         if isinstance(cache, SharedCache):
-            cache.fan_out(there, torch.arange(longest) < pads if pads.any() else None)
+            cache.fan_out(prompt_of, torch.arange(longest) < pads if pads.any() else None)
         else:
-            cache.reorder_cache(there)  # type: ignore[arg-type]  # any integer type will do
-        return cache, hidden[there], mask
+            cache.reorder_cache(prompt_of)  # type: ignore[arg-type]  # any integer type will do
+        return cache, hidden[prompt_of], mask
 
     def _decode(
         self,
         prompts: Sequence[Prompt],
         rows: list[CompletionIndex],
         sampling: Sampling,
-        tell: Callable[[int], None] | None,
+        report: Callable[[int], None] | None,
         trail: Trail | None,
     ) -> tuple[Tensor, Tensor, Ends]:
         """Samples a batch. Returns tokens and log-probabilities [rows, max_new_tokens], and where the completions end."""
@@ -277,8 +266,8 @@ class HFSampler:
                 tokens[t, live], logps[t, live] = draw(head.logits(hidden), uniforms[t, live], sampling, model.kernels)
                 ended_before = ends.count
                 ends.look(tokens, t)
-                if tell and ends.count > ended_before:
-                    tell(ends.count)
+                if report and ends.count > ended_before:
+                    report(ends.count)
                 if ends.count == len(rows):
                     break
                 if ends.count > ended_before and (keep := ends.worth_dropping(numbers)) is not None:

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
-from gspo.backends.hf.all_to_all_weights import Gathering
+from gspo.backends.hf.all_to_all_weights import Gathering, all_gather
 from gspo.backends.hf.head import Head
 from gspo.backends.hf.layers import Layers
 from gspo.backends.hf.load import autocast_type, read_weights, ready
@@ -38,7 +38,7 @@ from gspo.distributed.ranks import whole
 
 T = TypeVar("T")
 ROOT = "run_sharded"  # method of the root module in which forward passes run
-SEEN = 10.0  # timeout in seconds for files written on another machine to become visible
+VISIBLE_SECONDS = 10.0  # timeout in seconds for files written on another machine to become visible
 
 
 def load_sharded(cfg: ModelConfig, scale: ScaleConfig, size: int) -> ShardedModel:
@@ -83,13 +83,13 @@ def _head_forward(plain: Callable[[Tensor], Tensor], states: Tensor, work: Calla
     return plain(states) if work is None else work(states)
 
 
-def _sums(p: Tensor) -> Tensor:
+def _fingerprint(p: Tensor) -> Tensor:
     """Fingerprint of a full weight to detect stale copies: sums of x, x^2 and |x|, [3] float64."""
     x = p.detach().double()
     return torch.stack([whole(x.sum()), whole((x * x).sum()), whole(x.abs().sum())])
 
 
-def _held(p: Any) -> tuple[tuple[int, ...], tuple[float, float]]:
+def _shard_fingerprint(p: Any) -> tuple[tuple[int, ...], tuple[float, float]]:
     """The coordinates of this rank's shard of a weight, and its sum and sum of squares. Replicas of a shard must agree."""
     at = p.device_mesh.get_coordinate()
     part = tuple(place for place, placement in zip(at, p.placements) if not placement.is_replicate())
@@ -203,10 +203,12 @@ class ShardedModel(HFModel):
             module.unshard()
             for name, p in self.model.named_parameters(remove_duplicate=False):
                 held = objects[name]
-                if p is not held and not torch.allclose(_sums(p), _sums(held.to(p.dtype)), rtol=1e-12, atol=1e-12):
+                if p is not held and not torch.allclose(
+                    _fingerprint(p), _fingerprint(held.to(p.dtype)), rtol=1e-12, atol=1e-12
+                ):
                     wrong.add(name)
             module.reshard()
-        every = gathered({name: _held(p) for name, p in sharded.items()})
+        every = all_gather({name: _shard_fingerprint(p) for name, p in sharded.items()})
         for name in sharded:
             wrong |= {name} if len({one[name] for one in every}) > len({one[name][0] for one in every}) else set()
         if wrong:
@@ -233,12 +235,12 @@ class ShardedModel(HFModel):
         """
         files, problems = write_layers(self, Path(folder), dtype)
         if dist.get_rank() == 0:
-            problems += unseen(Path(folder), {file for file, _ in files.values()})
+            problems += wait_for_files(Path(folder), {file for file, _ in files.values()})
             try:
                 self._write_rest(Path(folder), files, dtype or self.model.dtype)
             except Exception as error:  # tokenizers raises a plain Exception for a full disk
                 problems.append(str(error))
-        if failed := [text for one in gathered(problems) for text in one]:
+        if failed := [text for one in all_gather(problems) for text in one]:
             raise OSError(failed[0])
 
     def save_whole(self, folder: str | Path, merged: bool = True) -> None:
@@ -287,28 +289,18 @@ def write_layers(
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 save_file(saved, folder / file, metadata={"format": "pt"})
-            except (
-                OSError,
-                SafetensorError,
-            ) as error:  # e.g. a full disk; go on, since other ranks wait for this rank's rows
+            except (OSError, SafetensorError) as error:  # go on: other ranks wait for this rank's rows
                 problems.append(str(error))
             wrote |= {name: (file, x.numel() * x.element_size()) for name, x in saved.items()}
-    return {name: place for part in gathered(wrote) for name, place in part.items()}, problems
+    return {name: place for part in all_gather(wrote) for name, place in part.items()}, problems
 
 
-def unseen(folder: Path, files: Iterable[str]) -> list[str]:
+def wait_for_files(folder: Path, files: Iterable[str]) -> list[str]:
     """Error messages if files written by other ranks do not become visible here, because the folder is not shared."""
-    until = time.monotonic() + SEEN
+    until = time.monotonic() + VISIBLE_SECONDS
     while missing := sorted(file for file in files if not (folder / file).exists()):
         if time.monotonic() > until:
             return [f"{folder}: the leader does not see {missing[0]} there, which another rank wrote: name a folder that "
                     "all machines share"]  # fmt: skip
         time.sleep(0.1)
     return []
-
-
-def gathered(mine: T) -> list[T]:
-    """All-gather: the value of every rank, in rank order."""
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
-    return every

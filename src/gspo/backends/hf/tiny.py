@@ -21,10 +21,8 @@ def longest_match_tokenizer(pieces: Sequence[str]) -> PreTrainedTokenizerFast:
     """A tokenizer that greedily matches the longest of `pieces` from left to right. Decoding restores the text.
 
     Ids: 0 `<pad>`, 1 `<eos>`, then the pieces in their order. Text that no piece matches raises an error in the tokenizer;
-    there is no unknown token. Raises ValueError for empty or repeated pieces.
+    there is no unknown token.
     """
-    if not all(pieces) or len(set(pieces)) != len(pieces) or {PAD, EOS} & set(pieces):
-        raise ValueError(f"pieces must be non-empty, distinct, and none of {PAD}, {EOS}")
     vocabulary = {piece: i for i, piece in enumerate([PAD, EOS, *pieces])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     longest_first = sorted(pieces, key=len, reverse=True)
@@ -72,19 +70,10 @@ def tiny_qwen3_moe(
 def build_tiny(
     config: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int = 0, cfg: ModelConfig | None = None
 ) -> HFModel:
-    """Builds a model with random weights. Vocabulary size and special tokens come from the tokenizer.
-
-    Args:
-        config: Fields of the configuration, with `model_type`.
-        tokenizer: The model's tokenizer.
-        seed: Seed for the weights.
-        cfg: Device, dtype and other settings; by default on the CPU.
+    """Builds a model with random weights, by default on the CPU. `config`: fields of its configuration, with `model_type`;
+    vocabulary size and special tokens come from the tokenizer.
     """
-    ids = {
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": None,
-    }
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     model_config = AutoConfig.for_model(**{"vocab_size": len(tokenizer), **ids, **config})
     cfg = cfg or ModelConfig(device="cpu")
     with torch.random.fork_rng(devices=[]):
