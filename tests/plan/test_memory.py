@@ -40,10 +40,7 @@ CASES = {
         HEAVY,
         {"model": {"autocast": "bfloat16"}, "train": {"micro_batch_tokens": 100, "gradient_checkpointing": True}},
     ),
-    "the same in one micro-batch": (
-        HEAVY,
-        {"model": {"autocast": "bfloat16"}, "train": {"gradient_checkpointing": True}},
-    ),
+    "the same in one micro-batch": (HEAVY, {"model": {"autocast": "bfloat16"}, "train": {"gradient_checkpointing": True}}),
     "moments of 8 bits": (DENSE, {"optimizer": {"name": "adamw_8bit"}}),
     "mixture": (MIXTURE, {}),
     "adapters on dense layers": (DENSE, {"lora": {"rank": 8}}),
@@ -98,9 +95,8 @@ def test_adapters_and_few_bits_are_counted(tmp_path):
         plan(config(tmp_path, **changes), LENGTHS).memory
         for changes in ({}, {"lora": ADAPTERS}, {"lora": ADAPTERS, "model": {"path": str(tmp_path), "quantize": "nf4"}})
     )
-    assert (
-        whole.standing["gradients"] == whole.standing["weights"] - 64 > 7 * adapters.standing["gradients"]
-    )  # rotary tables
+    rotary_tables = 64
+    assert whole.standing["gradients"] == whole.standing["weights"] - rotary_tables > 7 * adapters.standing["gradients"]
     assert adapters.standing["AdamW's moments"] == 2 * adapters.standing["gradients"]
     assert packs.standing["weights"] < 0.4 * adapters.standing["weights"] and packs.read == whole.standing["gradients"]
     assert "a packed weight made whole" in packs.passing and adapters.read == whole.read == 0

@@ -13,7 +13,7 @@ from typing import Any
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.models import check_here, evaluated_prompts, loaded_model, outline_of
 from gspo.assembly.samplers import EVAL_SEED, evaluator_of, samplings, speaker_of
-from gspo.backends.hf.files import base_of, check_folder, commit_of, commit_of_tokenizer, is_adapter, of_the_base
+from gspo.backends.hf.files import base_model_errors, base_of, check_folder, commit_of, commit_of_tokenizer, is_adapter
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.conflicts import ENGINE, check_conflicts
 from gspo.config.import_function import pick_device
@@ -37,7 +37,7 @@ def version(cfg: ModelConfig) -> str:
     folder = Path(cfg.path)
     found = [_of_files(folder) if folder.is_dir() else f"commit {commit_of(cfg)}"]
     if is_adapter(cfg.path):
-        with of_the_base(cfg):
+        with base_model_errors(cfg):
             found.append(f"base {version(dataclasses.replace(base_of(cfg), tokenizer=None))}")
     if cfg.tokenizer:
         own = Path(cfg.tokenizer)

@@ -195,7 +195,7 @@ def check_routers(config: Config, model: HFModel) -> None:
     """Raises ValueError if the model has no routers to balance (aux_loss), or no routing that can be replayed."""
     if config.algorithm.aux_loss and not routers.routers(model.model):
         raise ValueError(
-            f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {routers.missing(model.model)}, so there is no load to "
+            f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {routers.no_routers(model.model)}, so there is no load to "
             "balance: set it to 0"
         )
     if config.algorithm.router_replay != "none":

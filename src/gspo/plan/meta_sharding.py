@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.distributed import DistributedConfig
 from transformers.initialization import no_tie_weights
 
-from gspo.backends.hf.files import mixture, read_config
+from gspo.backends.hf.files import expert_counts, read_config
 from gspo.backends.hf.layers import STACKED
 from gspo.backends.hf.load import autocast_type, without_weights
 from gspo.backends.hf.mixed_precision_sharding import NARROW, narrow_gathers
@@ -66,7 +66,7 @@ def shard_on_meta(cfg: ModelConfig, spread: Spread) -> ShardedLayout:
     Raises ValueError if the model cannot be sharded that way.
     """
     config = read_config(cfg)
-    top_k, count = mixture(config)
+    top_k, count = expert_counts(config)
     check_experts(cfg, spread, count)
     with no_tie_weights():
         model: Any = without_weights(cfg)

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from gspo.backends.hf import routing
-from gspo.backends.hf.routers import answer, missing, routers, unseen
+from gspo.backends.hf.routers import answer, no_routers, routers, unknown_experts
 
 # Whose routing is not seen, each with its experts; a user is told. Every other family is recorded and replayed.
 UNSEEN = {"dbrx": "DbrxExperts", "doge": "DogeCDMoE", "zaya": "ZayaSparseMoeBlock"}
@@ -103,9 +103,9 @@ def test_no_mixture_of_transformers_is_taken_for_a_dense_model():
     for name in sorted(names - DENSE):
         model = built(name)
         try:
-            assert unseen(model) == UNSEEN.get(name, "")
+            assert unknown_experts(model) == UNSEEN.get(name, "")
             if name in UNSEEN:
-                assert "mixture of experts whose routing gspo does not see" in missing(model)
+                assert "mixture of experts whose routing gspo does not see" in no_routers(model)
                 with pytest.raises(ValueError, match=r"does not see.*no routing to replay"):
                     routing.check(model, lambda: None)
             elif name in NO_TOP_K:
@@ -119,14 +119,14 @@ def test_no_mixture_of_transformers_is_taken_for_a_dense_model():
 
 def test_a_dense_layer_among_sparse_ones_is_no_unseen_one_and_a_router_in_remote_code_is():
     model = built("qwen3_moe")
-    assert unseen(model) == "" and len(routers(model)) == 2
+    assert unknown_experts(model) == "" and len(routers(model)) == 2
     gates = [layer.mlp.gate for layer in model.model.layers]
     gates[0].__class__ = type("OwnRouter", (type(gates[0]),), {})  # a subclass answers as its family does
     assert routers(model) == gates
     block = model.model.layers[1].mlp
     block.gate.__class__ = type("Qwen3MoeTopKRouter", (torch.nn.Module,), {})  # of no module of transformers
     assert len(routers(model)) == 1
-    assert unseen(model) == "Qwen3MoeSparseMoeBlock"
+    assert unknown_experts(model) == "Qwen3MoeSparseMoeBlock"
 
 
 def test_the_logits_behind_probabilities_give_the_same_softmax():

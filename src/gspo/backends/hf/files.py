@@ -21,7 +21,7 @@ from gspo.config.values import type_of
 ADAPTER = "adapter_config.json"  # marks a folder that holds only an adapter
 KEPT_KEYS = "keep_window_size"  # config key of models whose tokens attend to at most this many keys, chosen by the model
 # Config keys, by model family, for the number of experts per token and the total number of experts.
-MIXTURE = (
+EXPERT_KEYS = (
     ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
     ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
 )
@@ -69,8 +69,8 @@ def read_outline(cfg: ModelConfig) -> Outline:
     """
     check_path(cfg)
     pick_device(cfg.device)
-    if _is_bare(cfg.path):
-        with of_the_base(cfg):
+    if _is_only_adapter(cfg.path):
+        with base_model_errors(cfg):
             return read_outline(base_of(cfg))
     config = read_config(cfg)
     return Outline(load_tokenizer(cfg), config)
@@ -79,8 +79,8 @@ def read_outline(cfg: ModelConfig) -> Outline:
 def read_config(cfg: ModelConfig) -> Any:
     """The config.json of the model that `cfg` names, or of a bare adapter's base model. Raises ValueError for problems."""
     check_folder(cfg)
-    if _is_bare(cfg.path):
-        with of_the_base(cfg):
+    if _is_only_adapter(cfg.path):
+        with base_model_errors(cfg):
             return read_config(base_of(cfg))
     options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
     try:
@@ -115,7 +115,7 @@ def is_adapter(path: str) -> bool:
     return (Path(path) / ADAPTER).is_file()
 
 
-def _is_bare(path: str) -> bool:
+def _is_only_adapter(path: str) -> bool:
     """Whether the folder holds an adapter without the config.json of its base model."""
     return is_adapter(path) and not (Path(path) / "config.json").is_file()
 
@@ -134,7 +134,7 @@ def base_of(cfg: ModelConfig) -> ModelConfig:
 
 
 @contextmanager
-def of_the_base(cfg: ModelConfig) -> Iterator[None]:
+def base_model_errors(cfg: ModelConfig) -> Iterator[None]:
     """Context for reading the base model of an adapter: adds the adapter's path to error messages."""
     try:
         yield
@@ -142,10 +142,10 @@ def of_the_base(cfg: ModelConfig) -> Iterator[None]:
         raise ValueError(f"model.path = {cfg.path!r}: the base model of this adapter: {error}") from None
 
 
-def mixture(config: Any) -> list[int]:
+def expert_counts(config: Any) -> list[int]:
     """The experts per token and the total number of experts; 0 if the config has no such key."""
     text = config.get_text_config()
-    return [next((v for k in names if isinstance(v := getattr(text, k, None), int)), 0) for names in MIXTURE]
+    return [next((v for k in names if isinstance(v := getattr(text, k, None), int)), 0) for names in EXPERT_KEYS]
 
 
 def check_stop_ids(model: PreTrainedModel) -> None:
@@ -237,7 +237,7 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
         raise ValueError(f"{setting}: no tokenizer can be loaded; set model.tokenizer. ({first})") from error
 
 
-def embedded(model: PreTrainedModel) -> int:
+def embedding_rows(model: PreTrainedModel) -> int:
     """The number of rows of the model's embedding table."""
     table: Any = model.get_input_embeddings()
     return table.weight.shape[0]
@@ -245,7 +245,7 @@ def embedded(model: PreTrainedModel) -> int:
 
 def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises ValueError if the tokenizer's vocabulary is empty or has ids beyond the model's embedding table."""
-    rows, vocabulary = embedded(model), tokenizer.get_vocab()
+    rows, vocabulary = embedding_rows(model), tokenizer.get_vocab()
     if not vocabulary:
         raise ValueError("the tokenizer's vocabulary is empty: set model.tokenizer to a folder with a tokenizer")
     token, top = max(vocabulary.items(), key=lambda item: item[1])

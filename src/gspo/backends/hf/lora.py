@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gspo.backends.hf import experts
-from gspo.backends.hf.files import base_of, is_adapter, of_the_base
+from gspo.backends.hf.files import base_model_errors, base_of, is_adapter
 from gspo.backends.hf.layers import stacked
 from gspo.backends.hf.load import load_model, ready, wrap_model
 from gspo.backends.hf.model import HFModel
@@ -233,7 +233,7 @@ def read_model(cfg: ModelConfig) -> HFModel:
     if not is_adapter(cfg.path):
         return load_model(cfg)
     base = base_of(cfg)
-    with of_the_base(cfg):
+    with base_model_errors(cfg):
         below = read_model(base)
     whole = peft().PeftModel.from_pretrained(below.model, cfg.path).merge_and_unload()
     whole.name_or_path = cfg.path  # base model of any adapter trained on top of it

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gspo.backends.hf.files import KEPT_KEYS, Outline, embedded
+from gspo.backends.hf.files import KEPT_KEYS, Outline, embedding_rows
 from gspo.backends.hf.head import Head
 from gspo.backends.hf.layers import Layers
 
@@ -171,7 +171,7 @@ def _body(model: PreTrainedModel) -> nn.Module:
 
 def example_token_ids(model: HFModel, count: int) -> Tensor:
     """Valid token ids [1, count] for trial runs of the model."""
-    return (torch.arange(count, device=model.device)[None] * 7 + 3) % embedded(model.model)
+    return (torch.arange(count, device=model.device)[None] * 7 + 3) % embedding_rows(model.model)
 
 
 def tolerance(model: HFModel) -> float:

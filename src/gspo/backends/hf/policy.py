@@ -15,7 +15,7 @@ from gspo.backends.hf import attention
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel, example_token_ids
 from gspo.backends.hf.one_sequence import one_sequence_a_row
-from gspo.backends.hf.routers import missing, routers, unseen
+from gspo.backends.hf.routers import no_routers, routers, unknown_experts
 from gspo.backends.hf.routing import Record, Replay, checkpoint_contexts, choices, record
 from gspo.backends.hf.routing import replay as replay_routes
 from gspo.learner import layout
@@ -59,7 +59,8 @@ class HFPolicy:
         self.choices = (
             choices(model.model, lambda: model.hidden(input_ids=example_token_ids(model, 2))) if self.sparse else None
         )
-        self.unseen = missing(model.model) if unseen(model.model) else ""  # set if there are experts with an unknown router
+        # Set if there are experts with an unknown router.
+        self.unseen = no_routers(model.model) if unknown_experts(model.model) else ""
         self.critic = critic
         self.router_logits = router_logits
         self.resting = Resting(model.model) if rests else None

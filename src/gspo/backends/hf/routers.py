@@ -83,7 +83,7 @@ def _text(model: nn.Module) -> nn.Module:
     return model if decoder is None else decoder
 
 
-def unseen(model: nn.Module) -> str:
+def unknown_experts(model: nn.Module) -> str:
     """The class name of experts whose router is unknown, so that its choices cannot be recorded; "" if there are none."""
     known = [name for name, module in _text(model).named_modules() if _known(module)]
     for name, module in _text(model).named_modules():
@@ -94,9 +94,9 @@ def unseen(model: nn.Module) -> str:
     return ""
 
 
-def missing(model: nn.Module) -> str:
+def no_routers(model: nn.Module) -> str:
     """Why `routers` finds none in this model."""
-    name, experts = type(model).__name__, unseen(model)
+    name, experts = type(model).__name__, unknown_experts(model)
     if not experts:
         return f"{name} is dense (no top-k routers)"
     return f"{name} is a mixture of experts whose routing gspo does not see (it knows no router of {experts})"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gspo.backends.hf.routers import answer, missing, routers
+from gspo.backends.hf.routers import answer, no_routers, routers
 
 
 class Record:
@@ -143,7 +143,7 @@ class _ForcedChoice(TorchFunctionMode):
 def _replayable(model: nn.Module) -> list[nn.Module]:
     modules = routers(model)
     if not modules:
-        raise ValueError(f'{missing(model)}, so there is no routing to replay: set algorithm.router_replay = "none"')
+        raise ValueError(f'{no_routers(model)}, so there is no routing to replay: set algorithm.router_replay = "none"')
     return modules
 
 
