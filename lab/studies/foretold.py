@@ -24,7 +24,7 @@ from laws import (
 )
 from mechanism import DIALS, Point
 
-from gspo.compare.analysis import Interval, interval
+from gspo.statistics.intervals import Interval, interval
 
 AGE, NEAR = 3, 1.25
 HOLDS, FAILS, OPEN = "holds", "fails", "open"

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from mechanism import DIALS, Point, ProbeCell
 
-from gspo.compare.analysis import Interval, interval
 from gspo.compare.measures import NO_SIGN, UNBOUNDED
 from gspo.report.read import is_number
+from gspo.statistics.intervals import Interval, interval
 
 SEEDS_NEEDED, POINTS_NEEDED = 3, 3
 OFF = math.log(1.25)  # from the line

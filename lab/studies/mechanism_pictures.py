@@ -12,9 +12,9 @@ from laws import Found, Place, Quantity, ahead, drift, of_merit, of_ratio, place
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from gspo.compare.analysis import interval
 from gspo.compare.measures import NO_SIGN
 from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
+from gspo.statistics.intervals import interval
 
 Series = tuple[str, Sequence[Place], Quantity, tuple[float, float]]
 """Of a curve: its label, its places from left to right, what is read there, and the bounds of what was measured."""

@@ -12,7 +12,7 @@ import strong
 from laws import NOT_RUN, markdown, spelled
 from strong_told import MIXTURES, OF_REWARDS, WIDEST, by_seed, complete, rewards, runs, spell_choice
 
-from gspo.compare.analysis import interval
+from gspo.statistics.intervals import interval
 
 BROKEN = 0.5  # last steps below it: broken down, since GSPO's lowest rate and tightest range end at .9
 FIRST = "no ratio"

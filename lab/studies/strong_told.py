@@ -13,7 +13,7 @@ import numpy as np
 import strong
 from laws import NOT_RUN, markdown, spelled
 
-from gspo.compare.analysis import Interval, interval, noiseless, paired
+from gspo.statistics.intervals import Interval, interval, noiseless, paired
 
 MIXTURES = tuple(name for name in strong.SETTINGS if strong.model_of(name) == "mixture")
 DENSE = tuple(name for name in strong.SETTINGS if strong.model_of(name) == "dense")

@@ -15,7 +15,7 @@ import strong_told
 from laws import Found, markdown, spelled
 from strong_told import ALPHA, EQUAL, found_by, reach
 
-from gspo.compare.analysis import interval, paired
+from gspo.statistics.intervals import interval, paired
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZE, MOST = 0.05, 10_000  # a difference worth a change of algorithm; more seeds than that nobody runs

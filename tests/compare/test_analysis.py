@@ -1,11 +1,9 @@
-"""The numbers and the words of a study."""
-
 import math
 
 import numpy as np
 import pytest
 
-from gspo.compare.analysis import Interval, bootstrap, interval, measure, of_differences, paired, verdict
+from gspo.compare.analysis import measure
 from gspo.config.training import GuardConfig
 from gspo.report.read import RunMetrics
 from gspo.training.guard import ALARM, Guard
@@ -79,69 +77,3 @@ def test_the_guard_and_a_study_judge_alike(drop, collapse, at):
     levels = [guard.observe(line).metrics["guard/level"] for line in lines]
     expected = at is None and drop < collapse
     assert (levels[-1] == ALARM) == expected == measure(RunMetrics("a", lines), "", 10, config)["collapsed"]
-
-
-def test_students_t_by_hand():
-    three = interval([1.0, 2.0, 3.0])  # s = 1, t = 4.303
-    assert (three.mean, three.n) == (2.0, 3)
-    assert three.high - three.mean == pytest.approx(4.303 / math.sqrt(3))
-    single = interval([1.0])
-    assert single.mean == 1 and math.isnan(single.low) and not single.resolved
-    assert interval([float("nan"), 1.0, 1.0]).n == 2
-    assert interval([0.5, 0.9, 0.9], (0.0, 1.0)).high == 1.0  # a share
-    assert interval([0.0, 1.0] * 16).high - 0.5 == pytest.approx(2.0395 * math.sqrt(8 / 31) / math.sqrt(32), abs=1e-4)
-
-
-def test_differences_that_are_equal_show_no_noise():
-    bounds = (-1.0, 1.0)
-    for equal in ([0.25, 0.25], [0.1 + 0.2, 0.3], [-1.0] * 9):
-        found = of_differences(equal, bounds)
-        assert found.mean == pytest.approx(equal[0]) and math.isnan(found.low) and not found.resolved
-    assert of_differences([0.0, 0.0], bounds) == Interval(0.0, 0.0, 0.0, 2)  # nothing differs
-    assert of_differences([0.25, 0.5], bounds) == interval([0.25, 0.5], bounds)
-    assert of_differences([], bounds).n == 0
-
-
-def test_the_interval_covers_as_often_as_it_says_and_the_bootstrap_does_not():
-    draw = np.random.default_rng(0)
-    t = b = 0
-    for _ in range(400):
-        values = draw.normal(size=5)
-        student = interval(values.tolist())
-        t += student.low < 0 < student.high
-        low, high = bootstrap(values.tolist())
-        b += low < 0 < high
-    assert 0.92 < t / 400 < 0.98
-    assert b / 400 < 0.90
-
-
-def test_pairs_are_those_that_both_have():
-    assert paired({1: 0.5, 2: 0.7, 4: 1.0}, {2: 0.4, 1: 0.1, 3: 0.0}) == pytest.approx([0.4, 0.3])
-    assert paired({1: math.nan}, {1: 0.0}) == []
-
-
-@pytest.mark.parametrize(
-    ("difference", "collapsed", "words"),
-    [
-        (Interval(0.04, 0.01, 0.07, 5), 0, "A is better than B by +0.040 [+0.010, +0.070] at 5 seeds."),
-        (Interval(-0.04, -0.07, -0.01, 5), 0, "A is worse than B by -0.040 [-0.070, -0.010] at 5 seeds."),
-        (Interval(0.04, 0.0, 0.08, 5), 0, "A against B: no difference resolvable at 5 seeds (+0.040 [+0.000, +0.080])."),
-        (Interval(0.1, math.nan, math.nan, 1), 0, "A against B: 1 paired seed, no verdict."),
-        (Interval(math.nan, math.nan, math.nan, 0), 0, "A against B: 0 paired seeds, no verdict."),
-        (
-            of_differences([0.25, 0.25], (-1.0, 1.0)),
-            0,
-            "A against B: +0.250 at each of 2 seeds, so no noise is seen: no verdict.",
-        ),
-        (Interval(-0.1, -0.3, 0.1, 3), 2, "A collapsed in 2 of 3 seeds. A against B: no difference resolvable at 3 seeds"),
-    ],
-)
-def test_words_at_the_borders(difference, collapsed, words):
-    assert verdict("A", "B", difference, collapsed, 3, "x at the end").startswith(f"x at the end: {words}")
-
-
-def test_what_has_no_better_is_higher_or_lower():
-    up = Interval(0.04, 0.01, 0.07, 5)
-    assert "A is worse than B" in verdict("A", "B", up, 0, 5, "time/step", -1)
-    assert "A is higher than B" in verdict("A", "B", up, 0, 5, "entropy", 0)
-    assert "A is lower than B" in verdict("A", "B", Interval(-0.04, -0.07, -0.01, 5), 0, 5, "entropy", 0)

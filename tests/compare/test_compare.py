@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from gspo.cli.main import main
-from gspo.compare.analysis import Interval
 from gspo.compare.compare import compare
 from gspo.compare.page import write_summary
 from gspo.compare.spec import read
 from gspo.config.files import to_toml
+from gspo.statistics.intervals import Interval
 from tests.compare.studies import BASE, write
 from tests.patience import PATIENCE
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gspo.compare.analysis import Interval
 from gspo.compare.page import spell, summarise, write_html, write_rows, write_summary
 from gspo.compare.spec import Cell, Study
 from gspo.config.schema import Config
 from gspo.report.plots import Drawn
+from gspo.statistics.intervals import Interval
 
 
 def row(variant, seed, reward, status="done", **more):

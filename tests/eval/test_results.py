@@ -25,9 +25,9 @@ def made(prompts=PROMPTS, n=4):
 def test_figures_of_a_benchmark():
     rows, found, _, _ = made()
     assert found["avg"] == 3 / 8
-    assert found["pass"][1]["value"] == pytest.approx(3 / 8) and found["pass"][4]["value"] == 1.0
-    assert found["pass"][2]["value"] == pytest.approx((1 - 1 / 6 + 1 / 2) / 2)
-    assert found["maj"][4]["value"] == 0.5  # a by its vote, b not
+    assert found["pass"][1].mean == pytest.approx(3 / 8) and found["pass"][4].mean == 1.0
+    assert found["pass"][2].mean == pytest.approx((1 - 1 / 6 + 1 / 2) / 2)
+    assert found["maj"][4].mean == 0.5  # a by its vote, b not
     assert found[THESE][0] < 3 / 8 < found[THESE][1] and found[LIKE][0] < found[THESE][0]
     assert (found["truncated"], found["tokens"], found["failed"], found["answered"]) == (0.25, 25, 1, 7 / 8)
     assert [(row["id"], row["correct"], row["majority"]) for row in rows] == [("a", 2, "33"), ("b", 1, "8")]
@@ -51,6 +51,7 @@ def test_the_files_are_readable_by_others(tmp_path):
     write(tmp_path, manifest, found, rows, PROMPTS, replies, marks, {"rating": []})
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["figures"][THESE] == [None, None] and results["rating"] == []
+    assert results["figures"]["pass"]["1"].keys() == {"value", "low", "high"}
     assert results["results"]["aime24"]["avg@1,none"] == 0.5
     first = json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[0])
     assert (first["doc_id"], first["target"], first["resps"], first["filtered_resps"], first["exact_match"]) == (

@@ -19,7 +19,7 @@ from gspo.objective import losses
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.completions import Completions
 from gspo.report import plots
-from gspo.rollout.statistics import student
+from gspo.statistics.intervals import student
 
 
 def batch():

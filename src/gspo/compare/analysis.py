@@ -1,25 +1,16 @@
-"""Statistics of a study: one row per cell, means, paired differences, intervals, and the conclusions that they allow.
-
-With few seeds, a bootstrap over seeds gives intervals that are too narrow: it only resamples the few observed values. So
-verdicts rest on Student's t interval of the paired differences; the bootstrap interval is shown beside it.
-"""
+"""The numbers of a cell: rewards at the end and on the way, whether it collapsed, and means over its steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gspo.config.training import GuardConfig
 from gspo.report.read import RunMetrics, is_number
-from gspo.rollout.statistics import student
 from gspo.training.reward_fall import RewardFall, other_queries
 
-RESAMPLES = 10_000
-EQUAL = 1e-9  # relative to the largest value: smaller differences are rounding
 GUARD = GuardConfig()
 MEANS = {
     "clipped": "clip_ratio/tokens",
@@ -29,21 +20,6 @@ MEANS = {
     "entropy": "entropy",
     "seconds_train": "time/train",
 }
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean over n values and its 95 % interval: NaN for n = 1, and for nonzero differences that are all equal."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-    @property
-    def resolved(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
 
 
 def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD) -> dict[str, Any]:
@@ -103,89 +79,3 @@ def unscored(run: RunMetrics) -> float:
     _, (failed, tokens, length) = run.rows(("rollouts/failed", "tokens", "completions/mean_length"))
     count = float((tokens / length).sum()) if len(length) and (length > 0).all() else math.nan
     return float(failed.sum()) / count if count else math.nan
-
-
-def interval(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Interval:
-    """Mean and Student's t interval, clipped to the natural bounds of the values."""
-    x = np.asarray([v for v in values if is_number(v)], float)
-    if len(x) < 2:
-        return Interval(float(x.mean()) if len(x) else math.nan, math.nan, math.nan, len(x))
-    half = student(len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
-    low, high = max(x.mean() - half, bounds[0]), min(x.mean() + half, bounds[1])
-    return Interval(float(x.mean()), float(low), float(high), len(x))
-
-
-def of_differences(values: Sequence[float], bounds: tuple[float, float]) -> Interval:
-    """`interval` for paired differences. If all are equal and not 0, as may happen with few held-out prompts, the noise is
-    unknown rather than zero, so the mean gets no interval.
-    """
-    found = interval(values, bounds)
-    return Interval(found.mean, math.nan, math.nan, found.n) if noiseless(values) else found
-
-
-def noiseless(values: Sequence[float] | np.ndarray) -> bool:
-    """Whether the values are all equal, up to rounding, and not 0."""
-    x = np.asarray(values, float)
-    return bool(x.any() and np.ptp(x) <= EQUAL * np.abs(x).max())
-
-
-def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the mean; too narrow for few values."""
-    x = np.asarray(values, float)
-    means = np.random.default_rng(seed).choice(x, (RESAMPLES, len(x))).mean(1)
-    return float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
-
-
-def paired(a: dict[int, float], b: dict[int, float]) -> list[float]:
-    """a - b for the seeds that both have."""
-    return [a[seed] - b[seed] for seed in sorted(a) if seed in b and is_number(a[seed]) and is_number(b[seed])]
-
-
-def spell(value: Interval, form: str = ".3f", short: bool = False) -> str:
-    """Formats an interval; with `short`, only the mean. "" if there is none."""
-    if math.isnan(value.mean):
-        return ""
-    mean = format(value.mean, form)
-    return mean if short or math.isnan(value.low) else f"{mean} [{value.low:{form}}, {value.high:{form}}]"
-
-
-def in_points(difference: Interval) -> str:
-    """Formats a difference of two shares, in percentage points."""
-    mean, low, high = (100 * x for x in (difference.mean, difference.low, difference.high))
-    return f"{spell(Interval(mean, low, high, difference.n), '+z.1f')} points"
-
-
-def verdict(
-    name: str,
-    baseline: str,
-    difference: Interval,
-    collapsed: int,
-    of: int,
-    measure: str = "reward",
-    sign: int = 1,
-    unit: str = "seed",
-    share: bool = False,
-) -> str:
-    """Returns in words what the numbers allow to conclude.
-
-    Args:
-        difference: `name` - `baseline`, paired by `unit`.
-        collapsed: Number of units in which `name` collapsed, out of `of`.
-        measure: What was measured.
-        sign: 1 if more of it is better, -1 if less is, 0 if neither.
-        share: Whether the measure is a share, whose differences are given in percentage points.
-    """
-    words = f"{name} collapsed in {collapsed} of {of} {unit}s. " if collapsed else ""
-    words = f"{measure}: {words}"
-    if difference.n < 2:
-        return words + f"{name} against {baseline}: {difference.n} paired {unit}{'s' * (difference.n != 1)}, no verdict."
-    span = in_points(difference) if share else spell(difference, "+z.3f")
-    if math.isnan(difference.low):
-        return (
-            words + f"{name} against {baseline}: {span} at each of {difference.n} {unit}s, so no noise is seen: no verdict."
-        )
-    if not difference.resolved:
-        return words + f"{name} against {baseline}: no difference resolvable at {difference.n} {unit}s ({span})."
-    more = difference.mean > 0
-    relation = ("better" if more == (sign > 0) else "worse") if sign else ("higher" if more else "lower")
-    return words + f"{name} is {relation} than {baseline} by {span} at {difference.n} {unit}s."

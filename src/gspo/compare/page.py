@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.compare.analysis import MEANS, bootstrap, interval, of_differences, paired, spell, verdict
+from gspo.compare.analysis import MEANS
 from gspo.compare.measures import NO_SIGN, UNBOUNDED, better, bounds
 from gspo.compare.spec import Study
 from gspo.compare.terms import describe
@@ -18,6 +18,8 @@ from gspo.report.html import write_page
 from gspo.report.plots import Drawn
 from gspo.runs.log import finite
 from gspo.safe import replace_file
+from gspo.statistics.intervals import bootstrap, interval, of_differences, paired
+from gspo.statistics.verdicts import spell, verdict
 
 CellRow = dict[str, Any]
 MEASURES = ("reward", "mean", "metric")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gspo.eval.results import LIKE, NEEDS_TWO, THESE, bounded, sizes, spelled, unscored
-from gspo.eval.scores import Bounded
 from gspo.report.canvas import LIGHT, canvas, finish, save
 from gspo.report.html import write_page
 from gspo.report.plots import Drawn
 from gspo.safe import own_folder
+from gspo.statistics.intervals import Interval
 
 MOST = 2000  # problems in the table
 
@@ -52,7 +52,7 @@ def _text(manifest: Mapping[str, Any]) -> str:
     return json.dumps(manifest, indent=1, ensure_ascii=False)
 
 
-def _spelled(value: Bounded) -> str:
+def _spelled(value: Interval) -> str:
     """A share with its interval, or why it has none."""
     return spelled(value) + (f"; an interval {NEEDS_TWO}" if math.isnan(value.low) else "")
 
@@ -73,9 +73,9 @@ def _tiles(made: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     last = max(made["pass"])
     cells = [(f"avg@{n}", f"{100 * made['avg']:.1f} %", "share of right replies")]
     if last > 1:
-        cells.append((f"pass@{last}", f"{100 * made['pass'][last]['value']:.1f} %", "problems with a right reply"))
+        cells.append((f"pass@{last}", f"{100 * made['pass'][last].mean:.1f} %", "problems with a right reply"))
     if "maj" in made and last > 1:
-        cells.append((f"maj@{last}", f"{100 * made['maj'][last]['value']:.1f} %", "problems whose vote is right"))
+        cells.append((f"maj@{last}", f"{100 * made['maj'][last].mean:.1f} %", "problems whose vote is right"))
     cells.append(("Truncated", f"{100 * made['truncated']:.1f} %", "replies at the length limit"))
     if "answered" in made:
         cells.append(("With an answer", f"{100 * made['answered']:.1f} %", "replies with a box or tags"))
@@ -86,7 +86,7 @@ def _estimates(made: Mapping[str, Any]) -> dict[str, Any] | None:
     names = [name for name in ("pass", "maj") if name in made]
     if made["samples"] < 2:
         return None
-    rows = [(f"k = {k}", *(spelled(Bounded(**made[name][k])) for name in names)) for k in made["pass"]]
+    rows = [(f"k = {k}", *(spelled(made[name][k]) for name in names)) for k in made["pass"]]
     return {"columns": ("replies", *(f"{name}@k" for name in names)), "rows": rows}
 
 
@@ -110,10 +110,11 @@ def draw(made: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], out: Path) 
         with canvas(LIGHT) as (sheet, ax):
             ks = list(made["pass"])
             for number, name in enumerate(name for name in ("pass", "maj") if name in made):
-                points = [Bounded(**value) for value in made[name].values()]
+                points = made[name].values()
                 colour = LIGHT.series[number]
-                ax.fill_between(ks, *zip(*(point[1:] for point in points)), color=colour, alpha=0.15, lw=0)
-                ax.plot(ks, [point.value for point in points], "o-", color=colour, lw=1.9, ms=4, label=f"{name}@k")
+                low, high = [point.low for point in points], [point.high for point in points]
+                ax.fill_between(ks, low, high, color=colour, alpha=0.15, lw=0)
+                ax.plot(ks, [point.mean for point in points], "o-", color=colour, lw=1.9, ms=4, label=f"{name}@k")
             finish(sheet, ax, "Of k replies", "share of problems", top=1.02)
             ax.set_xscale("log", base=2)
             ax.set_xticks(ks, [str(k) for k in ks])

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gspo.compare.analysis import Interval, in_points, interval, verdict
 from gspo.eval import manifest as manifests
 from gspo.eval.replies import REFUSAL, Mark, read
 from gspo.eval.results import LIKE, THESE, counted
-from gspo.eval.scores import Bounded, over_like, over_these
+from gspo.statistics.intervals import Interval, accuracy_interval, interval
+from gspo.statistics.scores import over_these
+from gspo.statistics.verdicts import in_points, verdict
 
 COMPARED = ("prompt", "computation", "sampling", "scoring", "samples")
 """Manifest entries in which two evaluations may differ besides the model."""
@@ -95,7 +96,9 @@ def paired(
     mean, count = sum(differences) / len(differences), len(differences)
     theirs = [b[problem] for problem in a]
     these = _difference(over_these(list(a.values()), n), over_these(theirs, m), count)
-    like = _like(differences, these, over_like([c / n for c in a.values()]), over_like([c / m for c in theirs]))
+    like = _like(
+        differences, these, accuracy_interval([c / n for c in a.values()]), accuracy_interval([c / m for c in theirs])
+    )
     text = verdict(*names, like, 0, count, f"avg, {LIKE}", 1, "problem", share=True)
     if like.n > 1 and not like.resolved and these.resolved:
         more = "higher" if mean > 0 else "lower"
@@ -113,18 +116,18 @@ def _unscored(name: str, side: Finished) -> str:
     return f" Of {name} {counted(side.unscored)} could not be scored{refused}: wrong here, whatever the model knows."
 
 
-def _difference(a: Bounded, b: Bounded, count: int) -> Interval:
+def _difference(a: Interval, b: Interval, count: int) -> Interval:
     """a - b with an interval from both intervals: each half-width is the root sum of squares of their half-widths towards
     that end (Newcombe, Statistics in Medicine 17, 1998, method 10). NaN if one has no interval. `count`: number of problems.
     """
-    mean = a.value - b.value
+    mean = a.mean - b.mean
     if math.isnan(a.low + b.low):
         return Interval(mean, math.nan, math.nan, count)
-    down, up = math.hypot(a.value - a.low, b.high - b.value), math.hypot(a.high - a.value, b.value - b.low)
+    down, up = math.hypot(a.mean - a.low, b.high - b.mean), math.hypot(a.high - a.mean, b.mean - b.low)
     return Interval(mean, max(-1.0, mean - down), min(1.0, mean + up), count)
 
 
-def _like(differences: Sequence[float], these: Interval, a: Bounded, b: Bounded) -> Interval:
+def _like(differences: Sequence[float], these: Interval, a: Interval, b: Interval) -> Interval:
     """The mean difference over problems like these: Student's t interval, but no narrower than sampling alone makes it. A
     few problems may have equal differences by chance; with one reply each, only the intervals of both sides reveal that.
     """

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gspo.compare.analysis import Interval, interval
+from gspo.statistics.intervals import Interval, interval
 
 TRIES = 8
 """Maximum number of submissions to a problem; later ones do not count."""

@@ -12,11 +12,11 @@ from typing import Any
 
 from gspo.eval.faults import named
 from gspo.eval.replies import REFUSAL, REFUSED, Key, Mark, Reply
-from gspo.eval.scores import Bounded, ladder, majority, over_like, over_these, passes
 from gspo.rollout.failures import commonest
-from gspo.rollout.statistics import standard_error
 from gspo.runs.log import finite, to_json
 from gspo.safe import replace_file, visible
+from gspo.statistics.intervals import Interval, accuracy_interval, standard_error
+from gspo.statistics.scores import ladder, majority, over_these, passes
 from gspo.types import Prompt
 
 THESE, LIKE = "over these problems", "over problems like these"
@@ -64,17 +64,18 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     n = rows[0]["n"]
     correct = [row["correct"] for row in rows]
+    these, like = over_these(correct, n), accuracy_interval([c / n for c in correct])
     made: dict[str, Any] = {
         "problems": len(rows),
         "samples": n,
-        "avg": over_these(correct, n).value,
-        THESE: over_these(correct, n)[1:],
-        LIKE: over_like([c / n for c in correct])[1:],
-        "pass": {k: over_like([passes(n, c, k) for c in correct])._asdict() for k in ladder(n)},
+        "avg": these.mean,
+        THESE: (these.low, these.high),
+        LIKE: (like.low, like.high),
+        "pass": {k: accuracy_interval([passes(n, c, k) for c in correct]) for k in ladder(n)},
     }
     if "votes" in rows[0]:
         by_k = {k: [majority(row["votes"], row["right"], k) for row in rows] for k in ladder(n)}
-        made["maj"] = {k: over_like(values)._asdict() for k, values in by_k.items()}
+        made["maj"] = {k: accuracy_interval(values) for k, values in by_k.items()}
         made["answered"] = sum(row["answered"] for row in rows) / (n * len(rows))
     made["truncated"] = sum(row["truncated"] for row in rows) / (n * len(rows))
     made["tokens"] = sum(row["tokens"] for row in rows) / len(rows)
@@ -84,16 +85,17 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def bounded(made: Mapping[str, Any], which: str) -> Bounded:
+def bounded(made: Mapping[str, Any], which: str) -> Interval:
     """avg@n with one of its intervals."""
-    return Bounded(made["avg"], *made[which])
+    low, high = made[which]
+    return Interval(made["avg"], low, high, made["problems"])
 
 
-def spelled(value: Bounded) -> str:
+def spelled(value: Interval) -> str:
     """Formats a share and its interval in percent."""
     if math.isnan(value.low):
-        return f"{100 * value.value:.1f} %"
-    return f"{100 * value.value:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+        return f"{100 * value.mean:.1f} %"
+    return f"{100 * value.mean:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}]"
 
 
 def sizes(made: Mapping[str, Any]) -> str:
@@ -126,7 +128,7 @@ def describe(made: Mapping[str, Any]) -> list[str]:
         lines.append(f"  95 % interval {which}: {span}")
     for name in ("pass", "maj"):
         if name in made:
-            lines.append("  ".join(f"{name}@{k} {100 * value['value']:.2f} %" for k, value in made[name].items()))
+            lines.append("  ".join(f"{name}@{k} {100 * value.mean:.2f} %" for k, value in made[name].items()))
     lines.append(f"truncated {100 * made['truncated']:.1f} %  mean length {made['tokens']:.0f} tokens")
     if "answered" in made:
         lines[-1] += f"  with an answer {100 * made['answered']:.1f} %"
@@ -154,7 +156,7 @@ def write(
         "problems": kept,
         "manifest": manifest,
     }
-    text = json.dumps(finite(_text_keys(results)), indent=1, ensure_ascii=False)
+    text = json.dumps(finite(_plain(results)), indent=1, ensure_ascii=False)
     replace_file(folder / "results.json", f"{text}\n".encode("utf-8", "replace"))
     lines = []
     for number, prompt in enumerate(prompts):
@@ -187,7 +189,10 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
-def _text_keys(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """Figures as JSON-compatible data."""
+    if isinstance(value, Interval):
+        return {"value": value.mean, "low": value.low, "high": value.high}
     if isinstance(value, Mapping):
-        return {str(key): _text_keys(item) for key, item in value.items()}
-    return [_text_keys(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from gspo.interfaces import Report, Sampler, Scorer
 from gspo.rollout.failures import failed, first
 from gspo.rollout.metrics import batch_metrics
-from gspo.rollout.statistics import accuracy_interval
 from gspo.rollout.synchronous import sample_groups
+from gspo.statistics.intervals import accuracy_interval
 from gspo.types import Group, Prompt, Sampling
 
 
@@ -40,11 +40,11 @@ def evaluate(
     for group in groups:
         values = [first(r) for r in group.rollouts]
         shares.append(sum(value is not None and value >= correct_at - 1e-9 for value in values) / len(values))
-    accuracy, low, high = accuracy_interval(shares)
+    accuracy = accuracy_interval(shares)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     means = batch_metrics(rollouts)
     means.pop("tokens")
-    metrics = {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high} | means
+    metrics = {"accuracy": accuracy.mean, "accuracy_low": accuracy.low, "accuracy_high": accuracy.high} | means
     metrics["failed"] = float(sum(map(failed, rollouts)))
     metrics["prompts"] = float(len(prompts))
     named = {f"eval/{name.removeprefix('completions/')}": value for name, value in metrics.items()}

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.eval.scores import ladder, majority, over_like, over_these, passes
+from gspo.statistics.intervals import accuracy_interval
+from gspo.statistics.scores import ladder, majority, over_these, passes
 
 
 @pytest.mark.parametrize("k, value", [(1, 0.3), (2, 0.533333), (5, 0.916667), (8, 1.0)])
@@ -71,8 +72,8 @@ def drawn(random, chances, n):
 def test_of_30_problems_and_32_replies_the_two_intervals_differ_as_they_should():
     random_ = random.Random(0)
     correct = drawn(random_, [random_.betavariate(0.7, 0.7) for _ in range(30)], 32)
-    these, like = over_these(correct, 32), over_like([c / 32 for c in correct])
-    assert these.value == like.value == sum(correct) / 960
+    these, like = over_these(correct, 32), accuracy_interval([c / 32 for c in correct])
+    assert these.mean == like.mean == sum(correct) / 960
     assert 0.03 < these.high - these.low < 0.06
     assert 0.15 < like.high - like.low < 0.30
 
@@ -84,7 +85,7 @@ def test_each_interval_covers_what_it_is_named_after():
     for _ in range(trials):
         chances = [random_.betavariate(*shape) for _ in range(problems)]
         correct = drawn(random_, chances, n)
-        these, like = over_these(correct, n), over_like([c / n for c in correct])
+        these, like = over_these(correct, n), accuracy_interval([c / n for c in correct])
         narrow += these.low <= sum(chances) / problems <= these.high
         wide += like.low <= shape[0] / sum(shape) <= like.high
     assert 0.92 < narrow / trials < 0.99
@@ -93,15 +94,15 @@ def test_each_interval_covers_what_it_is_named_after():
 
 def test_an_interval_is_never_without_width_for_want_of_variety():
     these = over_these([32] + [0] * 29, 32)  # the same answer everywhere, right once
-    assert these.value == 1 / 30
+    assert these.mean == 1 / 30
     assert these.low < 0.03 < 1 / 30 < 0.045 < these.high
     assert over_these([0] * 30, 32).high > 0
     assert over_these([32] * 30, 32).low < 1
 
 
 def test_one_reply_a_problem_says_nothing_of_other_replies():
-    assert over_these([1, 0, 1, 1], 1).value == 0.75
-    assert all(map(math.isnan, over_these([1, 0, 1, 1], 1)[1:]))
+    assert over_these([1, 0, 1, 1], 1).mean == 0.75
+    assert math.isnan(over_these([1, 0, 1, 1], 1).low) and math.isnan(over_these([1, 0, 1, 1], 1).high)
 
 
 def test_k_goes_up_to_the_number_of_replies():

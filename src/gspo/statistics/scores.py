@@ -1,7 +1,8 @@
 """Scores from n replies per problem: avg@n, pass@k, maj@k, and two intervals that answer different questions.
 
 "Over these problems" asks what other replies of the same model to the same problems would score: only sampling varies. "Over
-problems like these" asks what the model would score on other problems of the kind: the problems vary too.
+problems like these" asks what the model would score on other problems of the kind: the problems vary too
+(intervals.accuracy_interval).
 """
 
 from __future__ import annotations
@@ -9,17 +10,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
-from gspo.rollout.statistics import accuracy_interval, student, wilson
-
-
-class Bounded(NamedTuple):
-    """A mean over problems and the ends of its 95 % interval; NaN for ends that cannot be estimated."""
-
-    value: float
-    low: float
-    high: float
+from gspo.statistics.intervals import Interval, student, wilson
 
 
 def passes(n: int, c: int, k: int) -> float:
@@ -81,7 +73,7 @@ def _check(n: int, k: int) -> None:
         raise ValueError(f"k = {k}: expected 1 to {n}, the number of replies to a problem")
 
 
-def over_these(correct: Sequence[int], n: int) -> Bounded:
+def over_these(correct: Sequence[int], n: int) -> Interval:
     """avg@n and its interval over these problems: what n other replies to each would score.
 
     `correct`: correct replies per problem. Wilson's interval, for the number of independent replies with the same variance;
@@ -89,14 +81,9 @@ def over_these(correct: Sequence[int], n: int) -> Bounded:
     """
     mean = sum(correct) / (n * len(correct)) if correct else math.nan
     if n < 2 or not correct:
-        return Bounded(mean, math.nan, math.nan)
+        return Interval(mean, math.nan, math.nan, len(correct))
     variance = sum(c * (n - c) for c in correct) / (n * n * (n - 1)) / len(correct) ** 2
-    return Bounded(mean, *wilson(mean, variance, n * len(correct), student((n - 1) * len(correct))))
-
-
-def over_like(shares: Sequence[float]) -> Bounded:
-    """The mean of the problems' shares, and its interval over problems like these. `shares`: one per problem."""
-    return Bounded(*accuracy_interval(shares))
+    return Interval(mean, *wilson(mean, variance, n * len(correct), student((n - 1) * len(correct))), len(correct))
 
 
 def ladder(n: int) -> list[int]:

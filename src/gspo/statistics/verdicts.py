@@ -1,0 +1,57 @@
+"""What intervals allow to conclude, in words."""
+
+from __future__ import annotations
+
+import math
+
+from gspo.statistics.intervals import Interval
+
+
+def spell(value: Interval, form: str = ".3f", short: bool = False) -> str:
+    """Formats an interval; with `short`, only the mean. "" if there is none."""
+    if math.isnan(value.mean):
+        return ""
+    mean = format(value.mean, form)
+    return mean if short or math.isnan(value.low) else f"{mean} [{value.low:{form}}, {value.high:{form}}]"
+
+
+def in_points(difference: Interval) -> str:
+    """Formats a difference of two shares, in percentage points."""
+    mean, low, high = (100 * x for x in (difference.mean, difference.low, difference.high))
+    return f"{spell(Interval(mean, low, high, difference.n), '+z.1f')} points"
+
+
+def verdict(
+    name: str,
+    baseline: str,
+    difference: Interval,
+    collapsed: int,
+    of: int,
+    measure: str = "reward",
+    sign: int = 1,
+    unit: str = "seed",
+    share: bool = False,
+) -> str:
+    """Returns in words what the numbers allow to conclude.
+
+    Args:
+        difference: `name` - `baseline`, paired by `unit`.
+        collapsed: Number of units in which `name` collapsed, out of `of`.
+        measure: What was measured.
+        sign: 1 if more of it is better, -1 if less is, 0 if neither.
+        share: Whether the measure is a share, whose differences are given in percentage points.
+    """
+    words = f"{name} collapsed in {collapsed} of {of} {unit}s. " if collapsed else ""
+    words = f"{measure}: {words}"
+    if difference.n < 2:
+        return words + f"{name} against {baseline}: {difference.n} paired {unit}{'s' * (difference.n != 1)}, no verdict."
+    span = in_points(difference) if share else spell(difference, "+z.3f")
+    if math.isnan(difference.low):
+        return (
+            words + f"{name} against {baseline}: {span} at each of {difference.n} {unit}s, so no noise is seen: no verdict."
+        )
+    if not difference.resolved:
+        return words + f"{name} against {baseline}: no difference resolvable at {difference.n} {unit}s ({span})."
+    more = difference.mean > 0
+    relation = ("better" if more == (sign > 0) else "worse") if sign else ("higher" if more else "lower")
+    return words + f"{name} is {relation} than {baseline} by {span} at {difference.n} {unit}s."

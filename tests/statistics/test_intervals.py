@@ -1,0 +1,113 @@
+import math
+import random
+
+import numpy as np
+import pytest
+
+from gspo.statistics.intervals import (
+    T95,
+    Z95,
+    Interval,
+    accuracy_interval,
+    bootstrap,
+    interval,
+    of_differences,
+    paired,
+    student,
+)
+
+
+def test_one_completion_a_prompt_gives_wilsons_interval():
+    # 40 of 100: Wilson's 95 % interval, worked by hand, with t of 99 degrees of freedom
+    p, n, z = 0.4, 100, 1.9842
+    middle = (p + z * z / 200) / (1 + z * z / 100)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    found = accuracy_interval([1.0] * 40 + [0.0] * 60)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.4, middle - half, middle + half), abs=2e-3)
+
+
+@pytest.mark.parametrize("shares", [[0.0] * 50, [1.0] * 50])
+def test_certain_looking_accuracies_keep_an_interval(shares):
+    found = accuracy_interval(shares)
+    assert found.low <= found.mean <= found.high
+    assert found.high - found.low == pytest.approx(0.0747, abs=1e-3)
+
+
+def test_no_prompt():
+    found = accuracy_interval([])
+    assert found.n == 0 and all(map(math.isnan, (found.mean, found.low, found.high)))
+
+
+def test_interval_covers_the_truth_with_correlated_completions():
+    """Prompts differ in difficulty, completions to one prompt agree: 95 % of intervals must hold the mean."""
+    rng = random.Random(0)
+    covered = 0
+    for _ in range(400):
+        shares = []
+        for _ in range(80):
+            p = rng.betavariate(0.5, 0.5)
+            shares.append(sum(rng.random() < p for _ in range(8)) / 8)
+        found = accuracy_interval(shares)
+        covered += found.low <= 0.5 <= found.high
+    assert 0.92 <= covered / 400 <= 0.985
+
+
+@pytest.mark.parametrize("difficulty", [(0.5, 0.5), (4.0, 1.0), (0.1, 0.9), (200.0, 200.0)])
+@pytest.mark.parametrize("prompts", [2, 3, 5, 8])
+@pytest.mark.parametrize("completions", [1, 8])
+def test_it_covers_with_few_prompts(difficulty, prompts, completions):
+    """With the normal's quantile 80 % at two prompts."""
+    rng, truth, covered = random.Random(1), difficulty[0] / sum(difficulty), 0
+    for _ in range(400):
+        p = [rng.betavariate(*difficulty) for _ in range(prompts)]
+        found = accuracy_interval([sum(rng.random() < each for _ in range(completions)) / completions for each in p])
+        covered += found.low <= truth <= found.high
+    assert covered / 400 >= 0.92
+
+
+def test_students_quantiles():
+    assert list(T95) == sorted(T95, reverse=True)
+    # By the tables of the t distribution.
+    assert [student(n) for n in (1, 30, 31, 40, 60, 120)] == pytest.approx(
+        [12.706, 2.042, 2.0395, 2.0211, 2.0003, 1.9799], abs=1e-4
+    )
+    assert student(10**9) == pytest.approx(Z95)
+
+
+def test_students_t_by_hand():
+    three = interval([1.0, 2.0, 3.0])  # s = 1, t = 4.303
+    assert (three.mean, three.n) == (2.0, 3)
+    assert three.high - three.mean == pytest.approx(4.303 / math.sqrt(3))
+    single = interval([1.0])
+    assert single.mean == 1 and math.isnan(single.low) and not single.resolved
+    assert interval([float("nan"), 1.0, 1.0]).n == 2
+    assert interval([0.5, 0.9, 0.9], (0.0, 1.0)).high == 1.0  # a share
+    assert interval([0.0, 1.0] * 16).high - 0.5 == pytest.approx(2.0395 * math.sqrt(8 / 31) / math.sqrt(32), abs=1e-4)
+
+
+def test_differences_that_are_equal_show_no_noise():
+    bounds = (-1.0, 1.0)
+    for equal in ([0.25, 0.25], [0.1 + 0.2, 0.3], [-1.0] * 9):
+        found = of_differences(equal, bounds)
+        assert found.mean == pytest.approx(equal[0]) and math.isnan(found.low) and not found.resolved
+    assert of_differences([0.0, 0.0], bounds) == Interval(0.0, 0.0, 0.0, 2)  # nothing differs
+    assert of_differences([0.25, 0.5], bounds) == interval([0.25, 0.5], bounds)
+    assert of_differences([], bounds).n == 0
+
+
+def test_the_interval_covers_as_often_as_it_says_and_the_bootstrap_does_not():
+    draw = np.random.default_rng(0)
+    t = b = 0
+    for _ in range(400):
+        values = draw.normal(size=5)
+        found = interval(values.tolist())
+        t += found.low < 0 < found.high
+        low, high = bootstrap(values.tolist())
+        b += low < 0 < high
+    assert 0.92 < t / 400 < 0.98
+    assert b / 400 < 0.90
+
+
+def test_pairs_are_those_that_both_have():
+    assert paired({1: 0.5, 2: 0.7, 4: 1.0}, {2: 0.4, 1: 0.1, 3: 0.0}) == pytest.approx([0.4, 0.3])
+    assert paired({1: math.nan}, {1: 0.0}) == []
