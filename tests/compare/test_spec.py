@@ -89,9 +89,8 @@ variants = {GRPO = {optimizer = {lr = 1e-2}}}
 
 @pytest.mark.parametrize(
     "name",
-    ["..", ".", "../x", "a/../x", "/etc", "\\\\share", ".hidden", "", " ", "///", "a\0b", "a\x1b[2Jb",
-     "a\nb", "x" * 300, "\u202eb"],
-)  # fmt: skip
+    ["..", ".", "../x", ".hidden", "", " ", "///", "a\0b", "a\x1b[2Jb", "a\nb", "x" * 300, "\u202eb"],
+)
 @pytest.mark.parametrize("kind", ["variants", "settings"])
 def test_a_name_leads_out_of_no_folder(tmp_path, name, kind):
     """All are quoted keys that TOML allows. Without a name for a setting there is one."""
@@ -102,7 +101,7 @@ def test_a_name_leads_out_of_no_folder(tmp_path, name, kind):
         read(write(tmp_path, f"{BASE}\n{table}"), tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["the paper's ranges, 3e-4", "λ = 0.5 (1/2)", "a..b", "console", "名前"])
+@pytest.mark.parametrize("name", ["the paper's ranges, 3e-4", "λ = 0.5 (1/2)", "a/../x", "/etc", "\\\\share", "名前"])
 def test_a_name_may_be_words(tmp_path, name):
     table = tomli_w.dumps({"variants": {name: {"train": {"steps": 2}}}})
     cell = read(write(tmp_path, f"{BASE}\n{table}"), tmp_path / "out").cells[-1]

@@ -3,7 +3,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from gspo.eval.endpoint import Said
+from gspo.eval.endpoint import EndpointReply
 from gspo.eval.faults import named
 from gspo.eval.replies import Lines, Reply
 from gspo.eval.sampling import by_chance, keys, sample
@@ -21,7 +21,7 @@ def served(tmp_path, fate, problems=40, n=8, most=4, again=False, each=False, na
         asked.append(key[0])
         future = Future()
         error = fate(int(key[0]), key[1]) if fate.__code__.co_argcount == 2 else fate(int(key[0]))
-        future.set_result(Said("here", 1, "eos")) if error is None else future.set_exception(error)
+        future.set_result(EndpointReply("here", 1, "eos")) if error is None else future.set_exception(error)
         return future
 
     prompts = [Prompt(str(i), "?", ()) for i in range(problems)]
@@ -46,14 +46,14 @@ NO = Failed("HTTP 400", 400)
 @pytest.mark.parametrize("error", [LATE, WITHIN, Unreadable("no message")])
 def test_a_problem_that_fails_each_time_is_set_aside(tmp_path, error):
     faults, asked, kept = served(tmp_path, lambda problem: error if problem in (0, 3) else None)
-    assert kept == 38 * 8 and faults.stopped is None and "problems 0, 3 (" in faults.words()
+    assert kept == 38 * 8 and faults.stopped is None and "problems 0, 3 (" in faults.describe()
     assert 4 <= asked.count("0") < 8
 
 
 @pytest.mark.parametrize("error", [LATE, WITHIN, NO, Unreadable("no message")])
 def test_what_fails_at_many_problems_one_after_the_other_ends_the_sampling(tmp_path, error):
     faults, asked, kept = served(tmp_path, lambda problem: error if problem >= 20 else None)
-    assert kept == 20 * 8 and len(set(asked)) <= 20 + 9 and "at 8 problems one after the other" in faults.words()
+    assert kept == 20 * 8 and len(set(asked)) <= 20 + 9 and "at 8 problems one after the other" in faults.describe()
     kept = 0
     for _ in range(60):  # one after the other only by chance, so that the others have their turn
         *_, kept = served(tmp_path, lambda problem: error if 20 <= problem < 30 else None, again=True)

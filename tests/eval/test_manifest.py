@@ -7,13 +7,18 @@ ROWS = [{"id": "1", "prompt": "1 + 1?", "answer": "2"}]
 
 
 def made(rows=ROWS, url="", version="", computation=(), **sections):
+    sections["eval"] = {"num_generations": 4} | sections.get("eval", {})
     config = from_dict({"model": {"path": "m"}, "task": {"source": "benchmark:aime24"}} | sections)
-    return manifest("aime24", "AIME'24", config, rows, 4, url, version, dict(computation), {"sandbox": "bwrap"})
+    return manifest("aime24", config, rows, url, version, dict(computation), {"sandbox": "bwrap"})
 
 
 def test_it_holds_what_an_evaluation_was():
     this = made(task={"source": "benchmark:aime24", "config": {"data": "x.jsonl", "api_key": "sk-123456789"}})
-    assert this["samples"] == 4 and this["prompt"]["first"] == "1 + 1?" and this["scoring"]["sandbox"] == "bwrap"
+    assert (
+        (this["title"], this["samples"]) == ("AIME'24", 4)
+        and this["prompt"]["first"] == "1 + 1?"
+        and this["scoring"]["sandbox"] == "bwrap"
+    )
     assert len(this["data"]["sha256"]) == 64 and this["data"]["options"]["data"] == "x.jsonl"
     assert "sk-123456789" not in str(this)
     assert "user:word" not in str(made(url="http://user:word@host/v1"))

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,13 +7,12 @@ from gspo.eval.rating import (
     Human,
     Missing,
     contests,
+    describe,
     expected,
-    over_contests,
     place_of,
     points_of,
     rated,
     rating_at,
-    words,
 )
 
 HUMANS = [1200, 1400, 1600, 1800, 2000]
@@ -35,7 +32,7 @@ def test_as_published_the_best_places_have_the_highest_rating_as_a_bound():
     published = [rating_at(place, HUMANS, as_published=True) for place in range(1, 7)]
     assert published[:2] == [(2099, "at least")] * 2 and {bound for _, bound in published[2:]} == {""}
     best = rated(contest((5000, 0, 0)), {"A": [True]}, as_published=True)
-    assert "In 1 it took a place beyond those that have a rating, so that its rating there is at least" in words(
+    assert "In 1 it took a place beyond those that have a rating, so that its rating there is at least" in describe(
         [best], Missing(0, 0, 0), True
     )
 
@@ -55,7 +52,7 @@ def test_a_contest_of_which_problems_are_not_in_the_benchmark_does_not_rate():
     assert [one.id for one in kept] == ["1"] and missing == Missing(1, 2, 1)
     best = rated(kept[0], {index: [True] for index in "ABC"})
     assert best.place == 1
-    text = words([best], missing, False)
+    text = describe([best], missing, False)
     assert (
         "Left out: 1 contest of at most 200 rated humans, 2 contests of which problems are not in the benchmark, 1 " in text
     )
@@ -137,11 +134,9 @@ def test_the_mean_over_contests_says_what_is_but_a_bound():
     last = rated(contest((500, 1000, 1500)), {})
     assert last.bound == ""  # as good as the human without points
     best = rated(contest((5000, 0, 0)), {"A": [True]})
-    mean = over_contests([one, best])
-    assert mean.mean == (one.rating + best.rating) / 2 and mean.low < mean.mean < mean.high
-    text = words([one, best], Missing(3, 0, 1), False)
-    assert "CodeElo-style rating, local tests" in text and "over 2 contests" in text
+    text = describe([one, best], Missing(3, 0, 1), False)
+    assert f"rating, local tests: {(one.rating + best.rating) / 2:.0f} [" in text and "over 2 contests" in text
     assert "In 1 it took the first place, so that its rating there is at least" in text
     assert "Left out: 3 contests of at most 200 rated humans, 1 contest of which there are no standings." in text
-    assert math.isnan(over_contests([one]).low) and "[" not in words([one], Missing(0, 0, 0), False)
-    assert "off by one place" in words([one], Missing(0, 0, 0), True)
+    assert "[" not in describe([one], Missing(0, 0, 0), False)
+    assert "off by one place" in describe([one], Missing(0, 0, 0), True)

@@ -7,7 +7,7 @@ import pytest
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.eval import sampling
-from gspo.eval.endpoint import Said
+from gspo.eval.endpoint import EndpointReply
 from gspo.eval.replies import Lines, Mark, Reply, read
 from gspo.eval.sampling import by_chance, in_tenths, keys, mark, sample, vote
 from gspo.interfaces import RewardsFailed
@@ -40,7 +40,7 @@ def test_replies_are_on_the_disk_as_they_come_and_few_are_under_way(tmp_path):
             if done < len(open_futures):
                 key, future = open_futures[done]
                 seen.append(len(read(tmp_path / "replies.jsonl", Reply)))
-                future.set_result(Said(f"{key}", 3, "eos"))
+                future.set_result(EndpointReply(f"{key}", 3, "eos"))
                 done += 1
             time.sleep(0.01)
 
@@ -62,7 +62,7 @@ def test_what_came_before_an_error_is_kept(tmp_path):
         if key[1] == 1:
             future.set_exception(RuntimeError("gone"))
         elif key[1] == 0:
-            future.set_result(Said("here", 1, "eos"))
+            future.set_result(EndpointReply("here", 1, "eos"))
         return future
 
     with replies_of(tmp_path) as replies, pytest.raises(RuntimeError, match="gone"):
@@ -84,7 +84,7 @@ def test_all_replies_that_are_there_are_kept_when_one_fails_or_somebody_stops_it
         if key[1] == 31 and not stopped:
             future.set_exception(RuntimeError("gone"))
         elif key[1] != 63:
-            future.set_result(Said("here", 1, "eos"))
+            future.set_result(EndpointReply("here", 1, "eos"))
         return future
 
     with replies_of(tmp_path) as replies, pytest.raises(BegunNoMore if stopped else RuntimeError):

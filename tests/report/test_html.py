@@ -16,7 +16,3 @@ def test_what_is_inserted_is_escaped_and_control_characters_are_visible(tmp_path
     assert (tmp_path / "out.html").read_text() == "<style>p { color: red }</style>&lt;b&gt;\\x1b&amp;|<i>|3"
     with pytest.raises(jinja2.UndefinedError, match="'count' is undefined"):
         html.write_page(tmp_path / "out.html", "page.html", text="", made="")
-
-
-def test_text_for_hand_made_html():
-    assert html.escape("<a>\x1b\"'") == "&lt;a&gt;\\x1b&quot;&#x27;"

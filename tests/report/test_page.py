@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 import pytest
 import tomli_w
 
-from gspo.report.html import escape
 from gspo.report.page import reported, write_report
 from gspo.report.read import read_run
 from tests.report.fake_run import make
@@ -123,7 +122,7 @@ def test_what_the_model_writes_cannot_become_markup(tmp_path):
     page = Page(write_report([folder]).read_text())
     assert "script" not in page.tags and page.tags.count("img") == 15
     assert page.text.count("<script>alert(1)</script>") >= 6
-    assert "\x00" not in page.text and "\x1b" not in page.text and escape("\x1b") == "\\x1b"
+    assert "\x00" not in page.text and "\x1b" not in page.text
 
 
 ODD = """<script>x</script>"'&$\\frac{$\x1b"""

@@ -1,5 +1,5 @@
 from gspo.report import samples
-from gspo.report.html import escape
+from gspo.report.samples import Token
 from tests.report.rows import rollouts, row
 
 
@@ -31,31 +31,35 @@ def test_tokens_are_coloured_by_their_log_ratio(tmp_path):
     assert [samples.shade(v, 1.0) for v in (-9.0, -0.5, 0.0, 0.1, 0.3, 1.0, None, float("nan"))] == [
         "d4", "d2", "", "", "u1", "u4", "", "",
     ]  # fmt: skip
-    ratios = [1e-3, -1e-3, 0.0]
-    rollouts(tmp_path, [row(1, "p", 1.0, tokens=["a", "b\n", "c"], log_ratio=ratios, logp=[-0.5, -1.0, -2.0])])
-    html = samples.coloured(tmp_path / "rollouts.jsonl", escape)
-    assert '<i class="u4" title="log-ratio +0.001, log-prob -0.5">a</i>' in html
-    assert '<i class="d4" title="log-ratio -0.001, log-prob -1">b↵\n</i>' in html
-    assert '<i class="" ' in html
+    rollouts(tmp_path, [row(1, "p", 1.0, tokens=["a", "b\n", "c"], log_ratio=[1e-3, -1e-3, 0.0], logp=[-0.5, -1.0, -2.0])])
+    assert parts(tmp_path)[1].tokens == [
+        Token("u4", "log-ratio +0.001, log-prob -0.5", "a"), Token("d4", "log-ratio -0.001, log-prob -1", "b↵\n"),
+        Token("", "log-ratio +0, log-prob -2", "c"),
+    ]  # fmt: skip
+
+
+def parts(folder):
+    """Those of the first coloured completion."""
+    return samples.coloured(folder / "rollouts.jsonl")["cards"][0][1]["parts"]
 
 
 def test_what_is_rounding_has_no_colour(tmp_path):
     rollouts(tmp_path, [row(1, "p", 1.0, tokens=["a", "b"], log_ratio=[-2.4e-7, 1e-7], logp=[-0.5, -1.0])])
-    html = samples.coloured(tmp_path / "rollouts.jsonl", escape)
-    assert html.count('<i class="" title=') == 2 and "−1e-05" in html
+    assert [token.shade for token in parts(tmp_path)[1].tokens] == ["", ""]
+    assert samples.coloured(tmp_path / "rollouts.jsonl")["top"] == "1e-05"
 
 
 def test_prompts_that_share_no_word_are_not_called_similar(tmp_path):
-    for last, words in (("4+7=", "Completions of two prompts,"), ("4+2= too", "Completions of two similar prompts,")):
+    for last, words in (("4+7=", "Completions of two prompts"), ("4+2= too", "Completions of two similar prompts")):
         rollouts(tmp_path, [row(1, "4+2=", 1.0), row(2, last, 1.0)])
-        assert words in samples.before_and_after(tmp_path, escape)
+        assert samples.before_and_after(tmp_path)["which"] == words
 
 
 def test_a_long_completion_loses_its_middle(tmp_path):
     n = samples.MOST_TOKENS + 7
     rollouts(tmp_path, [row(1, "p", 1.0, tokens=["t"] * n, log_ratio=[0.1] * n, logp=[-1.0] * n)])
-    html = samples.coloured(tmp_path / "rollouts.jsonl", escape)
-    assert html.count(">t</i>") == samples.MOST_TOKENS and "7 tokens left out" in html
+    tokens = parts(tmp_path)[1].tokens
+    assert len(tokens) == samples.MOST_TOKENS + 1 and [token.gap for token in tokens if not token.text] == [7]
 
 
 def test_conversations_are_shown_turn_by_turn(tmp_path):
@@ -67,25 +71,19 @@ def test_conversations_are_shown_turn_by_turn(tmp_path):
     ]
     tokens = {"tokens": ["look ", "a"], "log_ratio": [0.1, -0.1], "token_turns": [0, 0]}
     rollouts(tmp_path, [row(step, "which <box>?", 1.0, "look a", dialogue=said, **tokens) for step in (1, 2)])
-    shown = samples.before_and_after(tmp_path, escape)
-    for text in (
-        "turn 1, reward −0.02",
-        "tool",
-        "nothing",
-        "left out: no answer of the policy",
-        "which &lt;box&gt;?",
-    ):
-        assert text in shown, text
-    assert shown.count('<div class="completion">look a</div>') == 2 and "<box>" not in shown
-    shown = samples.coloured(tmp_path / "rollouts.jsonl", escape)
-    assert "turn 1, trained, reward −0.02" in shown and ">look </i>" in shown and shown.count("nothing") == 1
+    for _, card in samples.before_and_after(tmp_path)["cards"]:
+        assert [part[:3] for part in card["parts"]] == [
+            ("prompt", "user", "which <box>?"), ("completion", "turn 1, reward −0.02", "look a"),
+            ("prompt", "tool", "nothing"), ("prompt", "assistant, left out: no answer of the policy", "made up"),
+        ]  # fmt: skip
+    assert parts(tmp_path)[1].note == "turn 1, trained, reward −0.02"
+    assert [token.text for token in parts(tmp_path)[1].tokens] == ["look ", "a"] and not parts(tmp_path)[2].tokens
 
 
 def test_tokens_stand_in_the_turns_that_sampled_them(tmp_path):
     said = [{"role": "assistant", "content": content, "turn": turn} for turn, content in enumerate("abc")]
     tokens = {"tokens": ["b", "a", "a"], "log_ratio": [0.1] * 3, "token_turns": [1, 0, 0]}
     rollouts(tmp_path, [row(1, "p", 1.0, dialogue=said, **tokens)])
-    shown = samples.coloured(tmp_path / "rollouts.jsonl", escape)
-    first, second, third = shown.split('<p class="about">turn ')[1:]
-    assert first.count(">a</i>") == 2 and second.count(">b</i>") == 1 and third.count("</i>") == 0
-    assert first.startswith("1, trained") and third.startswith("3</p>")
+    assert [(part.note, [token.text for token in part.tokens]) for part in parts(tmp_path)] == [
+        ("turn 1, trained", ["a", "a"]), ("turn 2, trained", ["b"]), ("turn 3", []),
+    ]  # fmt: skip

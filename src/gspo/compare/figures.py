@@ -19,37 +19,16 @@ DASHES = ("-", "--", ":", "-.")
 CURVES = (
     ("reward", "Reward", "reward", "step", "reward", False, "Mean reward of the training batches against steps"),
     ("reward-tokens", "Reward, by tokens", "reward", "tokens_total", "reward", False, "The same against sampled tokens"),
-    (
-        "reward-seconds",
-        "Reward, by time",
-        "reward",
-        "seconds",
-        "reward",
-        False,
-        "The same against the time of a cell's steps",
-    ),
+    ("reward-seconds", "Reward, by time", "reward", "seconds", "reward", False,
+     "The same against the time of a cell's steps"),
     ("accuracy", "Held-out accuracy", PERCENT, "step", "eval/accuracy", False, "On the prompts that each cell holds out"),
-    (
-        "clipped",
-        "Clipped tokens",
-        PERCENT,
-        "step",
-        "clip_ratio/tokens",
-        True,
-        "Tokens whose ratio, or that of their completion, is clipped",
-    ),
-    (
-        "volatility",
-        "Routing volatility",
-        PERCENT,
-        "step",
-        "moe/volatility",
-        True,
-        "Choices of an expert that are others after a step's updates",
-    ),
+    ("clipped", "Clipped tokens", PERCENT, "step", "clip_ratio/tokens", True,
+     "Tokens whose ratio, or that of their completion, is clipped"),
+    ("volatility", "Routing volatility", PERCENT, "step", "moe/volatility", True,
+     "Choices of an expert that are others after a step's updates"),
     ("entropy", "Entropy", "nats", "step", "entropy", False, "Mean entropy at the sampled tokens"),
     ("grad-norm", "Gradient norm", "norm", "step", "grad_norm", True, "Before it is clipped"),
-)
+)  # fmt: skip
 Bands = Mapping[str, tuple[np.ndarray, ...]]
 NAMES = {"step": "step", "tokens_total": "sampled tokens", "seconds": "seconds"}
 

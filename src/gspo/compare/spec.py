@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from gspo.config.files import as_config, load, nested, read_toml, to_dict
 from gspo.config.schema import Config
 from gspo.config.suggestions import nearest
 from gspo.data.splits import check_sources
-from gspo.safe import visible
 
 Tables = dict[str, dict[str, Any]]
 KEYS = ("title", "plan", "base", "seeds", "baseline", "metric", "last", "workers", "threads", "variants", "settings")
@@ -78,13 +77,11 @@ class Study:
 def check_name(key: str, name: str) -> None:
     """Raises ValueError for a name of a setting or variant that cannot name a folder or contains control characters."""
     folder = slug(name)
-    outside = name.lstrip()[:1] in ("/", "\\") or ".." in re.split(r"[/\\]", name)
-    if outside or not folder or folder.startswith("."):
-        raise ValueError(f"{key}.{name!r}: a folder gets this name, so begin it with a letter or a digit, and use no path")
-    if visible(name) != name or set(name) & set("\n\t"):
-        raise ValueError(f"{key}.{name!r}: leave out control characters")
-    if len(folder.encode()) > LONGEST:
-        raise ValueError(f"{key}.{name[:40]!r}...: is too long for a folder: at most {LONGEST} bytes")
+    if not folder or folder.startswith(".") or len(folder.encode()) > LONGEST or not name.isprintable():
+        raise ValueError(
+            f"{key}.{name!r:.60}: a folder gets this name: begin it with a letter or a digit, no control characters, "
+            f"at most {LONGEST} bytes"
+        )
 
 
 def slug(name: str) -> str:
@@ -123,8 +120,7 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
         key = f"{path}: settings.{setting}.variants"
         if not isinstance(special, dict) or not all(isinstance(own, dict) for own in special.values()):
             raise ValueError(f"{key} = {special!r}: give tables of changes, or choose variants by `only`")
-        if special:
-            _only(key, list(special), variants)
+        _only(key, list(special) or list(variants), variants)
         here = _seeds(f"{path}: settings.{setting}.seeds", changes.pop("seeds", seeds))
         for variant in only:
             own = dict(variants[variant])
@@ -133,10 +129,9 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
             cells += [_cell(path, Path(folder), base, terms, seed) for seed in here if seed in mine]
     _check_all_run(path, "variants", variants, {cell.variant for cell in cells})
     _check_all_run(path, "settings", settings, {cell.setting for cell in cells} | {""})  # the unnamed setting
-    names = [cell.name for cell in cells]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{path}: two cells would have the folder {name}: give settings and variants other names")
+    name, count = Counter(cell.name for cell in cells).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"{path}: two cells would have the folder {name}: give settings and variants other names")
     _check_sources(path, cells)
     return Study(
         title=str(raw.get("title", path.stem)),
@@ -184,11 +179,7 @@ def _base(path: Path, base: Any) -> Tables:
 
 
 def _seeds(key: str, seeds: Any) -> list[int]:
-    if (
-        not isinstance(seeds, list)
-        or not seeds
-        or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in seeds)
-    ):
+    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int or seed < 0 for seed in seeds):
         raise ValueError(f"{key} = {seeds!r}: a list of whole numbers of at least 0 is needed, such as [0, 1, 2]")
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"{key} = {seeds}: each seed once")
@@ -196,12 +187,13 @@ def _seeds(key: str, seeds: Any) -> list[int]:
 
 
 def _only(key: str, names: Any, variants: Iterable[str]) -> list[str]:
-    if names == []:
+    names = names if isinstance(names, list) else [names]
+    if not names:
         raise ValueError(f"{key} = []: name at least one variant, or leave it out")
-    for name in names if isinstance(names, list) else [names]:
+    for name in names:
         if name not in variants:
             raise ValueError(f"{key}: {name!r} is no variant{nearest(str(name), variants)}")
-    return names if isinstance(names, list) else [names]
+    return names
 
 
 def _tables(path: Path, raw: dict[str, Any], key: str, default: Any = None) -> dict[str, dict[str, Any]]:

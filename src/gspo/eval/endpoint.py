@@ -16,7 +16,7 @@ LIMITS = ("max_tokens", "max_completion_tokens")
 """The two names of the length limit: most servers know the first, and OpenAI's newer models accept only the second."""
 
 
-class Said(NamedTuple):
+class EndpointReply(NamedTuple):
     """A reply of the endpoint. `tokens`: as the endpoint counts them, thinking included; 0 if it reports none."""
 
     text: str
@@ -37,30 +37,25 @@ class Endpoint:
         """Raises ValueError without the package openai."""
         self.model, self.system = model, system
         self._limit = LIMITS[0]
-        self.line = EndpointClient("the endpoint", url, key, timeout, RETRIES, concurrent)
+        self.client = EndpointClient("the endpoint", url, key, timeout, RETRIES, concurrent)
 
-    def begin(self, prompt: Prompt, seed: int, sampling: Sampling) -> Future[Said]:
+    def begin(self, prompt: Prompt, seed: int, sampling: Sampling) -> Future[EndpointReply]:
         """Requests one reply. The future raises Failed or Unreadable."""
-        messages: list[Any] = [*prompt.messages] if isinstance(prompt.messages, list) else []
-        if isinstance(prompt.messages, str):
-            messages = [{"role": "user", "content": prompt.messages}]
+        asked = prompt.messages
+        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         if self.system:
             messages = [{"role": "system", "content": self.system}, *messages]
-        request: dict[str, Any] = {
-            "model": self.model,
-            "messages": messages,
-            "temperature": sampling.temperature,
-            "seed": seed,
-        }
+        request: dict[str, Any] = {"model": self.model, "messages": messages, "seed": seed}
+        request["temperature"] = sampling.temperature
         if sampling.top_p < 1:
             request["top_p"] = sampling.top_p
         if sampling.top_k:
             request["extra_body"] = {"top_k": sampling.top_k}  # not part of OpenAI's API, but vLLM and SGLang accept it
         if sampling.stop:
             request["stop"] = list(sampling.stop)
-        return self.line.run(self._ask(request, sampling.max_new_tokens))
+        return self.client.run(self._ask(request, sampling.max_new_tokens))
 
-    async def _ask(self, request: dict[str, Any], longest: int) -> Said:
+    async def _ask(self, request: dict[str, Any], longest: int) -> EndpointReply:
         name = self._limit
         try:
             response = await self._send({**request, name: longest})
@@ -80,11 +75,11 @@ class Endpoint:
         if not isinstance(text, str):
             raise Unreadable(f"the response's message is {type(text).__name__}")
         tokens = getattr(getattr(response, "usage", None), "completion_tokens", None)
-        return Said(text, tokens if type(tokens) is int else 0, "length" if reason == "length" else "eos")
+        return EndpointReply(text, tokens if type(tokens) is int else 0, "length" if reason == "length" else "eos")
 
     async def _send(self, request: dict[str, Any]) -> Any:
-        return await self.line.request(lambda client: client.chat.completions.create(**request))
+        return await self.client.request(lambda client: client.chat.completions.create(**request))
 
     def close(self) -> None:
         """Cancels the requests in flight."""
-        self.line.close()
+        self.client.close()

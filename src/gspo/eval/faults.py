@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from gspo.eval.replies import Key
@@ -41,14 +42,14 @@ class Faults:
         self.late: dict[str, str] = {}
         self.others: dict[str, str] = {}
         self.stopped: str | None = None
-        self._row: dict[str, int] = {}
+        self._in_a_row: set[str] = set()
         self._replied, self._each = set(there), each
-        self._counts: dict[str, int] = {}
+        self._counts = Counter[str]()
 
     def replied(self, key: Key) -> None:
         """Records that a reply has arrived."""
         self._replied.add(key[0])
-        self._row.clear()
+        self._in_a_row.clear()
 
     def add(self, key: Key, error: BaseException) -> None:
         """Records a failed request. Raises `error` if it is not the failure of an endpoint."""
@@ -59,37 +60,33 @@ class Faults:
         if status in REFUSED:
             self.refused.setdefault(problem, why)
             self.refusals.append(key)
-            self._failed(problem, why)  # many in a row are not the problems' fault: no credit left, or a wrong key
-            return
-        if not late and not isinstance(error, Unreadable) and not (status and status >= 500):
+        elif late or isinstance(error, Unreadable) or (status and status >= 500):
+            (self.late if late else self.others).setdefault(problem, why)
+            self._counts[problem] += 1
+        else:
             self.stopped = self.stopped or why
             return
-        (self.late if late else self.others).setdefault(problem, why)
-        self._counts[problem] = self._counts.get(problem, 0) + 1
-        self._failed(problem, why)
-
-    def _failed(self, problem: str, why: str) -> None:
-        self._row[problem] = 1
-        if len(self._row) >= IN_A_ROW:
+        self._in_a_row.add(problem)  # many in a row are not the problems' fault: no credit left, or a wrong key
+        if len(self._in_a_row) >= IN_A_ROW:
             self.stopped = self.stopped or f"{why}, at {IN_A_ROW} problems one after the other"
 
-    def asks(self, problem: str) -> bool:
+    def may_request(self, problem: str) -> bool:
         """Whether to request more replies to a problem."""
         if problem in self._replied:
             return True
-        return (self._each or problem not in self.refused) and self._counts.get(problem, 0) < TRIES
+        return (self._each or problem not in self.refused) and self._counts[problem] < TRIES
 
-    def words(self) -> str:
-        """Describes the failures by problem, and the remedies."""
-        said = [self.stopped] if self.stopped else []
+    def describe(self) -> str:
+        """The failures by problem, and the remedies."""
+        texts = [self.stopped] if self.stopped else []
         if self.refused:
             remedy = "mend that, or count them as wrong with --refused-as-wrong, which needs replies to other problems"
-            said.append(f"it refused {named(self.refused)}: {remedy}")
+            texts.append(f"it refused {named(self.refused)}: {remedy}")
         if self.late:
-            said.append(f"too slow at {named(self.late)}: raise --sampler.timeout, or lower --sampler.batch_size")
+            texts.append(f"too slow at {named(self.late)}: raise --sampler.timeout, or lower --sampler.batch_size")
         if self.others:
-            said.append(f"it failed at {named(self.others)}: see what it says of them, or leave them out of --data")
-        return "; ".join(said)
+            texts.append(f"it failed at {named(self.others)}: see what it says of them, or leave them out of --data")
+        return "; ".join(texts)
 
 
 def named(problems: dict[str, str] | Iterable[str]) -> str:

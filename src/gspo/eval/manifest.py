@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo import __version__
 from gspo.config.schema import Config
-from gspo.data.benchmarks.table import Rows, asked, digest
+from gspo.data.benchmarks.table import Rows, asked, digest, named
 from gspo.runs import disk
 from gspo.safe import without_logins, without_secrets
 
@@ -19,10 +19,8 @@ FREE = ("gspo",)
 
 def manifest(
     name: str,
-    title: str,
     config: Config,
     rows: Rows,
-    samples: int,
     url: str,
     version: str,
     computation: dict[str, str],
@@ -32,17 +30,15 @@ def manifest(
 
     Args:
         name: The benchmark.
-        samples: Replies per problem.
         url: The endpoint that samples; "" for a model in this process.
         version: Version of the model's files.
         computation: What the model's numbers depend on besides its files. Nothing is known of an endpoint.
         context: Further facts from the caller, added to the scoring.
     """
     task, evaluation = config.task, config.eval
-    sampling = {key: getattr(evaluation, key) for key in ("temperature", "top_p", "top_k")}
     made = {
         "benchmark": name,
-        "title": title,
+        "title": named(name).title,
         "model": config.model.path,
         "endpoint": without_logins(url),
         "weights": version,
@@ -54,9 +50,11 @@ def manifest(
             "template": task.template,
             "arguments": task.template_args,
         },
-        "samples": samples,
-        "sampling": sampling
-        | {
+        "samples": evaluation.num_generations,
+        "sampling": {
+            "temperature": evaluation.temperature,
+            "top_p": evaluation.top_p,
+            "top_k": evaluation.top_k,
             "max_completion_length": evaluation.max_completion_length or config.rollout.max_completion_length,
             "stop": list(config.rollout.stop),
             "seed": config.train.seed,
@@ -87,13 +85,13 @@ def begin(folder: Path, this: dict[str, Any]) -> bool:
         disk.write_text(path, json.dumps(this, indent=1, ensure_ascii=False) + "\n")
         return False
     old = load(folder)
-    differing = [key for key in this if key not in FREE and old.get(key) != this[key]]
-    if differing:
-        key = differing[0]
-        raise ValueError(
-            f"--dir {folder}: holds another evaluation: {key} was {_shown(old.get(key))} and is {_shown(this[key])} now. "
-            "Give another --dir, or the same settings to go on"
-        )
+    for key, value in this.items():
+        if key not in FREE and old.get(key) != value:
+            was, now = (f"{text[:200]}{'…' * (len(text) > 200)}" for text in map(_json, (old.get(key), value)))
+            raise ValueError(
+                f"--dir {folder}: holds another evaluation: {key} was {was} and is {now} now. Give another --dir, or the "
+                "same settings to go on"
+            )
     return True
 
 
@@ -110,6 +108,5 @@ def load(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

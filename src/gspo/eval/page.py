@@ -43,13 +43,9 @@ def write(
         estimates=_estimates(made),
         like=LIKE,
         problems=_problems(rows),
-        whole_manifest=_text(manifest),
+        whole_manifest=json.dumps(manifest, indent=1, ensure_ascii=False),
     )
     return path
-
-
-def _text(manifest: Mapping[str, Any]) -> str:
-    return json.dumps(manifest, indent=1, ensure_ascii=False)
 
 
 def _spelled(value: Interval) -> str:
@@ -83,9 +79,9 @@ def _tiles(made: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _estimates(made: Mapping[str, Any]) -> dict[str, Any] | None:
-    names = [name for name in ("pass", "maj") if name in made]
     if made["samples"] < 2:
         return None
+    names = [name for name in ("pass", "maj") if name in made]
     rows = [(f"k = {k}", *(spelled(made[name][k]) for name in names)) for k in made["pass"]]
     return {"columns": ("replies", *(f"{name}@k" for name in names)), "rows": rows}
 

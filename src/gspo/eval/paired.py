@@ -77,9 +77,11 @@ def compared(first: Path, second: Path) -> Paired:
     mine, theirs = a.manifest, b.manifest
     check(mine, second)
     differs = [key for key in COMPARED if mine.get(key) != theirs.get(key)]
-    names = _names(mine, theirs, first, second)
+    names = str(mine["model"]), str(theirs["model"])
+    if names[0] == names[1]:
+        names = str(first), str(second)
     found = paired(a.right, mine["samples"], b.right, theirs["samples"], names, differs)
-    return found._replace(words=found.words + "".join(_unscored(*side) for side in zip(names, (a, b))))
+    return found._replace(words=found.words + _unscored(names[0], a) + _unscored(names[1], b))
 
 
 def paired(
@@ -92,16 +94,13 @@ def paired(
         b: Correct replies to each problem, out of `m`.
         differs: Settings in which the two evaluations differ.
     """
-    differences = [a[problem] / n - b[problem] / m for problem in a]
-    mean, count = sum(differences) / len(differences), len(differences)
-    theirs = [b[problem] for problem in a]
-    these = _difference(over_these(list(a.values()), n), over_these(theirs, m), count)
-    like = _like(
-        differences, these, accuracy_interval([c / n for c in a.values()]), accuracy_interval([c / m for c in theirs])
-    )
-    text = verdict(*names, like, 0, count, f"avg, {LIKE}", 1, "problem", share=True)
+    mine, theirs = list(a.values()), [b[problem] for problem in a]
+    these = _difference(over_these(mine, n), over_these(theirs, m))
+    differences = [c / n - d / m for c, d in zip(mine, theirs)]
+    like = _like(differences, these, accuracy_interval([c / n for c in mine]), accuracy_interval([d / m for d in theirs]))
+    text = verdict(*names, like, 0, len(mine), f"avg, {LIKE}", 1, "problem", share=True)
     if like.n > 1 and not like.resolved and these.resolved:
-        more = "higher" if mean > 0 else "lower"
+        more = "higher" if these.mean > 0 else "lower"
         text += f" {THESE.capitalize()} alone it is {more}: {in_points(these)}."
     if differs:
         text += f" They differ also in {', '.join(differs)}."
@@ -116,15 +115,15 @@ def _unscored(name: str, side: Finished) -> str:
     return f" Of {name} {counted(side.unscored)} could not be scored{refused}: wrong here, whatever the model knows."
 
 
-def _difference(a: Interval, b: Interval, count: int) -> Interval:
+def _difference(a: Interval, b: Interval) -> Interval:
     """a - b with an interval from both intervals: each half-width is the root sum of squares of their half-widths towards
-    that end (Newcombe, Statistics in Medicine 17, 1998, method 10). NaN if one has no interval. `count`: number of problems.
+    that end (Newcombe, Statistics in Medicine 17, 1998, method 10). NaN if one has no interval.
     """
     mean = a.mean - b.mean
     if math.isnan(a.low + b.low):
-        return Interval(mean, math.nan, math.nan, count)
+        return Interval(mean, math.nan, math.nan, a.n)
     down, up = math.hypot(a.mean - a.low, b.high - b.mean), math.hypot(a.high - a.mean, b.mean - b.low)
-    return Interval(mean, max(-1.0, mean - down), min(1.0, mean + up), count)
+    return Interval(mean, max(-1.0, mean - down), min(1.0, mean + up), a.n)
 
 
 def _like(differences: Sequence[float], these: Interval, a: Interval, b: Interval) -> Interval:
@@ -134,12 +133,7 @@ def _like(differences: Sequence[float], these: Interval, a: Interval, b: Interva
     like = interval(differences, (-1.0, 1.0))
     floor = these
     if math.isnan(these.low) and like.low == like.high:
-        floor = _difference(a, b, like.n)
+        floor = _difference(a, b)
     if like.n < 2 or math.isnan(floor.low):
         return like
     return Interval(like.mean, min(like.low, floor.low), max(like.high, floor.high), like.n)
-
-
-def _names(mine: Mapping[str, Any], theirs: Mapping[str, Any], first: Path, second: Path) -> tuple[str, str]:
-    names = str(mine["model"]), str(theirs["model"])
-    return names if names[0] != names[1] else (str(first), str(second))

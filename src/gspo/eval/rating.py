@@ -7,11 +7,12 @@ expected place is that place; its overall rating is the mean over contests.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gspo.statistics.intervals import Interval, interval
+from gspo.statistics.intervals import interval
 
 TRIES = 8
 """Maximum number of submissions to a problem; later ones do not count."""
@@ -85,11 +86,8 @@ def rating_at(place: float, humans: Sequence[float], as_published: bool = False)
         raise ValueError(f"place {place:g}: expected 1 to {count + 1} among {count} rated humans")
     if as_published:
         return _published(place, humans)
-    sought, bound = place, ""
-    if sought < 1.5:
-        sought, bound = 1.5, "at least"
-    elif sought > count + 0.5:
-        sought, bound = count + 0.5, "at most"
+    sought = min(max(place, 1.5), count + 0.5)
+    bound = "at least" if sought > place else "at most" if sought < place else ""
     low, high = LOWEST, HIGHEST
     while high - low > 1e-6:
         middle = (low + high) / 2
@@ -101,15 +99,9 @@ def rating_at(place: float, humans: Sequence[float], as_published: bool = False)
 
 
 def _published(place: float, humans: Sequence[float]) -> tuple[float, str]:
-    low, high = 0, int(max(humans)) + 100
-    top = high - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if expected(middle, humans) < place - 1:
-            high = middle
-        else:
-            low = middle
-    return float(low), "at least" if low == top else "at most" if not low else ""
+    top = int(max(humans)) + 99
+    rating = bisect_left(range(1, top + 1), True, key=lambda one: expected(one, humans) < place - 1)
+    return float(rating), "at least" if rating == top else "at most" if not rating else ""
 
 
 def points_of(contest: Contest, tries: Mapping[str, Sequence[bool]]) -> tuple[float, float]:
@@ -161,14 +153,10 @@ class Missing(NamedTuple):
     partial: int
     absent: int
 
-    def spelled(self) -> list[str]:
-        """In words, one phrase per reason."""
-        said = (
-            (self.few, f"at most {LEAST} rated humans"),
-            (self.partial, "which problems are not in the benchmark"),
-            (self.absent, "which there are no standings"),
-        )
-        return [f"{count} contest{'s' * (count != 1)} of {what}" for count, what in said if count]
+    def described(self) -> list[str]:
+        """A phrase per reason."""
+        reasons = f"at most {LEAST} rated humans", "which problems are not in the benchmark", "which there are no standings"
+        return [f"{count} contest{'s' * (count != 1)} of {why}" for count, why in zip(self, reasons) if count]
 
 
 def contests(rows: Sequence[Mapping[str, Any]], problems: Sequence[tuple[str, str]]) -> tuple[list[Contest], Missing]:
@@ -197,27 +185,22 @@ def contests(rows: Sequence[Mapping[str, Any]], problems: Sequence[tuple[str, st
             kept.append(Contest(row["id"], row["points"], tuple(Human(*human) for human in row["humans"])))
     missing = Missing(few, partial, len(asked) - len(here))
     if not kept:
-        why = " and ".join(missing.spelled())
+        why = " and ".join(missing.described())
         raise ValueError(f"no contest rates: {why}; give data with all problems of a contest, or no contests")
     return kept, missing
 
 
-def over_contests(each: Sequence[Rated]) -> Interval:
-    """The mean over contests with Student's t interval, whose ends are NaN for a single contest."""
-    return interval([one.rating for one in each])
-
-
-def words(each: Sequence[Rated], missing: Missing, as_published: bool) -> str:
-    """The rating in words."""
-    mean = over_contests(each)
+def describe(each: Sequence[Rated], missing: Missing, as_published: bool) -> str:
+    """The mean over contests, with Student's t interval, and what it leaves out."""
+    mean = interval([one.rating for one in each])
     span = "" if math.isnan(mean.low) else f" [{mean.low:.0f}, {mean.high:.0f}]"
     text = f"CodeElo-style rating, local tests: {mean.mean:.0f}{span} over {mean.n} contest{'s' * (mean.n != 1)}."
     for bound, where in (("at least", "the first place"), ("at most", "the last place")):
         if count := sum(one.bound == bound for one in each):
             where = "a place beyond those that have a rating" if as_published else where
             text += f" In {count} it took {where}, so that its rating there is {bound} what counts."
-    if missing.spelled():
-        text += f" Left out: {', '.join(missing.spelled())}."
+    if left_out := missing.described():
+        text += f" Left out: {', '.join(left_out)}."
     if as_published:
         text += " As published: off by one place."
     return text

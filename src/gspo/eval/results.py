@@ -156,7 +156,7 @@ def write(
         "problems": kept,
         "manifest": manifest,
     }
-    text = json.dumps(finite(_plain(results)), indent=1, ensure_ascii=False)
+    text = json.dumps(finite(results), default=_ends, indent=1, ensure_ascii=False)
     replace_file(folder / "results.json", f"{text}\n".encode("utf-8", "replace"))
     lines = []
     for number, prompt in enumerate(prompts):
@@ -189,10 +189,5 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
-def _plain(value: Any) -> Any:
-    """Figures as JSON-compatible data."""
-    if isinstance(value, Interval):
-        return {"value": value.mean, "low": value.low, "high": value.high}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _ends(value: Interval) -> Any:
+    return finite({"value": value.mean, "low": value.low, "high": value.high})

@@ -17,7 +17,7 @@ from gspo.assembly.scorers import scorer_of
 from gspo.config.rewards import runs_programs
 from gspo.config.schema import Config
 from gspo.data.benchmarks.codeforces import contests_of
-from gspo.data.benchmarks.table import Rows, Unjudged, left_out, named
+from gspo.data.benchmarks.table import Rows, Unjudged, left_out
 from gspo.data.loaders import read
 from gspo.data.prompts import Notice
 from gspo.eval import page, paired, rating, results
@@ -46,25 +46,24 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     config = configured(options, fields)
     folder = folder_of(options, config)
     key = _key(options)
-    heard: list[Warning] = []
-    rows, unfit = _rows(options, config, heard)
+    noticed: list[Warning] = []
+    rows, unfit = _rows(options, config, noticed)
     samples = config.eval.num_generations
-    title = named(options.benchmark).title
     model = ("", {}) if options.url else (benchmark_models.version(config.model), benchmark_models.computation(config.model))
-    what = manifest(options.benchmark, title, config, rows, samples, options.url, *model, _runs_programs(config))
+    what = manifest(options.benchmark, config, rows, options.url, *model, _runs_programs(config))
     what["data"] |= {"left_out": unfit} if unfit else {}
     if options.against is not None:
         paired.check(what, options.against)
     humans = _contests(options, rows)
     with scorer_of(config, CallInputs()) as scorer:
-        with own_warnings(heard.append):
+        with own_warnings(noticed.append):
             prompts = benchmark_models.worded(config, rows) if options.url else benchmark_models.encoded(config, rows)
             scorer.check(prompts)
             scorer.wait()
         begun = begin(folder, what)
         with Lines(folder / "replies.jsonl", Reply) as replies, Lines(folder / "marks.jsonl", Mark) as marks:
             with Progress(0, title="evaluation") as screen:
-                for warning in heard:
+                for warning in noticed:
                     screen.note(str(warning) if isinstance(warning, Notice) else f"warning: {warning}")
                 report = in_tenths(screen.note, screen.phase) if screen.plain else screen.phase
                 todo = list(keys(prompts, samples, replies.lines))
@@ -77,36 +76,42 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
                 mark(marks, ordered, prompts, scorer, config.reward.correct_at, report)
             table = results.problem_rows(prompts, samples, replies.lines, marks.lines)
             made = results.figures(table)
-            rated, words = _rated(humans, prompts, marks.lines, samples, options.as_published)
-            results.write(folder, what, made, table, prompts, replies.lines, marks.lines, {"rating": rated} if words else {})
-    against = paired.compared(folder, options.against) if options.against is not None else None
-    said = [*([f"{left_out(unfit)}."] if unfit else []), *words, *([against.words] if against else [])]
-    path = page.write(folder, what, made, table, said)
-    for line in (f"{what['title']}  {what['model']}", *results.describe(made), *said):
+            notes = [f"{left_out(unfit)}."] if unfit else []
+            extra = {}
+            if humans is not None:
+                contests, missing = humans
+                rated = _rated(contests, prompts, marks.lines, samples, options.as_published)
+                extra["rating"] = [one._asdict() for one in rated]
+                notes.append(rating.describe(rated, missing, options.as_published))
+            results.write(folder, what, made, table, prompts, replies.lines, marks.lines, extra)
+    if options.against is not None:
+        notes.append(paired.compared(folder, options.against).words)
+    path = page.write(folder, what, made, table, notes)
+    for line in (f"{what['title']}  {what['model']}", *results.describe(made), *notes):
         print(visible(line))
     print(visible(f"report  {path}"))
     return 0
 
 
-def _rows(options: Options, config: Config, heard: list[Warning]) -> tuple[Rows, dict[str, int]]:
-    """The rows of the benchmark, and how many were left out, by reason. `heard` collects the warnings about them."""
+def _rows(options: Options, config: Config, noticed: list[Warning]) -> tuple[Rows, dict[str, int]]:
+    """The rows of the benchmark, and how many were left out, by reason. `noticed` collects the warnings about them."""
     word = "--data" if any(name == "data" for name, _ in options.of_source) else "--benchmark"
-    with own_warnings(heard.append):
+    with own_warnings(noticed.append):
         rows = [dict(row) for _, row in read(config.task.source, config.task, config.task.split, word)]
-    counts = Counter(next((warning.counts for warning in heard if isinstance(warning, Unjudged)), {}))
+    counts = Counter(next((warning.counts for warning in noticed if isinstance(warning, Unjudged)), {}))
     if not runs_programs(config.reward.functions):
         return rows, counts
     sandbox, fit = programs.Programs(config.code).sandbox, []
     for row in rows:
         reason, why = programs.fault_of(sandbox, row)
-        if reason:
-            counts[reason] += 1
-            heard.append(UserWarning(f"problem {row['id']} is left out: {reason}{': ' * bool(why)}{why:.200}"))
-        else:
+        if not reason:
             fit.append(row)
+            continue
+        counts[reason] += 1
+        noticed.append(UserWarning(f"problem {row['id']} is left out: {reason}{': ' * bool(why)}{why:.200}"))
     if not fit:
-        last = heard[-1]
-        raise ValueError(f"{config.task.source}: there is no problem that can be judged: {left_out(counts)}; {last}")
+        why = f"{left_out(counts)}; {noticed[-1]}"
+        raise ValueError(f"{config.task.source}: there is no problem that can be judged: {why}")
     return fit, dict(counts)
 
 
@@ -130,27 +135,26 @@ def _contests(options: Options, rows: Rows) -> Humans | None:
         return None
     if any("contest" not in row for row in rows):
         raise ValueError(f"--contests has no effect on {options.benchmark}: its problems are of no contest; leave it out")
-    where = "--contests"
     try:
         found = contests_of(options.contests)
-        where += f" {options.contests}:"
+    except ValueError as error:
+        raise ValueError(f"--contests {error}") from None
+    try:
         return rating.contests(found, [(row["contest"], row["index"]) for row in rows])
     except ValueError as error:
-        raise ValueError(f"{where} {error}") from None
+        raise ValueError(f"--contests {options.contests}: {error}") from None
 
 
 def _rated(
-    humans: Humans | None, prompts: list[Prompt], marks: Mapping[Key, Mark], samples: int, as_published: bool
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rating in each contest, and sentences about them."""
-    if humans is None:
-        return [], []
-    each = []
-    for contest in humans[0]:
+    contests: list[rating.Contest], prompts: list[Prompt], marks: Mapping[Key, Mark], samples: int, as_published: bool
+) -> list[rating.Rated]:
+    """The rating in each contest."""
+    rated = []
+    for contest in contests:
         here = [prompt for prompt in prompts if prompt.columns["contest"] == contest.id]
         tries = {prompt.columns["index"]: [marks[prompt.id, i].right for i in range(samples)] for prompt in here}
-        each.append(rating.rated(contest, tries, as_published))
-    return [one._asdict() for one in each], [rating.words(each, humans[1], as_published)]
+        rated.append(rating.rated(contest, tries, as_published))
+    return rated
 
 
 def _key(options: Options) -> str:
@@ -173,7 +177,7 @@ def _sampled(replies: Lines[Reply], todo: list[Key], ask: Begin, most: int, repo
         for key in faults.refusals:
             replies.add(Reply(*key, "", 0, REFUSED))
     if left := sum(key not in replies.lines for key in todo):
-        why = f"the endpoint: {faults.words()}. {left} of {len(todo)} replies are missing"
+        why = f"the endpoint: {faults.describe()}. {left} of {len(todo)} replies are missing"
         raise RuntimeError(f"{why}: the same command goes on with them")
 
 
@@ -181,19 +185,18 @@ def _sampled(replies: Lines[Reply], todo: list[Key], ask: Begin, most: int, repo
 def asking(config: Config, prompts: list[Prompt], options: Options, key: str) -> Iterator[tuple[Begin, int]]:
     """Yields the function that requests a reply, and the maximum number of concurrent requests."""
     number = {prompt.id: i for i, prompt in enumerate(prompts)}
-    if options.url:
-        sampling, most = benchmark_models.sampling_of(config), config.sampler.batch_size
-        system = "" if config.task.system == "auto" else config.task.system
-        endpoint = Endpoint(options.url, config.model.path, key, system, config.sampler.timeout, most)
-        with closing(endpoint):
-
-            def ask(one: Key) -> Future[Any]:
-                i = number[one[0]]
-                return endpoint.begin(prompts[i], benchmark_models.seed_at(config, i, one[1]), sampling)
-
-            yield ask, most
-        return
     with ExitStack() as stack:
-        with Console(stderr=True).status("loading the model"):
-            begin_one, most = stack.enter_context(benchmark_models.answering(config, prompts))
+        if options.url:
+            sampling, most = benchmark_models.sampling_of(config), config.sampler.batch_size
+            system = "" if config.task.system == "auto" else config.task.system
+            endpoint = Endpoint(options.url, config.model.path, key, system, config.sampler.timeout, most)
+            stack.enter_context(closing(endpoint))
+
+            def ask(i: int, reply: int) -> Future[Any]:
+                return endpoint.begin(prompts[i], benchmark_models.seed_at(config, i, reply), sampling)
+
+            begin_one: Callable[[int, int], Future[Any]] = ask
+        else:
+            with Console(stderr=True).status("loading the model"):
+                begin_one, most = stack.enter_context(benchmark_models.answering(config, prompts))
         yield lambda one: begin_one(number[one[0]], one[1]), most

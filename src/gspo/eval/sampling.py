@@ -57,8 +57,9 @@ def sample(
             key = under_way[future]
             error = CancelledError() if future.cancelled() else future.exception()
             if error is None:
-                said = future.result()
-                replies.add(Reply(*key, said.text, _length(said), said.stop))
+                answer = future.result()
+                length = int(answer.sampled.sum()) if isinstance(answer, Rollout) else answer.tokens
+                replies.add(Reply(*key, answer.text, length, answer.stop))
                 faults.replied(key)
             else:
                 failed.append((key, error))
@@ -69,7 +70,7 @@ def sample(
         while True:
             while waiting and faults.stopped is None and len(under_way) < most:
                 key = waiting.popleft()
-                if faults.asks(key[0]):
+                if faults.may_request(key[0]):
                     under_way[begin(key)] = key
             if not under_way:
                 return faults
@@ -81,10 +82,6 @@ def sample(
         keep()
         for future in under_way:
             future.cancel()
-
-
-def _length(said: Any) -> int:
-    return int(said.sampled.sum()) if isinstance(said, Rollout) else said.tokens
 
 
 def mark(
@@ -107,10 +104,10 @@ def mark(
         part = todo[start : start + MARKED]
         rollouts = [_rollout(by_id[reply.problem], reply) for reply in part]
 
-        def told(done: int, before: int = start) -> None:
+        def progress(done: int, before: int = start) -> None:
             report("scoring", before + done, len(todo))
 
-        scored = scorer.score(rollouts, told)
+        scored = scorer.score(rollouts, progress)
         worked = any(one.error is None for one in marks.lines.values())
         if not worked and (why := all_failed([Group(scored[0].prompt, scored)])):
             raise RewardsFailed(why)
@@ -136,13 +133,13 @@ def vote(rollout: Rollout) -> str | None:
 
 def in_tenths(note: Callable[[str], None], report: Report) -> Report:
     """Wraps `report` to also note each tenth of the way, for output without a live view."""
-    told: dict[str, int] = {}
+    noted: dict[str, int] = {}
 
     def both(phase: str, done: int, total: int) -> None:
         report(phase, done, total)
         tenth = 10 * done // total if total else 0
-        if tenth > told.get(phase, 0):
-            told[phase] = tenth
+        if tenth > noted.get(phase, 0):
+            noted[phase] = tenth
             note(f"{phase}: {done} of {total} replies")
 
     return both

@@ -64,25 +64,9 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     over the benchmark's defaults. Raises ValueError as `load` does, and for an unknown benchmark or preset.
     """
     benchmark = named(options.benchmark)
-    if options.preset is not None and options.preset not in PRESETS:
-        close = nearest(options.preset, PRESETS)
-        raise ValueError(f"--preset {options.preset!r}: is none of {', '.join(PRESETS)}{close}")
-    file = options.model if options.model.endswith(".toml") else None
-    raw = read_toml(file, "configuration file") if file else {"model": {"path": options.model}}
-    made: dict[str, Any] = {f"{section}.{key}": value for section in raw for key, value in _table(raw, section).items()}
-    unread = "reward.timeout" if runs_programs([benchmark.reward]) else "code.sandbox"
-    made = {key: value for key, value in made.items() if _kept(key) and key != unread}
-    longest = benchmark.tokens or TOKENS
-    custom: dict[str, Any] = {"eval.num_generations": benchmark.samples, "eval.max_completion_length": longest}
-    asked: dict[str, Any] = {}
-    if options.preset is not None:
-        asked = {f"eval.{key}": value for key, value in PRESETS[options.preset].items()}
-        asked["eval.max_completion_length"] = longest
-    for name, value in options.of_source:
-        if name not in own_options(options.benchmark):
-            raise ValueError(f"--{name} {value}: benchmark {options.benchmark} has no such option: leave it out")
-    if options.url:
-        check_url("--url", options.url)
+    longest = {"eval.max_completion_length": benchmark.tokens or TOKENS}
+    usual = {"eval.num_generations": benchmark.samples} | longest
+    preset = _preset(options, longest)
     fixed: dict[str, Any] = {
         "task.source": BENCHMARK + options.benchmark,
         "task.config": dict(options.of_source),
@@ -90,30 +74,55 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
         "reward.answer_column": "answer",
         "reward.correct_at": 1.0,
     }
-    for key in fixed:
-        if key in fields:
-            raise ValueError(f"--{key}: has no effect, the benchmark {options.benchmark} says what it is; leave it out")
-    if options.url and (others := [key for key in fields if key.startswith(OF_A_MODEL_HERE) and key not in ASKED]):
-        raise ValueError(f"--{others[0]}: has no effect on the endpoint {options.url}, which says it itself; leave it out")
-    config = load(None, custom | made | asked | fixed | fields)
+    below = usual | _from_file(options, benchmark.reward)
+    _check_options(options, fields, fixed)
+    config = load(None, below | preset | fixed | fields)
     if not config.eval.temperature:  # a preset's top_p and top_k have no effect then
-        asked = {key: value for key, value in asked.items() if key not in ("eval.top_p", "eval.top_k")}
-        config = load(None, custom | made | asked | fixed | fields)
+        preset = {key: value for key, value in preset.items() if key not in ("eval.top_p", "eval.top_k")}
+        config = load(None, below | preset | fixed | fields)
     for key in fields:
         if key in OF_A_RUN or not _kept(key):
             raise ValueError(f"--{key}: has no effect on an evaluation with --benchmark: leave it out")
-    checked = config
-    if options.url:  # requests to the endpoint use sampler.timeout, whatever the engine
-        usual = replace(config.sampler, timeout=SamplerConfig().timeout)
-        checked = replace(config, sampler=usual)
-    check_unused(checked, "eval")
+    # Requests to an endpoint use sampler.timeout, whatever the engine.
+    usual_timeout = replace(config.sampler, timeout=SamplerConfig.timeout)
+    check_unused(replace(config, sampler=usual_timeout) if options.url else config, "eval")
     return config
 
 
-def _table(raw: dict[str, Any], section: str) -> dict[str, Any]:
-    if not isinstance(raw[section], dict):
-        raise ValueError(f"{section}: expected a table [{section}]")
-    return raw[section]
+def _preset(options: Options, longest: dict[str, Any]) -> dict[str, Any]:
+    if options.preset is None:
+        return {}
+    if options.preset not in PRESETS:
+        raise ValueError(f"--preset {options.preset!r}: is none of {', '.join(PRESETS)}{nearest(options.preset, PRESETS)}")
+    return {f"eval.{key}": value for key, value in PRESETS[options.preset].items()} | longest
+
+
+def _from_file(options: Options, reward: str) -> dict[str, Any]:
+    """`section.key` -> value: what is taken from the configuration file, or the model alone."""
+    if not options.model.endswith(".toml"):
+        return {"model.path": options.model}
+    unread = "reward.timeout" if runs_programs([reward]) else "code.sandbox"
+    found: dict[str, Any] = {}
+    for section, table in read_toml(options.model, "configuration file").items():
+        if not isinstance(table, dict):
+            raise ValueError(f"{section}: expected a table [{section}]")
+        keys = {f"{section}.{name}": value for name, value in table.items()}
+        found |= {key: value for key, value in keys.items() if _kept(key) and key != unread}
+    return found
+
+
+def _check_options(options: Options, fields: dict[str, str], fixed: dict[str, Any]) -> None:
+    """Raises ValueError for an option that has no effect on this benchmark, or at this endpoint."""
+    for name, value in options.of_source:
+        if name not in own_options(options.benchmark):
+            raise ValueError(f"--{name} {value}: benchmark {options.benchmark} has no such option: leave it out")
+    if options.url:
+        check_url("--url", options.url)
+    for key in fields:
+        if key in fixed:
+            raise ValueError(f"--{key}: has no effect, the benchmark {options.benchmark} says what it is; leave it out")
+        if options.url and key.startswith(OF_A_MODEL_HERE) and key not in ASKED:
+            raise ValueError(f"--{key}: has no effect on the endpoint {options.url}, which says it itself; leave it out")
 
 
 def _kept(key: str) -> bool:

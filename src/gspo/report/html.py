@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from html import escape as html_escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,6 @@ if TYPE_CHECKING:
     from gspo.report.plots import Drawn
 
 PACKAGE = Path(__file__).parents[1]
-
-
-def escape(text: Any) -> str:
-    """`text` as HTML that cannot be markup; control characters become visible."""
-    return html_escape(visible(text), quote=True)
 
 
 def write_page(path: Path, template: str, **values: Any) -> None:

@@ -1,6 +1,6 @@
 """The report of a run: one HTML file that needs nothing else, for light and dark pages, screens and phones.
 
-Reads what a run folder holds. Anyone may have written there: whatever comes from a file goes through `escape`.
+Reads what a run folder holds. Anyone may have written there: the templates escape whatever they are given.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import tomli_w
-from markupsafe import Markup
 
 from gspo.report import numbers, samples
 from gspo.report.events import sandbox, warnings
-from gspo.report.html import escape, write_page
+from gspo.report.html import write_page
 from gspo.report.read import read_lines, read_run, run_names
 from gspo.report.summary import RunSummary, get, headline, lead, origin, tell, tiles
 from gspo.safe import own_folder, without_secrets
@@ -105,9 +104,9 @@ def _report(folder: Path, told: RunSummary, drawn: list[Drawn], text: str) -> di
         "tiles": tiles(told),
         "first": [d for d in drawn if d.name in first],
         "warnings": warned,
-        "before_and_after": Markup(samples.before_and_after(folder, escape)),
+        "before_and_after": samples.before_and_after(folder),
         "diagnostics": [d for d in drawn if d.name not in first],
-        "coloured": Markup(samples.coloured(folder / "rollouts.jsonl", escape)),
+        "coloured": samples.coloured(folder / "rollouts.jsonl"),
         "configuration": text,
     }
 

@@ -1,16 +1,14 @@
-"""Sample rollouts of a run as HTML: a completion before and after training, and tokens coloured by their log-ratio.
+"""Sample rollouts of a run: a completion before and after training, and tokens coloured by their log-ratio.
 
-Imports nothing from gspo but the reader of run folders.
+Returns what templates/samples.html shows. Imports nothing from gspo but the reader of run folders.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import median_low as median
-from typing import Any
+from typing import Any, NamedTuple
 
 from gspo.report.read import first_step, last_step
 
@@ -19,63 +17,77 @@ MOST_COLOURED = 6  # completions whose tokens are coloured
 MOST_ROWS = 512  # rollouts of a step that are searched for a pair
 SHADES = 4
 ROUNDING = 1e-5  # of a log-probability: the colour scale never ends below it
-Escape = Callable[[Any], str]
+NAMES = ("Before", "After")
+SCALE = (-1, -0.7, -0.45, -0.2, 0, 0.2, 0.45, 0.7, 1)
 
 
-def before_and_after(folder: Path, escape: Escape) -> str:
+class Token(NamedTuple):
+    """A token of a completion: its CSS class, its numbers, and its text. `gap`: the number of tokens left out here."""
+
+    shade: str
+    numbers: str
+    text: str
+    gap: int = 0
+
+
+class Part(NamedTuple):
+    """A part of a conversation. `kind`: "prompt" or "completion". `tokens`: those that were trained on, in place of text."""
+
+    kind: str
+    note: str
+    text: str
+    tokens: list[Token]
+
+
+def before_and_after(folder: Path) -> dict[str, Any] | None:
     """A completion of the first evaluation beside one of the last, to the same held-out prompt. Without evaluations, they
     are from the first and the last step, to similar prompts.
 
-    Both are typical: each has the median reward of its side. "" if there are no two steps.
+    Both are typical: each has the median reward of its side. None if there are no two steps.
     """
     pair = None
     for name in ("evaluations.jsonl", "rollouts.jsonl"):
         pair = pair or choose_pair(first_step(folder / name), last_step(folder / name))
     if pair is None:
-        return ""
-    cards = []
-    for name, row in zip(("Before", "After"), pair):
-        cards.append(
-            f'<div class="card"><h3>{name}: step {escape(row["step"])}</h3><p class="about">{escape(_about(row))}</p>'
-            f"{_conversation(row, escape)}{_right(row, escape)}</div>"
-        )
+        return None
     texts = [prompt_text(row) for row in pair]
     shared = set(texts[0].split()) & set(texts[1].split())
     which = "Completions of two similar prompts" if shared else "Completions of two prompts"
     which = "Two completions of the same prompt" if texts[0] == texts[1] else which
-    return (
-        f'<h2>A completion before and after</h2><p class="note">{which}, one from the beginning and one from the end of '
-        "training. Each is ordinary: of the completions that could stand here, it has the median reward or one near it.</p>"
-        f'<div class="pair">{"".join(cards)}</div>'
-    )
+    return {"which": which, "cards": [(f"{name}: step {row['step']}", _card(row)) for name, row in zip(NAMES, pair)]}
 
 
-def _conversation(row: dict[str, Any], escape: Escape, completions: Callable[[int], str] | None = None) -> str:
-    """The prompt and the completion; or a conversation turn by turn, with speakers and rewards. `completions`: returns the
-    HTML of the policy's tokens in a turn; None for plain text.
+def coloured(path: Path) -> dict[str, Any] | None:
+    """Completions of the last step with tokens coloured by their log-ratios; None if none has log-ratios."""
+    rows = [row for row in last_step(path) if row.get("tokens") and row.get("log_ratio")][:MOST_COLOURED]
+    if not rows:
+        return None
+    sizes = sorted(abs(v) for row in rows for v in row["log_ratio"] if v is not None)
+    top = max(sizes[int(0.98 * (len(sizes) - 1))] if sizes else 0.0, ROUNDING)
+    cards = [("", _card(row, top)) for row in rows]
+    return {"step": rows[0]["step"], "top": f"{top:.2g}", "scale": [shade(v, 1.0) for v in SCALE], "cards": cards}
+
+
+def _card(row: dict[str, Any], top: float = 0.0) -> dict[str, Any]:
+    """A rollout: facts, the prompt and the completion or the conversation turn by turn, and the right answer. `top`: where
+    the colours of tokens saturate; 0 for plain text.
     """
-    if not row.get("dialogue"):
-        completion = completions(0) if completions else escape(_shorten(str(row.get("completion", ""))))
-        return f'<div class="prompt">{escape(prompt_text(row))}</div><div class="completion">{completion}</div>'
-    turns = []
-    for message in row["dialogue"]:
-        spoken, shown = "turn" in message, escape(_shorten(str(message.get("content", "")), 2000))
-        notes = [f"turn {message['turn'] + 1}" if spoken else str(message.get("role", ""))]
-        notes += [f"reward {value:+z.2f}".replace("-", "−") for value in [message.get("reward")] if value is not None]
-        notes += [f"left out: {why}" for why in [message.get("left_out")] if why]
-        if spoken and completions:
-            spans = completions(message["turn"])
-            notes[0] += ", trained" if spans else ""
-            shown = spans or shown
-        kind = "completion" if spoken else "prompt"
-        turns.append(f'<p class="about">{escape(", ".join(notes))}</p><div class="{kind}">{shown}</div>')
-    return "".join(turns)
-
-
-def _right(row: dict[str, Any], escape: Escape) -> str:
-    """The correct answer, if the data has one."""
-    text = row.get("answer", "")
-    return f'<p class="about">Right answer: <b>{escape(_shorten(text, 400))}</b></p>' if text else ""
+    parts = []
+    for message in row.get("dialogue", ()):
+        sampled, text = "turn" in message, _shorten(str(message.get("content", "")), 2000)
+        tokens = _tokens(row, top, message["turn"]) if sampled and top else []
+        notes = [f"turn {message['turn'] + 1}" if sampled else str(message.get("role", ""))]
+        notes += ["trained"] if tokens else []
+        if (reward := message.get("reward")) is not None:
+            notes.append(f"reward {reward:+z.2f}".replace("-", "−"))
+        if message.get("left_out"):
+            notes.append(f"left out: {message['left_out']}")
+        parts.append(Part("completion" if sampled else "prompt", ", ".join(notes), text, tokens))
+    if not parts:
+        text = _shorten(str(row.get("completion", "")))
+        completion = Part("completion", "", text, _tokens(row, top, 0) if top else [])
+        parts = [Part("prompt", "", prompt_text(row), []), completion]
+    return {"about": _about(row), "parts": parts, "answer": _shorten(row.get("answer", ""), 400)}
 
 
 def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -108,29 +120,6 @@ def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tupl
     return ordinary[len(ordinary) // 2]
 
 
-def coloured(path: Path, escape: Escape) -> str:
-    """Completions of the last step with tokens coloured by their log-ratios; "" if none has log-ratios."""
-    rows = [row for row in last_step(path) if row.get("tokens") and row.get("log_ratio")][:MOST_COLOURED]
-    if not rows:
-        return ""
-    sizes = sorted(abs(v) for row in rows for v in row["log_ratio"] if v is not None)
-    top = max(sizes[int(0.98 * (len(sizes) - 1))] if sizes else 0.0, ROUNDING)
-    cards = [
-        f'<div class="card"><p class="about">{escape(_about(row))}</p>'
-        f"{_conversation(row, escape, partial(_tokens, row, top, escape))}{_right(row, escape)}</div>"
-        for row in rows
-    ]
-    swatches = "".join(f'<i class="{shade(v, 1.0)}"></i>' for v in (-1, -0.7, -0.45, -0.2, 0, 0.2, 0.45, 0.7, 1))
-    return (
-        f"<h2>Completions of step {escape(rows[0]['step'])}, token by token</h2>"
-        f'<div class="legend"><span>less likely after the update, −{top:.2g}</span>'
-        f'<span class="scale">{swatches}</span>'
-        f"<span>+{top:.2g}, more likely</span></div>"
-        '<p class="note">The colour shows the log-ratio of a token: its log-probability after the step minus the one that '
-        f"it was sampled with. Hover over a token to see its numbers.</p>{''.join(cards)}"
-    )
-
-
 def shade(value: float | None, top: float) -> str:
     """The CSS class of a log-ratio: u1 to u4 for more likely, d1 to d4 for less likely, "" near 0.
 
@@ -142,22 +131,18 @@ def shade(value: float | None, top: float) -> str:
     return f"{'u' if value > 0 else 'd'}{level}" if level else ""
 
 
-def _tokens(row: dict[str, Any], top: float, escape: Escape, turn: int) -> str:
-    """The tokens of a turn that were trained on."""
+def _tokens(row: dict[str, Any], top: float, turn: int) -> list[Token]:
+    """The tokens of a turn that were trained on, without the middle of a long one."""
     nothing, turns = [None] * len(row["tokens"]), row.get("token_turns") or [0] * len(row["tokens"])
     each = zip(row["tokens"], row["log_ratio"], row.get("logp") or nothing, turns)
-    tokens = [entry[:3] for entry in each if entry[3] == turn]
-    spans, half = [], MOST_TOKENS // 2
-    for i, (token, ratio, logp) in enumerate(tokens):
-        if len(tokens) > MOST_TOKENS and half <= i < len(tokens) - half:
-            if i == half:
-                spans.append(f'<span class="gap"> … {len(tokens) - 2 * half:,} tokens left out … </span>')
-            continue
-        known = {"log-ratio": ratio, "log-prob": logp}
-        numbers = [f"{name} {value:+z.3g}" for name, value in known.items() if value is not None]
-        text = escape(str(token)).replace("\n", "↵\n")
-        spans.append(f'<i class="{shade(ratio, top)}" title="{escape(", ".join(numbers))}">{text}</i>')
-    return "".join(spans)
+    tokens = []
+    for text, ratio, logp, at in each:
+        if at == turn:
+            known = {"log-ratio": ratio, "log-prob": logp}
+            numbers = ", ".join(f"{name} {value:+z.3g}" for name, value in known.items() if value is not None)
+            tokens.append(Token(shade(ratio, top), numbers, str(text).replace("\n", "↵\n")))
+    half, gap = MOST_TOKENS // 2, len(tokens) - MOST_TOKENS
+    return tokens if gap <= 0 else [*tokens[:half], Token("", "", "", gap), *tokens[-half:]]
 
 
 def _about(row: dict[str, Any]) -> str:
