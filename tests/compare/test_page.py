@@ -7,25 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from gspo.compare.page import spell, summarise, write_html, write_rows, write_summary
+from gspo.compare.page import summarise, write_html, write_rows, write_summary
 from gspo.compare.spec import Cell, Study
 from gspo.config.schema import Config
 from gspo.report.plots import Drawn
-from gspo.statistics.intervals import Interval
 
 
 def row(variant, seed, reward, status="done", **more):
     known = {
-        "collapsed": False,
-        "fall": 0.0,
-        "clipped": 0.1,
-        "volatility": math.nan,
-        "seconds": 60.0,
-        "seconds_train": 1.0,
-        "steps": 9,
-        "unscored": 0.0,
-        "eval_unscored": math.nan,
-    }
+        "collapsed": False, "fall": 0.0, "clipped": 0.1, "volatility": math.nan, "seconds": 60.0, "seconds_train": 1.0,
+        "steps": 9, "unscored": 0.0, "eval_unscored": math.nan,
+    }  # fmt: skip
     here = {"setting": "runs", "variant": variant, "seed": seed, "status": status, "reason": ""}
     return here | (known | {"reward": reward} if status == "done" else {}) | more
 
@@ -122,16 +114,3 @@ def test_nothing_is_written_through_a_link(tmp_path):
     write_summary(STUDY, summary, tmp_path)
     write_html(STUDY, ROWS, summary, {}, tmp_path)
     assert (tmp_path / "other").read_text() == "kept" and not (tmp_path / "results.csv").is_symlink()
-
-
-@pytest.mark.parametrize(
-    ("value", "how", "text"),
-    [
-        (Interval(0.5, 0.25, 0.75, 3), {}, "0.500 [0.250, 0.750]"),
-        (Interval(0.5, 0.25, 0.75, 3), {"short": True, "form": ".0%"}, "50%"),
-        (Interval(0.5, math.nan, math.nan, 1), {"form": "+.1f"}, "+0.5"),
-        (Interval(math.nan, math.nan, math.nan, 0), {}, ""),
-    ],
-)
-def test_intervals_in_figures(value, how, text):
-    assert spell(value, **how) == text

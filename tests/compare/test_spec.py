@@ -25,8 +25,7 @@ from tests.compare.studies import BASE, write
         ("lr = 3e-3", "rl = 3e-3", r"optimizer\.rl = 0\.003: unknown key"),
         ("train = {steps = 3}", "train = {steps = 3, seed = 1}", ""),
         ('algorithm = {name = "grpo"}', "train = {seed = 1}", r"GRPO: train\.seed: the study sets it"),
-        ("last = 2", "last = 0", "last = 0: must be a whole number of at least 1"),
-        ("threads = 1", 'threads = "all"', "threads = 'all': must be a whole number"),
+        ("threads = 1", 'threads = "all"', "threads = 'all': must be a whole number of at least 1"),
         ("[base]", "[bases]", "bases: unknown key"),
         ('model = {path = "tiny"}', "", r"model\.path is required"),
         ("[variants.GRPO]", '[settings."x"]\nonly = ["GRP"]\n[variants.GRPO]', "'GRP' is no variant, did you mean GRPO"),
@@ -48,7 +47,6 @@ from tests.compare.studies import BASE, write
             '[settings."x".variants]\nGRPO = 3\n[variants.GRPO]',
             r"variants = \{'GRPO': 3\}: give tables of",
         ),
-        ("num_prompts = 4", "num_prompts = 5", r"num_prompts = 5 cannot be split"),
         ("title =", "title", "not valid TOML"),
     ],
 )
@@ -88,8 +86,7 @@ variants = {GRPO = {optimizer = {lr = 1e-2}}}
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["..", ".", "../x", ".hidden", "", " ", "///", "a\0b", "a\x1b[2Jb", "a\nb", "x" * 300, "\u202eb"],
+    "name", ["..", ".", "../x", ".hidden", "", " ", "///", "a\0b", "a\x1b[2Jb", "a\nb", "x" * 300, "\u202eb"]
 )
 @pytest.mark.parametrize("kind", ["variants", "settings"])
 def test_a_name_leads_out_of_no_folder(tmp_path, name, kind):

@@ -18,12 +18,7 @@ ROWS = [{"prompt": f"{i}+1=", "answer": i + 1, "completion": str(i + 1)} for i i
 def load(source="", rows=None, eval_rows=None, limit=None, num_prompts=256, every=0, loader=load_prompts, **task):
     task = TaskConfig(source=str(source), **task)
     return loader(
-        task,
-        EvalConfig(num_prompts=num_prompts, every=every),
-        Encoder(characters(), task),
-        limit,
-        rows,
-        eval_rows,
+        task, EvalConfig(num_prompts=num_prompts, every=every), Encoder(characters(), task), limit, rows, eval_rows
     )
 
 

@@ -12,28 +12,17 @@ from tests.patience import PATIENCE
 def test_a_function_of_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "own_task_module.py").write_text(
         "def rows(n, word='w'):\n    return [{'prompt': f'{word}{i}'} for i in range(n)]\n"
-        "def broken(): raise OSError('disk')\nvalue = 3\n"
         "def leaves():\n    import sys\n    sys.exit(0)\n"
     )
     monkeypatch.chdir(tmp_path)
     source = "own_task_module:rows"
     train, held_out = load(source, config={"n": 20, "word": "v"})
     assert [train[0].messages, len(train), len(held_out)] == ["v0", 18, 2]
-    for bad, config, message in [
-        (source, {}, "cannot be called with it: missing a required argument: 'n'"),
+    for bad, config, message in [  # others are in tests/test_bad_input.py
         (source, {"n": 2, "wrd": 1}, "cannot be called with it: got an unexpected keyword argument 'wrd'"),
-        (source, {"n": 0}, "own_task_module:rows: there are no rows"),
-        ("own_task_module:row", {}, "own_task_module has no function 'row', did you mean rows?"),
-        ("own_task_module:value", {}, "value is an int, not a function"),
-        ("own_task_module:broken", {}, "own_task_module:broken raised OSError: disk"),
         ("own_task_module:leaves", {}, "own_task_module:leaves raised SystemExit: 0"),
-        (
-            "no_such_module:rows",
-            {},
-            "there is no module 'no_such_module' in .* or among the installed packages",
-        ),
     ]:
-        with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        with pytest.raises(ValueError, match=message):
             load(bad, config=config)
 
 
@@ -76,34 +65,16 @@ def test_a_hugging_face_data_set(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
-    [
-        ("a.jsonl", "", "a.jsonl: the file is empty"),
-        ("a.jsonl", "\n\n", "a.jsonl: there are no rows"),
-        ("a.jsonl", '{"prompt": "x"}\n{"prompt": ', "a.jsonl, line 2: not valid JSON"),
-        ("a.jsonl", '{"prompt": "x"}\n["x"]', "a.jsonl, line 2: expected an object"),
-        ("a.jsonl", b"\xff\xfe{}", "a.jsonl: not UTF-8 text"),
-        (
-            "a.jsonl",
-            '{"n": ' + "7" * 5000 + "}",
-            "line 1: a number has more than 4,300 digits: give it as a string",
-        ),
+    [  # others are in tests/test_bad_input.py
         ("a.jsonl", "[" * 100_000, "a.jsonl, line 1: nested too deeply to be read: flatten it"),
         ("a.jsonl", '{"prompt": "x"}\n\0', "a.jsonl, line 2: not valid JSON"),
-        ("a.json", "[]", "a.json: there are no rows"),
-        ("a.json", '{"prompt": "x"}', "a.json: expected a list of rows .*, got a dict with prompt"),
         ("a.json", '[{"prompt": "x"}, 3]', "a.json, row 1: expected an object .*, got 3"),
-        ("a.json", "[" * 100_000, "a.json: nested too deeply"),
-        ("a.csv", "prompt,answer\n", "a.csv: there are no rows"),
-        ("a.csv", "prompt,answer\nx,1\ny\n", "a.csv, line 3: expected 2 fields"),
         ("a.csv", "prompt,answer\nx,1,2\n", "a.csv, line 2: expected 2 fields"),
-        ("a.csv", 'prompt,answer\n"x,1\n', "a.csv, line 2: not valid CSV"),
-        ("a.parquet", "PAR1", "a.parquet: not a Parquet file"),
-        ("a.txt", "hello", r"files can be \.jsonl, \.json, \.parquet, \.csv, not \.txt"),
     ],
 )
 def test_bad_files(tmp_path, name, content, message):
     path = tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    path.write_text(content)
     with pytest.raises(ValueError, match=message):
         load(path)
 
@@ -139,20 +110,8 @@ def test_a_folder_that_datasets_saved(tmp_path):
         load(tmp_path / "one")
 
 
-def test_a_source_that_ends_the_process_is_an_error(tmp_path, monkeypatch):
-    (tmp_path / "ends_at_import.py").write_text("import sys\nsys.exit(0)\n")
-    (tmp_path / "ends_when_called.py").write_text("import sys\ndef rows(): sys.exit(0)\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="importing 'ends_at_import' failed: SystemExit: 0"):
-        load("ends_at_import:rows")
-    with pytest.raises(ValueError, match="ends_when_called:rows raised SystemExit: 0"):
-        load("ends_when_called:rows")
-
-
-def test_missing_files(tmp_path):
-    write(tmp_path / "train.jsonl", ROWS)
-    with pytest.raises(ValueError, match=r"there is no such file in .*, did you mean train\.jsonl\?"):
-        load(tmp_path / "trian.jsonl")
+def test_other_suffixes_and_no_source(tmp_path):
+    (tmp_path / "train.jsnl").write_text("{}")
     with pytest.raises(ValueError, match=r"files can be .*, not \.jsnl"):
         load(tmp_path / "train.jsnl")
     with pytest.raises(ValueError, match=r"task\.source is required"):

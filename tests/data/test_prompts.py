@@ -42,7 +42,7 @@ def test_held_out_prompts_are_never_trained_on():
 
 
 def test_size_takes_the_first_rows_and_says_when_there_are_fewer():
-    assert len(load(rows=ROWS, size=5)[0]) == 5
+    assert len(load(rows=ROWS, size=5)[0]) == 5 and [len(part) for part in load(rows=ROWS, num_prompts=0)] == [40, 0]
     with pytest.warns(UserWarning, match=r"task\.size = 100: the data set has only 36 training rows"):
         load(rows=ROWS, size=100)
 
@@ -65,12 +65,6 @@ def test_prompts_are_the_same_where_the_model_reads_the_same():
             eval_rows=[{"prompt": messages}],
         )  # fmt: skip
     assert [prompt.messages for prompt in train] == ["x"] and held_out[0].messages == messages
-
-
-def test_nothing_is_held_out_where_nothing_is_evaluated(tmp_path):
-    assert [len(part) for part in load(rows=ROWS, num_prompts=0)] == [40, 0]
-    assert [len(part) for part in load("reasoning_gym:gcd", size=4, num_prompts=0)] == [4, 0]
-    assert [len(part) for part in load(write(tmp_path / "a.jsonl", ROWS), num_prompts=0)] == [40, 0]
 
 
 def test_prompts_that_are_all_the_same_are_told_of():
@@ -121,17 +115,11 @@ GOOD = {"prompt": "x"}
 @pytest.mark.parametrize(
     ("rows", "task", "message"),
     [
-        ([], {}, "the data set: there are no rows"),
-        ({"prompt": ["x"]}, {}, "expected a list of rows, got a dict with prompt: choose one split"),
-        (iter(ROWS), {}, "expected a list of dicts or a datasets.Dataset, got a list_iterator .*streamed"),
+        ({"prompt": ["x"]}, {}, "expected a list of dicts .*, got a dict with prompt: choose one split"),
+        (iter(ROWS), {}, "expected a list of dicts or a datasets.Dataset, got a list_iterator.*streamed"),
         ([GOOD, "x"], {}, "row 1: is a str, expected a dict of columns"),
-        ([{"promt": "x", "answer": 1}], {}, r"row 0: there is no column 'prompt', did you mean promt\?; set "
-         r"task\.prompt_column to one of: promt, answer"),
-        ([GOOD, {"prompt": 3}], {}, r"row 1: the prompt \(column 'prompt'\) is an int; expected a string"),
         ([GOOD, {"prompt": None}], {}, r"row 1: the prompt \(column 'prompt'\) is a NoneType"),
-        ([GOOD, {"prompt": [{"role": "user", "content": "x"}]}], {}, "row 1: .*no chat template is in use"),
         ([GOOD, {"prompt": "x" * 9}], {}, "row 1: the prompt has 10 tokens, but only 8 fit: shorten it"),
-        ([{"prompt": "x", "completions": "y"}], {}, "row 0: a column 'completions' would hide the argument"),
         ([GOOD], {"loader": load_demonstrations}, "row 0: there is no column 'completion'; set task.completion_col"),
         ([GOOD | {"completion": 3}], {"loader": load_demonstrations}, "row 0: the completion .* is an int; expected"),
         ([GOOD | {"completion": ""}], {"loader": load_demonstrations}, "row 0: the completion .* is empty"),

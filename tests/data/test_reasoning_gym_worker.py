@@ -13,11 +13,6 @@ from tests.patience import PATIENCE
 pytest.importorskip("reasoning_gym")
 
 
-def test_errors_come_out_of_the_process_that_makes_the_items():
-    with pytest.raises(ValueError, match="reasoning-gym has no such task, did you mean count_bits"):
-        load("cuont_bits")
-
-
 def test_warnings_come_out_of_the_process_that_makes_the_items():
     with pytest.warns(UserWarning) as heard:
         load("game_of_life_halting")

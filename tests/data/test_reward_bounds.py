@@ -5,16 +5,14 @@ import pytest
 from gspo.data.reward_bounds import LARGEST, unfit
 
 
-@pytest.mark.parametrize("reward", [0.0, -1.5, 1e-320, LARGEST, -LARGEST])
-def test_a_reward(reward):
-    assert unfit(reward) == ""
-
-
-@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-def test_no_finite_number(reward):
-    assert unfit(reward) == f"{reward}, which is not a finite number"
-
-
-@pytest.mark.parametrize("reward", [1.1e9, -1e200, 1.7e308])
-def test_a_number_that_advantages_cannot_bear(reward):
-    assert "beyond 1e+09: scale the reward down" in unfit(reward)
+@pytest.mark.parametrize(
+    "rewards, why",
+    [
+        ((0.0, -1.5, 1e-320, LARGEST, -LARGEST), ""),
+        ((math.nan, math.inf, -math.inf), ", which is not a finite number"),
+        ((1.1e9, -1e200, 1.7e308), ", which is beyond 1e+09: scale the reward down"),
+    ],
+)
+def test_what_can_be_a_reward(rewards, why):
+    for reward in rewards:
+        assert unfit(reward) == (f"{reward:g}{why}" if why else "")

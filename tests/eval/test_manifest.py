@@ -36,8 +36,6 @@ def test_the_same_evaluation_goes_on(tmp_path):
     [
         (made(rows=[{"id": "1", "prompt": "1 + 1?", "answer": "3"}]), "data"),
         (made(eval={"temperature": 0.5}), "sampling"),
-        (made(model={"path": "n"}), "model"),
-        (made(url="http://host"), "endpoint"),
         (made(version="commit 2"), "weights"),
         (made(computation={"dtype": "bfloat16"}), "computation"),
         (made(task={"source": "benchmark:aime24", "system": "Think."}), "prompt"),

@@ -12,9 +12,7 @@ from gspo.rewards.programs import livecodebench
 from tests.patience import PATIENCE
 
 SPEC = find_spec("livecodebench")
-pytestmark = [
-    pytest.mark.skipif(SPEC is None, reason="nvidia-livecodebench is not installed: make test-benchmarks"),
-]
+pytestmark = [pytest.mark.skipif(SPEC is None, reason="nvidia-livecodebench is not installed: make test-benchmarks")]
 
 SUM = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5\n", "output": "10\n"}]
 HALF = [{"input": "3\n", "output": "1.5\n2\n"}]

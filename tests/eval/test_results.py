@@ -32,11 +32,8 @@ def test_figures_of_a_benchmark():
     assert (found["truncated"], found["tokens"], found["failed"], found["answered"]) == (0.25, 25, 1, 7 / 8)
     assert [(row["id"], row["correct"], row["majority"]) for row in rows] == [("a", 2, "33"), ("b", 1, "8")]
     text = "\n".join(describe(found))
-    assert (
-        "avg@4   37.50 %" in text
-        and f"interval {LIKE}" in text
-        and "1 reply could not be scored and counts as wrong; the commonest reason: too slow" in text
-    )
+    assert "avg@4   37.50 %" in text and f"interval {LIKE}" in text
+    assert "1 reply could not be scored and counts as wrong; the commonest reason: too slow" in text
 
 
 def test_one_reply_a_problem():

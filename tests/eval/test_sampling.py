@@ -1,6 +1,7 @@
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.eval import sampling
 from gspo.eval.endpoint import EndpointReply
 from gspo.eval.replies import Lines, Mark, Reply, read
-from gspo.eval.sampling import by_chance, in_tenths, keys, mark, sample, vote
+from gspo.eval.sampling import mark, missing_keys, note_tenths, sample, shuffle_problems, vote
 from gspo.interfaces import RewardsFailed
 from gspo.rewards.scorer import Rewards
 from gspo.types import Prompt, Rollout
@@ -47,28 +48,11 @@ def test_replies_are_on_the_disk_as_they_come_and_few_are_under_way(tmp_path):
     thread = threading.Thread(target=answer)
     thread.start()
     with replies_of(tmp_path) as replies:
-        sample(replies, list(keys(PROMPTS, 3, ())), begin, 2, quiet)
-        assert list(keys(PROMPTS, 3, replies.lines)) == []
+        sample(replies, list(missing_keys(PROMPTS, 3, ())), begin, 2, quiet)
+        assert list(missing_keys(PROMPTS, 3, replies.lines)) == []
     thread.join()
     assert max(most) <= 2 and max(seen) >= 4
     assert read(tmp_path / "replies.jsonl", Reply)["a", 1].text == "('a', 1)"
-
-
-def test_what_came_before_an_error_is_kept(tmp_path):
-    futures = {}
-
-    def begin(key):
-        future = futures[key] = Future()
-        if key[1] == 1:
-            future.set_exception(RuntimeError("gone"))
-        elif key[1] == 0:
-            future.set_result(EndpointReply("here", 1, "eos"))
-        return future
-
-    with replies_of(tmp_path) as replies, pytest.raises(RuntimeError, match="gone"):
-        sample(replies, [("a", 0), ("a", 1), ("a", 2)], begin, 1, quiet)
-    assert list(read(tmp_path / "replies.jsonl", Reply)) == [("a", 0)]
-    assert ("a", 2) not in futures
 
 
 class BegunNoMore(BaseException):
@@ -94,7 +78,7 @@ def test_all_replies_that_are_there_are_kept_when_one_fails_or_somebody_stops_it
 
 def test_an_order_by_chance_keeps_the_replies_to_a_problem_together():
     todo = [(problem, number) for problem in "abcdefgh" for number in range(3)]
-    orders = [by_chance(todo) for _ in range(20)]
+    orders = [shuffle_problems(todo) for _ in range(20)]
     assert all(sorted(order) == todo for order in orders) and len({order[0] for order in orders}) > 2
     assert all([problem for problem, _ in order[::3]] == [problem for problem, _ in order[1::3]] for order in orders)
 
@@ -134,7 +118,7 @@ def fails_at_bad(prompts, completions, **columns):
 @pytest.mark.filterwarnings("ignore:reward .*a call for")
 @pytest.mark.parametrize("earlier", [0, 2])
 def test_one_reply_that_cannot_be_scored_does_not_stop_an_evaluation_whose_rewards_work(tmp_path, monkeypatch, earlier):
-    monkeypatch.setattr(sampling, "MARKED", 2)
+    monkeypatch.setattr(sampling, "BATCH", 2)
     said = [Reply("a", i, text, 1, "eos") for i, text in enumerate(("good", "good", "bad"))]
     config = RewardConfig(functions=["tests.eval.test_sampling:fails_at_bad"])
     with Rewards(config, TaskConfig(source="benchmark:aime24")) as scorer, Lines(tmp_path / "marks.jsonl", Mark) as marks:
@@ -144,20 +128,14 @@ def test_one_reply_that_cannot_be_scored_does_not_stop_an_evaluation_whose_rewar
         assert "no opinion of this one" in marks.lines["a", 2].error
 
 
-def test_programs_do_not_vote():
+def test_neither_programs_nor_thinking_vote():
     assert vote(Rollout.begun(Prompt("a", "?", (), {"tests": []}))) is None
-
-
-def test_thinking_does_not_vote():
-    import dataclasses
-
-    begun = dataclasses.replace(Rollout.begun(PROMPTS[0]), text="<think>\\boxed{1}</think> \\boxed{2}")
-    assert vote(begun) == "2"
+    assert vote(replace(Rollout.begun(PROMPTS[0]), text="<think>\\boxed{1}</think> \\boxed{2}")) == "2"
 
 
 def test_those_without_a_live_view_hear_of_each_tenth():
     notes = []
-    report = in_tenths(notes.append, quiet)
+    report = note_tenths(notes.append, quiet)
     for done in range(101):
         report("sampling", done, 100)
     assert len(notes) == 10 and notes[0] == "sampling: 10 of 100 replies" and notes[-1] == "sampling: 100 of 100 replies"

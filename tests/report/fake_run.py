@@ -27,19 +27,11 @@ steps = {steps}
 
 
 def make(
-    folder: Path,
-    steps: int = 60,
-    seed: int = 0,
-    gain: float = 0.53,
-    warnings: tuple[str, ...] = (),
-    name: str = "gspo",
+    folder: Path, steps: int = 60, seed: int = 0, gain: float = 0.53, warnings: tuple[str, ...] = (), name: str = "gspo"
 ) -> Path:
     """A run folder of `steps` steps in which accuracy rises by about `gain`."""
     rng = random.Random(seed)
-    with (
-        RunFolder.create(folder, CONFIG.format(name=name, steps=steps)) as run,
-        RunLog(run, progress=Quiet()) as log,
-    ):
+    with RunFolder.create(folder, CONFIG.format(name=name, steps=steps)) as run, RunLog(run, progress=Quiet()) as log:
         log.metrics({"step": 0, **accuracy(0.36, rng)})
         for text in warnings:
             log.warn(text)
@@ -63,14 +55,9 @@ class Quiet:
 def accuracy(mean: float, rng: random.Random) -> dict[str, float]:
     half = 1.96 * (mean * (1 - mean) / 512) ** 0.5
     return {
-        "eval/accuracy": mean,
-        "eval/accuracy_low": mean - half,
-        "eval/accuracy_high": mean + half,
-        "eval/prompts": 512.0,
-        "eval/failed": 3.0,
-        "eval/reward/worked": mean + 0.1,
-        "time/eval": 1.2,
-    }
+        "eval/accuracy": mean, "eval/accuracy_low": mean - half, "eval/accuracy_high": mean + half, "eval/prompts": 512.0,
+        "eval/failed": 3.0, "eval/reward/worked": mean + 0.1, "time/eval": 1.2,
+    }  # fmt: skip
 
 
 def metrics(step: int, steps: int, skill: float, rng: random.Random) -> dict[str, Any]:
@@ -120,22 +107,12 @@ def rollouts(step: int, skill: float, rng: random.Random, prompts: int = 6, grou
                 pieces = ["<think>", *worked(number), "</think>", "<answer>", str(answer), "</answer>"]
             else:
                 pieces = ["I ", "will ", "guess. ", "<answer>", str(answer), "</answer>"]
-            rows.append(
-                {
-                    "step": step,
-                    "prompt_id": f"{step}-{p}",
-                    "group": p,
-                    "prompt": f"How many 1 bits are in the binary representation of the number {number}?",
-                    "completion": "".join(pieces),
-                    "token_ids": list(range(len(pieces))),
-                    "reward": rewards[g],
-                    "reward_parts": {"task": rewards[g]},
-                    "advantage": rewards[g] - sum(rewards) / group,
-                    "version": step - 1,
-                    "stop": "eos",
-                    "error": None,
-                }
-            )
+            rows.append({
+                "step": step, "prompt_id": f"{step}-{p}", "group": p, "completion": "".join(pieces), "version": step - 1,
+                "prompt": f"How many 1 bits are in the binary representation of the number {number}?", "stop": "eos",
+                "token_ids": list(range(len(pieces))), "reward": rewards[g], "reward_parts": {"task": rewards[g]},
+                "advantage": rewards[g] - sum(rewards) / group, "error": None,
+            })  # fmt: skip
             if p == 0:
                 rows[-1]["tokens"] = pieces
                 rows[-1]["logp"] = [-abs(rng.gauss(0, 0.4)) for _ in pieces]

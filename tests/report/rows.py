@@ -9,10 +9,4 @@ def rollouts(folder, rows):
 
 
 def row(step, prompt, reward, completion="yes", **more):
-    return {
-        "step": step,
-        "prompt": prompt,
-        "completion": completion,
-        "reward": reward,
-        "token_ids": [1, 2],
-    } | more
+    return {"step": step, "prompt": prompt, "completion": completion, "reward": reward, "token_ids": [1, 2]} | more

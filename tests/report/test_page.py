@@ -12,6 +12,7 @@ import tomli_w
 
 from gspo.report.page import reported, write_report
 from gspo.report.read import read_run
+from tests.report.drawing import write
 from tests.report.fake_run import make
 from tests.report.rows import rollouts, row
 
@@ -47,8 +48,13 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(run):
-    return Page(write_report([run]).read_text())
+def html(run):
+    return write_report([run]).read_text()
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
 
 
 def test_the_headline_has_the_numbers(page):
@@ -59,16 +65,12 @@ def test_the_headline_has_the_numbers(page):
     assert "Watched: worked46 % → 98 %first and last evaluation" in page.text
 
 
-def test_it_needs_nothing_else(page):
+def test_it_needs_nothing_else_and_is_for_dark_pages_and_phones_too(page, html):
     assert len(page.links) == 30  # 15 figures, light and dark
     for link in page.links:
         kind, data = link.split(",", 1)
         assert kind == "data:image/png;base64" and base64.b64decode(data).startswith(b"\x89PNG")
     assert {"script", "link", "iframe"}.isdisjoint(page.tags)
-
-
-def test_dark_and_phone_are_provided_for(run):
-    html = write_report([run]).read_text()
     assert html.count('<source media="(prefers-color-scheme: dark)"') == 15
     assert "@media (prefers-color-scheme: dark)" in html and 'name="viewport"' in html
     assert not re.search(r"https?://", html)
@@ -82,34 +84,25 @@ def test_it_shows_warnings_configuration_and_samples(page):
 
 def test_a_drop_and_a_change_by_chance_are_said(tmp_path):
     def text(low, high, name):
-        folder = tmp_path / name
-        folder.mkdir()
         lines = [
             {"step": s, "eval/accuracy": a, "eval/accuracy_low": a - 0.05, "eval/accuracy_high": a + 0.05}
             for s, a in enumerate((low, high))
         ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return Page(write_report([folder]).read_text()).text
+        return Page(write_report([write(tmp_path / name, lines)]).read_text()).text
 
     assert "The intervals overlap: the change may be chance." in text(0.5, 0.55, "a")
     assert "Accuracy fell." in text(0.5, 0.2, "b")
     assert "overlap" not in text(0.2, 0.5, "c")
 
 
-def test_a_cold_start_and_an_unfinished_run(tmp_path):
-    folder = tmp_path / "sft"
-    folder.mkdir()
-    (folder / "config.toml").write_text("[train]\nsteps = 9\n")
-    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0, "time/train": 2.0}\n{"step": 2, "loss": 0.5}\n')
-    text = Page(write_report([folder]).read_text()).text
+def test_an_unfinished_cold_start_and_a_served_run_which_has_no_number_of_steps_to_reach(tmp_path):
+    sft = write(tmp_path / "sft", [{"step": 1, "loss": 3.0, "time/train": 2.0}, {"step": 2, "loss": 0.5}])
+    served = write(tmp_path / "served", [{"step": 1, "reward": 1.0, "turns/trained": 4.0}])
+    for folder in (sft, served):
+        (folder / "config.toml").write_text("[train]\nsteps = 9\n")
+    text, other = (Page(write_report([folder]).read_text()).text for folder in (sft, served))
     assert "Supervised fine-tuning: loss 3.000 → 0.500 in 2 steps, 2.0 s" in text and "Not finished: 2 of 9 steps." in text
-
-
-def test_a_served_run_has_no_number_of_steps_to_reach(tmp_path):
-    (tmp_path / "config.toml").write_text("[train]\nsteps = 9\n")
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 1.0, "turns/trained": 4.0}\n')
-    html = write_report([tmp_path]).read_text()
-    assert "Not finished" not in html and "eval.every" not in html and "rewards of the trajectories" in html
+    assert "Not finished" not in other and "eval.every" not in other and "rewards of the trajectories" in other
 
 
 def test_what_the_model_writes_cannot_become_markup(tmp_path):
@@ -232,7 +225,7 @@ def test_secrets_are_not_shown(talked):
     assert "sk-1" not in write_report([talked]).read_text()
 
 
-def test_a_page_without_evaluations_or_of_a_failed_run(talked):
+def test_a_page_without_evaluations_or_of_a_failed_or_collapsed_run(talked):
     """No chart stands alone, and nothing is claimed of what was not measured."""
     lines = [{k: v for k, v in line.items() if not k.startswith("eval/")} for line in read_run(talked).lines]
     (talked / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -241,9 +234,6 @@ def test_a_page_without_evaluations_or_of_a_failed_run(talked):
     assert first.count("<figure>") == 2
     assert "<title>run: Failed after 2 steps</title>" in html and "Nothing was evaluated" in html
     assert '<div class="failure">&lt;script&gt;' in html
-
-
-def test_a_collapse_stands_where_an_error_would(talked):
     events = '{"step": 2, "kind": "collapse", "text": "the mean reward fell from <b>.9 to .1"}\n'
     (talked / "events.jsonl").write_text(events)
     html = write_report([talked]).read_text()

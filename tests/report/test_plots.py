@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from gspo.report import plots
+from gspo.report import marks, plots
 from gspo.report.canvas import DARK, DPI, SIZE
 from gspo.report.plots import PLOTS, draw
 from gspo.report.read import read_run, run_names
@@ -50,24 +50,15 @@ def test_the_loss_of_a_policy_is_not_drawn(tmp_path):
     assert [d.name for d in draw([write(tmp_path / "a", [{"step": 1, "loss": 0.0, "reward": 0.5}])])] == ["reward"]
 
 
-def test_a_single_step_works(tmp_path):
-    drawn = draw([make(tmp_path / "one", steps=1)])
-    assert len(drawn) == 15
-
-
-@pytest.mark.parametrize("key", ["reward", "kl", "ratio/std", "ratio/noise_floor", "time/sample", "eval/accuracy", "lr"])
-@pytest.mark.parametrize("values", [[0.0, 0.0], [None, 1.0], [1e-30, 1e30], [-5.0, 5.0]])
-def test_odd_values_do_not_stop_a_figure(tmp_path, key, values):
-    draw([write(tmp_path / "run", [{"step": i + 1, key: v} for i, v in enumerate(values)])], tmp_path / "out")
+@pytest.mark.parametrize("values", [[0.5], [0.0, 0.0], [None, 1.0], [1e-30, 1e30], [-5.0, 5.0]])
+def test_odd_values_do_not_stop_a_figure(tmp_path, values):
+    keys = ("reward", "kl", "ratio/std", "ratio/noise_floor", "time/sample", "eval/accuracy", "lr")
+    lines = [dict.fromkeys(keys, value) | {"step": i + 1} for i, value in enumerate(values)]
+    assert len(draw([write(tmp_path / "run", lines)], tmp_path / "out")) == 7
 
 
 def test_nothing_to_draw_is_no_figure(tmp_path):
     assert draw([write(tmp_path / "run", [{"step": 1, "kl": None, "reward": None, "loss": "x"}])]) == []
-
-
-def test_a_folder_without_metrics_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"no metrics\.jsonl with at least one step"):
-        draw([tmp_path])
 
 
 def test_accuracy_has_its_intervals_and_ends(run):
@@ -204,6 +195,6 @@ def test_stages_are_thin_lines_and_queries_have_a_figure(tmp_path):
     ax = axes("reward", folder)
     assert [line.get_xdata()[0] for line in ax.lines if len(set(line.get_xdata())) == 1] == [2.5, 4.5]
     assert [line.get_label() for line in axes("length", folder).lines][:2] == ["mean", "the stage's limit"]
-    assert plots.borders(read_run(write(tmp_path / "plain", lines[:2]))) == []
+    assert marks.borders(read_run(write(tmp_path / "plain", lines[:2]))) == []
     both = axes("length", folder, write(tmp_path / "other", lines))
     assert len(both.lines) == 2  # one a run, without borders

@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 
 from gspo.report.read import RunMetrics, first_step, last_step, read_lines, read_run, run_names
 from gspo.runs.folder import RunFolder
@@ -18,7 +17,7 @@ def test_only_the_ends_of_a_large_file_are_read(tmp_path, monkeypatch):
     assert last_step(path) == rows[-8:]
     monkeypatch.setattr("gspo.report.read.MOST_BYTES", 50_000)  # a step larger than that is read in part
     assert first_step(path) == rows[:2] and last_step(path)[-1] == rows[-1]
-    assert first_step(tmp_path / "none") == last_step(tmp_path / "none") == []
+    assert first_step(tmp_path / "none") == last_step(tmp_path / "none") == list(read_lines(tmp_path / "none")) == []
     path.write_bytes(b"")
     assert first_step(path) == last_step(path) == []
 
@@ -50,10 +49,6 @@ def test_the_time_of_a_step_is_the_sum_of_its_parts(tmp_path):
     made = read_run(tmp_path, "a name")
     assert [line["time/step"] for line in made.lines] == [7, 9] and made.name == "a name"
     assert read_run(tmp_path).name == tmp_path.name
-
-
-def test_lines_of_no_file():
-    assert list(read_lines(Path("no/such/file"))) == []
 
 
 def test_runs_of_one_name_are_told_apart():

@@ -7,7 +7,7 @@ from gspo.report.summary import RunSummary, headline, lead, origin, tiles
 CONFIG = {"algorithm": {"name": "gspo"}, "model": {"path": "m"}, "train": {"steps": 2}, "task": "odd"}
 
 
-def told(*lines, error="", collapsed=False, planned=2, supervised=False, served=False, config=CONFIG):
+def summary(*lines, error="", collapsed=False, planned=2, supervised=False, served=False, config=CONFIG):
     run = RunMetrics("r", [{"step": step, "time/step": 1.0} | line for step, line in enumerate(lines, 1)])
     return RunSummary(run, config, supervised, served, error, collapsed, planned)
 
@@ -18,12 +18,12 @@ REWARDED = ({"reward": 0.25}, {"reward": 0.5})
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (told(*REWARDED), "Mean reward 0.25 → 0.50 in 2 steps, 2.0 s"),
-        (told(*REWARDED, error="RuntimeError: no"), "Failed after 2 steps"),
-        (told(*REWARDED, error="RuntimeError: no", planned=9), "Failed after 2 of 9 steps"),
-        (told(*REWARDED, collapsed=True, planned=9), "Collapsed: stopped after 2 of 9 steps"),
-        (told({"loss": 3.0}, supervised=True), "Supervised fine-tuning: loss 3.000 in 1 step, 1.0 s"),
-        (told({}), "1 step, 1.0 s"),
+        (summary(*REWARDED), "Mean reward 0.25 → 0.50 in 2 steps, 2.0 s"),
+        (summary(*REWARDED, error="RuntimeError: no"), "Failed after 2 steps"),
+        (summary(*REWARDED, error="RuntimeError: no", planned=9), "Failed after 2 of 9 steps"),
+        (summary(*REWARDED, collapsed=True, planned=9), "Collapsed: stopped after 2 of 9 steps"),
+        (summary({"loss": 3.0}, supervised=True), "Supervised fine-tuning: loss 3.000 in 1 step, 1.0 s"),
+        (summary({}), "1 step, 1.0 s"),
     ],
 )
 def test_what_went_wrong_comes_first(made, text):
@@ -31,35 +31,32 @@ def test_what_went_wrong_comes_first(made, text):
 
 
 def test_a_run_without_evaluations_says_so():
-    assert lead(told(*REWARDED)).startswith("Nothing was evaluated (eval.every = 0)")
-    assert "evaluated" not in lead(told({"loss": 1.0}, supervised=True))
-    assert "evaluated" not in lead(told({"reward": 1.0, "eval/accuracy": 0.5}))
-
-
-def test_a_served_run_evaluates_nothing_and_is_not_told_of_it():
-    said = lead(told(*REWARDED, served=True, planned=0))
-    assert said == "These are rewards of the trajectories that it was trained on."
+    assert lead(summary(*REWARDED)).startswith("Nothing was evaluated (eval.every = 0)")
+    assert "evaluated" not in lead(summary({"loss": 1.0}, supervised=True))
+    assert "evaluated" not in lead(summary({"reward": 1.0, "eval/accuracy": 0.5}))
+    served = lead(summary(*REWARDED, served=True, planned=0))
+    assert served == "These are rewards of the trajectories that it was trained on."
 
 
 def test_a_failed_run_says_what_it_had_reached():
-    assert lead(told(*REWARDED, error="no", planned=9)).startswith(
+    assert lead(summary(*REWARDED, error="no", planned=9)).startswith(
         "Until then: mean reward 0.25 → 0.50 (the last in step 2)."
     )
-    assert "Not finished" not in lead(told(*REWARDED, error="no", planned=9))
-    told_of = {name: note for name, _, note in tiles(told(*REWARDED, {"moe/volatility": 0.1}, error="no", planned=9))}
+    assert "Not finished" not in lead(summary(*REWARDED, error="no", planned=9))
+    told_of = {name: note for name, _, note in tiles(summary(*REWARDED, {"moe/volatility": 0.1}, error="no", planned=9))}
     assert told_of["Reward"] == "steps 1 and 2"
-    assert {name: note for name, _, note in tiles(told(*REWARDED))}["Reward"] == "first and last step"
-    assert lead(told(*REWARDED, planned=9)).endswith("Not finished: 2 of 9 steps.")
+    assert {name: note for name, _, note in tiles(summary(*REWARDED))}["Reward"] == "first and last step"
+    assert lead(summary(*REWARDED, planned=9)).endswith("Not finished: 2 of 9 steps.")
 
 
 def test_a_supervised_run_is_not_labelled_by_an_algorithm():
-    assert origin(told(*REWARDED)) == "r · gspo · m"
-    assert origin(told({"loss": 1.0}, supervised=True)) == "r · supervised fine-tuning · m"
+    assert origin(summary(*REWARDED)) == "r · gspo · m"
+    assert origin(summary({"loss": 1.0}, supervised=True)) == "r · supervised fine-tuning · m"
 
 
 def test_rewards_that_only_watch_are_told_as_what_they_are():
     config = {"reward": {"functions": ["task", "tasks:worked"], "weights": [1.0, 0.0]}}
     lines = [{"reward": 1.0, "reward/worked": value} for value in (0.25, 0.5)]
-    assert ("Watched: worked", f"25{NBSP}% → 50{NBSP}%", "first and last step") in tiles(told(*lines, config=config))
+    assert ("Watched: worked", f"25{NBSP}% → 50{NBSP}%", "first and last step") in tiles(summary(*lines, config=config))
     for odd in ("text", [1], {"functions": "task", "weights": 1}):
-        assert not [name for name, _, _ in tiles(told(*lines, config={"reward": odd})) if "Watched" in name]
+        assert not [name for name, _, _ in tiles(summary(*lines, config={"reward": odd})) if "Watched" in name]

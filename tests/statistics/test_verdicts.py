@@ -3,7 +3,7 @@ import math
 import pytest
 
 from gspo.statistics.intervals import Interval, of_differences
-from gspo.statistics.verdicts import verdict
+from gspo.statistics.verdicts import spell, verdict
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,13 @@ from gspo.statistics.verdicts import verdict
 )
 def test_words_at_the_borders(difference, collapsed, words):
     assert verdict("A", "B", difference, collapsed, 3, "x at the end").startswith(f"x at the end: {words}")
+
+
+def test_intervals_in_tables():
+    value = Interval(0.5, 0.25, 0.75, 3)
+    assert spell(value) == "0.500 [0.250, 0.750]" and spell(value, ".0%", short=True) == "50%"
+    assert spell(Interval(0.5, math.nan, math.nan, 1), "+.1f") == "+0.5"
+    assert spell(Interval(math.nan, math.nan, math.nan, 0)) == ""
 
 
 def test_what_has_no_better_is_higher_or_lower():

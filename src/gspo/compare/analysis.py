@@ -43,10 +43,10 @@ def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD)
     end = {key: v for line in run.lines if line.get("step", 0) == steps for key, v in line.items() if is_number(v)}
     row: dict[str, Any] = {
         "steps": steps,
-        "reward": float(smooth[-1]) if len(smooth) else math.nan,
-        "best": float(max(smooth)) if len(smooth) else math.nan,
-        "mean": float(rewards.mean()) if len(rewards) else math.nan,
-        "tokens": float(run.series("tokens_total")[1][-1]) if len(run.series("tokens_total")[1]) else math.nan,
+        "reward": smooth[-1] if smooth else math.nan,
+        "best": max(smooth, default=math.nan),
+        "mean": _mean(rewards),
+        "tokens": next(iter(run.series("tokens_total")[1].tolist()[::-1]), math.nan),
         "seconds": float(run.series("time/step")[1].sum()),
     }
     row["fall"] = row["best"] - row["reward"]
@@ -55,10 +55,11 @@ def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD)
     row["eval_unscored"] = float(end.get("eval/failed", math.nan))
     if metric:
         row["metric"] = float(end.get(metric, math.nan))
-    for name, key in MEANS.items():
-        values = run.series(key)[1]
-        row[name] = float(values.mean()) if len(values) else math.nan
-    return row
+    return row | {name: _mean(run.series(key)[1]) for name, key in MEANS.items()}
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan
 
 
 def collapsed(run: RunMetrics, guard: GuardConfig = GUARD) -> bool:

@@ -105,19 +105,13 @@ def run_cells(
     cells: Sequence[Cell],
     workers: int,
     threads: int,
-    tell: Callable[[CellOutcome, int], None] = lambda outcome, remaining: None,
+    on_end: Callable[[CellOutcome, int], None] = lambda outcome, remaining: None,
 ) -> list[CellOutcome]:
-    """Runs the unfinished cells and returns the outcomes of all. A failed cell does not stop the others.
+    """Runs the unfinished cells, `workers` at once with so many threads each, and returns the outcomes of all. A failed cell
+    does not stop the others. `on_end(outcome, remaining)` is called when a cell ends. Raises ValueError if a folder holds
+    another run.
 
     If an error or Ctrl-C ends the call early, the running cells save their work first.
-
-    Args:
-        workers: Maximum number of concurrent cells.
-        threads: CPU threads per cell.
-        tell: Called as `tell(outcome, remaining)` when a cell ends.
-
-    Raises:
-        ValueError: A folder holds another run.
     """
     waiting = [cell for cell in cells if not finished(cell)]
     outcomes = [CellOutcome(cell, "done") for cell in cells if cell not in waiting]
@@ -132,7 +126,7 @@ def run_cells(
                 if outcome is not None:
                     running.remove(run)
                     outcomes.append(outcome)
-                    tell(outcome, len(waiting) + len(running))
+                    on_end(outcome, len(waiting) + len(running))
     except BaseException:
         for run in running:
             run.stop()

@@ -28,7 +28,6 @@ def compare(
     """Runs the cells of a study and writes its page from all that are done.
 
     Args:
-        path: The study file.
         folder: Folder of the study; by default runs/NAME.
         only: Pattern of the names of the cells to run.
         dry_run: Whether to only list the cells.
@@ -80,7 +79,7 @@ def _run(
     begin = time.monotonic()
     ended = 0
 
-    def tell(outcome: CellOutcome, remaining: int) -> None:
+    def on_end(outcome: CellOutcome, remaining: int) -> None:
         nonlocal ended
         ended += 1
         seconds_left = (time.monotonic() - begin) / ended * remaining
@@ -90,7 +89,7 @@ def _run(
         )
 
     try:
-        return {outcome.cell.name: outcome for outcome in run_cells(chosen, workers, study.threads, tell)}
+        return {outcome.cell.name: outcome for outcome in run_cells(chosen, workers, study.threads, on_end)}
     except KeyboardInterrupt:
         say("stopped: the running cells saved their last step; the same command goes on")
         raise

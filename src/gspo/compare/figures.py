@@ -29,7 +29,6 @@ CURVES = (
     ("entropy", "Entropy", "nats", "step", "entropy", False, "Mean entropy at the sampled tokens"),
     ("grad-norm", "Gradient norm", "norm", "step", "grad_norm", True, "Before it is clipped"),
 )  # fmt: skip
-Bands = Mapping[str, tuple[np.ndarray, ...]]
 NAMES = {"step": "step", "tokens_total": "sampled tokens", "seconds": "seconds"}
 
 
@@ -74,22 +73,18 @@ def draw_setting(runs: Mapping[str, Sequence[RunMetrics]], out: Path) -> list[Dr
             continue
         files = out / f"{name}.png", out / f"{name}-dark.png"
         scale = 100.0 if unit == PERCENT else 1.0
-        _draw(bands, title, unit, x, log, *files, scale)
+        with canvas(LIGHT) as (figure, ax):
+            for i, (variant, (grid, *values)) in enumerate(bands.items()):
+                mean, low, high = (scale * each for each in values)
+                colour = LIGHT.series[i % len(LIGHT.series)]
+                if len(bands) <= 6:
+                    ax.fill_between(grid, low, high, color=colour, alpha=0.15, lw=0)
+                ax.plot(grid, mean, DASHES[i // len(LIGHT.series) % len(DASHES)], color=colour, lw=1.9, label=variant)
+            finish(figure, ax, title, unit, log=log)
+            ax.set_xlabel(NAMES[x])
+            save(figure, *files)
         words = f"{caption}. Band: from the lowest seed to the highest, as far as all seeds have values."
         if log and any((low <= FLOOR).any() for _, _, low, _ in bands.values()):
             words += f" What is below {FLOOR * scale:g}{' %' * (scale > 1)} stands there."
         drawn.append(Drawn(name, title, words, *files))
     return drawn
-
-
-def _draw(bands: Bands, title: str, unit: str, x: str, log: bool, light: Path, dark: Path, scale: float) -> None:
-    with canvas(LIGHT) as (figure, ax):
-        for i, (variant, (grid, *values)) in enumerate(bands.items()):
-            mean, low, high = (scale * each for each in values)
-            colour = LIGHT.series[i % len(LIGHT.series)]
-            if len(bands) <= 6:
-                ax.fill_between(grid, low, high, color=colour, alpha=0.15, lw=0)
-            ax.plot(grid, mean, DASHES[i // len(LIGHT.series) % len(DASHES)], color=colour, lw=1.9, label=variant)
-        finish(figure, ax, title, unit, log=log)
-        ax.set_xlabel(NAMES[x])
-        save(figure, light, dark)

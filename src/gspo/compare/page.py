@@ -90,8 +90,8 @@ def _unscored(metric: str, rows: Sequence[CellRow], setting: str, variants: Sequ
     shares = {name: interval([row[key] for row in _done(rows, setting, name)]).mean for name in variants}
     if not any(share > 0 for share in shares.values()):
         return ""
-    told = ", ".join(f"{name} {share:{form}}" for name, share in shares.items())
-    return f" Left out, as {what} without a reward: {told}."
+    listed = ", ".join(f"{name} {share:{form}}" for name, share in shares.items())
+    return f" Left out, as {what} without a reward: {listed}."
 
 
 def _done(rows: Sequence[CellRow], setting: str, variant: str) -> list[CellRow]:

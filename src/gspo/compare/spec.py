@@ -91,15 +91,8 @@ def slug(name: str) -> str:
 
 
 def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
-    """Reads and checks a whole study, before anything runs.
-
-    Args:
-        path: The TOML file of the study.
-        folder: Where its cells run.
-        overrides: `section.key` -> value, for all cells.
-
-    Raises:
-        ValueError: With the key, the value and what is allowed.
+    """Reads and checks a whole study, whose cells run in `folder`. Raises ValueError with the key, the value and what is
+    allowed. `overrides`: `section.key` -> value, for all cells.
     """
     path = Path(path)
     raw = read_toml(path, "study file")

@@ -55,23 +55,22 @@ def describe(cells: Sequence[Cell], steps: Mapping[str, int]) -> str:
 
 
 def _same_prompts(cells: Sequence[Cell], keys: Sequence[str]) -> bool:
-    """Whether each step has the same prompts in all cells: the same rows, worded alike, and not selected by the run."""
-    if any(key.startswith(PROMPTS) for key in keys) or any(_chooses(cell.config) for cell in cells):
+    """Whether each step has the same prompts in all cells: the same rows, worded alike, and not selected by the run: by
+    rewards, or by what finishes first.
+    """
+    configs = [cell.config for cell in cells]
+    if any(c.rollout.refill or c.rollout.max_staleness or c.refresh.every for c in configs):
         return False
-    if LENGTH in keys and any(cell.config.task.too_long == "leave_out" for cell in cells):
+    if any(key.startswith(PROMPTS) for key in keys):
         return False
-    asked = [{_asked(cell.config) for cell in here} for here in _by(cells, lambda cell: cell.setting)]
-    return all(len(each) == 1 for each in asked)
+    if LENGTH in keys and any(config.task.too_long == "leave_out" for config in configs):
+        return False
+    return all(len({_system(cell.config) for cell in here}) == 1 for here in _by(cells, lambda cell: cell.setting))
 
 
-def _asked(config: Config) -> str:
+def _system(config: Config) -> str:
     """The system message of the prompts."""
     return default_system(config) if config.task.system == "auto" else config.task.system
-
-
-def _chooses(config: Config) -> bool:
-    """Whether the run itself selects the prompts of a step: by rewards, or by what finishes first."""
-    return bool(config.rollout.refill or config.rollout.max_staleness or config.refresh.every)
 
 
 def _same_steps(cells: Sequence[Cell], steps: Mapping[str, int]) -> bool:

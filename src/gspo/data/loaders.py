@@ -54,16 +54,11 @@ class Table:
 
 def table(rows: Any, label: str, benchmark: str = "") -> Table:
     """A table from a list of dicts or a similar object (`datasets.Dataset`). Raises ValueError for anything else."""
-    if hasattr(rows, "keys"):
-        names = ", ".join(map(str, rows.keys()))
+    if hasattr(rows, "keys") or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")) or isinstance(rows, str):
+        names = f" with {', '.join(map(str, rows.keys()))}" if hasattr(rows, "keys") else ""
         raise ValueError(
-            f"{label}: expected a list of rows, got {type_of(rows)} with {names}: choose one split, or give a "
-            "list with a dict for each row"
-        )
-    if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__") or isinstance(rows, str):
-        raise ValueError(
-            f"{label}: expected a list of dicts or a datasets.Dataset, got {type_of(rows)} "
-            "(a streamed data set has no length: give a list of the rows to use)"
+            f"{label}: expected a list of dicts or a datasets.Dataset, got {type_of(rows)}{names}: choose one split, or "
+            "give a list with a dict for each row (a streamed data set has no length)"
         )
     if not len(rows):
         raise ValueError(f"{label}: there are no rows")
@@ -146,11 +141,17 @@ def _call(source: str, task: TaskConfig, key: str) -> Table:
     return table(rows, source)
 
 
-def _hugging_face(source: str, task: TaskConfig, split: str, where: str) -> Table:
+def _datasets(where: str) -> Any:
+    """The library datasets. Raises ValueError if it is not installed."""
     try:
         import datasets
     except ImportError as error:
         raise ValueError(f"{where} needs datasets: pip install 'gspo[tasks]' ({error})") from None
+    return datasets
+
+
+def _hugging_face(source: str, task: TaskConfig, split: str, where: str) -> Table:
+    datasets = _datasets(where)
     try:
         rows = datasets.load_dataset(source, split=split, **task.config)
     except Exception as error:
@@ -163,10 +164,7 @@ def _hugging_face(source: str, task: TaskConfig, split: str, where: str) -> Tabl
 
 
 def _saved(folder: Path, split: str, where: str) -> Table:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(f"{where} needs datasets: pip install 'gspo[tasks]' ({error})") from None
+    datasets = _datasets(where)
     try:
         rows = datasets.load_from_disk(str(folder))
     except Exception as error:
@@ -181,13 +179,9 @@ def _saved(folder: Path, split: str, where: str) -> Table:
 
 
 def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[Table, Table]:
-    """Training and held-out items of a reasoning-gym task, generated in a subprocess.
+    """So many training and held-out items of a reasoning-gym task, generated in a subprocess.
 
     Raises ValueError for an unknown task, bad options, or too few distinct items; warns of suspicious ones.
-
-    Args:
-        train: Number of training items.
-        held_out: Number of held-out items.
     """
     request = reasoning_gym.ItemsRequest(source, task.config, task.seed, train, held_out)
     process, connection = spawn("gspo.data.reasoning_gym_worker", request)

@@ -8,6 +8,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from gspo.config.rollout import TaskConfig
@@ -32,6 +33,9 @@ class Demonstration:
     prompt: Prompt
     text: str
     completion: tuple[int, ...]
+
+
+Built = TypeVar("Built", Prompt, Demonstration)
 
 
 class Notice(UserWarning):
@@ -67,11 +71,8 @@ def load_prompts(
     Raises:
         ValueError: With the row at fault.
     """
-
-    def build(which: str, number: int, row: Mapping[str, Any]) -> Prompt:
-        return _prompt(which, number, row, task, encoder, max_prompt_tokens)
-
-    found = _load(task, tables or read_tables(task, eval, rows, eval_rows), build, lambda prompt: prompt, overlap)
+    build = partial(_prompt, task=task, encoder=encoder, limit=max_prompt_tokens)
+    found = _load(task, tables or read_tables(task, eval, rows, eval_rows), build, overlap)
     if encoder.defaulted:
         text = f'prompts get the system message "{encoder.default_system}": a reward reads the answer there'
         warnings.warn(f'{text} (task.system sets another one, "" none)', Notice, stacklevel=2)
@@ -86,12 +87,8 @@ def load_demonstrations(
     rows: Any = None,
     eval_rows: Any = None,
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Training and held-out demonstrations for `gspo sft`, from the same sources as `load_prompts`.
-
-    Args:
-        max_tokens: A prompt that is longer with its completion is refused, or left out.
-        rows: As in load_prompts.
-        eval_rows: As in load_prompts.
+    """Training and held-out demonstrations for `gspo sft`, from the same sources as `load_prompts`. A prompt that has more
+    than `max_tokens` with its completion is refused, or left out.
     """
 
     def build(which: str, number: int, row: Mapping[str, Any]) -> Demonstration:
@@ -101,7 +98,7 @@ def load_demonstrations(
         _fits(len(prompt.tokens) + len(ids), max_tokens, "with its completion ")
         return Demonstration(prompt, text, ids)
 
-    return _load(task, read_tables(task, eval, rows, eval_rows), build, lambda row: row.prompt)
+    return _load(task, read_tables(task, eval, rows, eval_rows), build)
 
 
 def other_prompts(
@@ -113,40 +110,39 @@ def other_prompts(
     held_out: Sequence[Prompt],
     overlap: Overlap,
 ) -> list[Prompt]:
-    """Training prompts from a source other than task.source, without those that are held out.
+    """Training prompts from a source other than task.source, without those that are held out. Raises ValueError as
+    load_prompts does.
 
     Args:
         name: Prefix of their ids.
         task: The task with this source.
         limit: Maximum prompt length in tokens.
-
-    Raises:
-        ValueError: As in load_prompts.
     """
-
-    def build(which: str, number: int, row: Mapping[str, Any]) -> Prompt:
-        return _prompt(which, number, row, task, encoder, limit)
-
+    build = partial(_prompt, task=task, encoder=encoder, limit=limit)
     taken = {identity(prompt, played(task)) for prompt in held_out}
-    return _training(task, rows, name, build, lambda prompt: prompt, taken, overlap)
+    return _training(task, rows, name, build, taken, overlap)
 
 
 def _load(
     task: TaskConfig,
     tables: tuple[Table, Table],
-    build: Callable[[str, int, Mapping[str, Any]], T],
-    prompt_of: Callable[[T], Prompt],
+    build: Callable[[str, int, Mapping[str, Any]], Built],
     overlap: Overlap | None = None,
-) -> tuple[list[T], list[T]]:
+) -> tuple[list[Built], list[Built]]:
     """Builds the held-out rows, then the training rows that differ from them."""
     train, held_out = tables
     second = list(_built(task, held_out, "eval", build))
-    taken = {identity(prompt_of(item), played(task)) for item in second}
-    overlap = overlap or Overlap(task, tables)
-    return _training(task, train, "train", build, prompt_of, taken, overlap), second
+    taken = {identity(_prompt_of(item), played(task)) for item in second}
+    return _training(task, train, "train", build, taken, overlap or Overlap(task, tables)), second
 
 
-def _built(task: TaskConfig, source: Table, which: str, build: Callable[[str, int, Mapping[str, Any]], T]) -> Iterator[T]:
+def _prompt_of(item: Prompt | Demonstration) -> Prompt:
+    return item.prompt if isinstance(item, Demonstration) else item
+
+
+def _built(
+    task: TaskConfig, source: Table, which: str, build: Callable[[str, int, Mapping[str, Any]], Built]
+) -> Iterator[Built]:
     """Yields the built rows of a source as they are read; rows that are too long are left out if the task says so."""
     too_long = 0
     for number, row in source:
@@ -164,50 +160,49 @@ def _training(
     task: TaskConfig,
     source: Table,
     which: str,
-    build: Callable[[str, int, Mapping[str, Any]], T],
-    prompt_of: Callable[[T], Prompt],
+    build: Callable[[str, int, Mapping[str, Any]], Built],
     taken: set[Any],
     overlap: Overlap,
-) -> list[T]:
+) -> list[Built]:
     """The training rows of a source, except those that are `taken` or that a benchmark contains."""
-    first: list[T] = []
-    left_out, alike = 0, True
-    known: list[str] = []
+    kept: list[Built] = []
+    keys: set[Any] = set()
+    held_out, known = 0, list[str]()
     for item in _built(task, source, which, build):
-        prompt = prompt_of(item)
+        prompt = _prompt_of(item)
         key = identity(prompt, played(task))
         if key in taken:
-            left_out += 1
+            held_out += 1
             continue
         if benchmark := overlap.found(prompt.messages):
             known.append(f"{prompt.id} in {benchmark}")
             continue
-        alike = alike and (not first or key == identity(prompt_of(first[0]), played(task)))
-        first.append(item)
-        if len(first) == task.size:
+        kept.append(item)
+        keys.add(key)
+        if len(kept) == task.size:
             break
-    if left_out:
-        warnings.warn(f"{source.label}: {left_out} rows left out of training: their prompts are held out", stacklevel=4)
+    if held_out:
+        warnings.warn(f"{source.label}: {held_out} rows left out of training: their prompts are held out", stacklevel=4)
     if known:
         warnings.warn(
             f"{source.label}: {len(known)} rows left out of training: they share {WORDS} words in a row with a prompt of "
             f"a benchmark (task.benchmarks, task.eval_source), the first one {known[0]}",
             stacklevel=4,
         )
-    if not first:
-        raise ValueError(f"{source.label}: no row is left to train on: {_why_none(left_out, len(known))}")
-    if alike and len(first) > 1:
-        text = f"{source.label}: all {len(first)} training prompts are the same"
+    if not kept:
+        raise ValueError(f"{source.label}: no row is left to train on: {_why_none(held_out, len(known))}")
+    if len(keys) == 1 < len(kept):
+        text = f"{source.label}: all {len(kept)} training prompts are the same"
         warnings.warn(f"{text}; if that is not meant, name the column that differs as task.prompt_column", stacklevel=4)
-    if task.size is not None and len(first) < task.size and not task.source.startswith(PREFIX):
-        warnings.warn(f"task.size = {task.size}: {source.label} has only {len(first)} training rows", stacklevel=4)
-    return first
+    if task.size is not None and len(kept) < task.size and not task.source.startswith(PREFIX):
+        warnings.warn(f"task.size = {task.size}: {source.label} has only {len(kept)} training rows", stacklevel=4)
+    return kept
 
 
-def _why_none(left_out: int, known: int) -> str:
+def _why_none(held_out: int, known: int) -> str:
     if known:
         return "benchmarks know its prompts (task.benchmarks, task.eval_source); give rows with other prompts"
-    if not left_out:
+    if not held_out:
         return "all are too long; lower rollout.max_completion_length, or take a model with a longer context"
     return (
         "each of its prompts is also held out; give rows with different prompts, or held-out ones of their own as "

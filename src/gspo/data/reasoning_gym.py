@@ -7,6 +7,7 @@ resumed run would see other prompts.
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import time
 from collections.abc import Callable
@@ -97,7 +98,10 @@ def _distinct(request: ItemsRequest, base: int, count: int, questions: set[str],
     for start in range(0, limit if count else 0, chunk := max(1, min(count, CHUNK))):
         dataset = open_task(request.source, request.config, base + start, chunk)
         for i in range(chunk):
-            entries += _new_item(dataset, request.source, base, start, i, questions)
+            entry = _item(dataset, i, base + start + i, f"{request.source}: item {start + i}")
+            if entry["question"] not in questions:
+                questions.add(entry["question"])
+                entries.append(entry)
             if len(entries) == count:
                 return entries
             if not warned and (seconds := time.monotonic() - begin) > 10 and entries:
@@ -109,18 +113,13 @@ def _distinct(request: ItemsRequest, base: int, count: int, questions: set[str],
     return entries
 
 
-def _new_item(dataset: Any, source: str, base: int, start: int, i: int, questions: set[str]) -> list[Entry]:
-    """Item `start + i` of a range in a list, or an empty list if its question was seen before."""
-    _seed_globals(base + start + i)
+def _item(dataset: Any, i: int, seed: int, name: str) -> Entry:
+    """Item i of a dataset, made with this global random state. `name` is for errors."""
+    _seed_globals(seed)
     try:
-        entry = dict(dataset[i])
+        return dict(dataset[i])
     except Exception as error:
-        raise ValueError(f"{source}: item {start + i} cannot be made with this task.config: {describe(error)}") from error
-    question = entry["question"]
-    if question in questions:
-        return []
-    questions.add(question)
-    return [entry]
+        raise ValueError(f"{name} cannot be made with this task.config: {describe(error)}") from error
 
 
 def _seed_globals(seed: int) -> None:
@@ -141,21 +140,15 @@ def score(dataset: Any, answer: str | None, entry: Entry) -> float:
         value = float(dataset.score_answer(answer, entry))
     except Exception:
         return 0.0
-    if value != value or value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         raise ValueError(f"the task's scorer returned {value}")
     return min(1.0, max(0.0, value))
 
 
 def check(source: str, dataset: Any, entries: list[Entry], note: Callable[[str], None]) -> None:
-    """Checks on a few items that right answers score and junk does not.
+    """Checks on a few items that right answers score and junk does not. `note` is called with warnings.
 
-    Tasks without reference answers are checked for junk only.
-
-    Args:
-        note: Called with warnings.
-
-    Raises:
-        ValueError: If no right answer scores 1.
+    Tasks without reference answers are checked for junk only. Raises ValueError if no right answer scores 1.
     """
     golds = [(entry, entry["answer"].strip()) for entry in entries if isinstance(entry.get("answer"), str)]
     scores = [score(dataset, gold, entry) for entry, gold in golds]

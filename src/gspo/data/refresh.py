@@ -1,17 +1,11 @@
 """The queries of one source: their order, the results seen for each, and which of them rest.
 
-The design, with rollout/stages.py:
- 1. One clock, the completed steps. The settings of a batch follow from the step that trains on it, even if it is sampled
-    ahead. So a batch has one length, one temperature and one G, and rollouts in flight end under their own stage.
- 2. `rollout_at` (config/stages.py) is a pure function of the settings and that step. No stage state is in a checkpoint.
- 3. Each source is a pool. An epoch visits all of it, in an order given by seed and epoch, and skips resting queries. So the
-    next prompt follows from a cursor and the resting queries, and without a refresh the order is unchanged.
- 4. A refresh is a pure function of the completed steps and the counts per query: groups seen, completions scored,
-    completions correct. It runs once, at the first batch that starts after its step.
- 5. A query is judged by what was seen since it was last judged, so old weights have no influence. Equal rows are one query.
- 6. Checkpoints hold cursors, counts, resting queries, and the rows that a function returned: it is not called again.
- 7. Each prompt has an id that is unique over all sources, by which waiting or in-flight rollouts find it after a resume.
- 8. Held-out prompts and those of benchmarks are left out where prompts are built, whatever source they come from.
+With rollout/stages.py: the one clock is the number of completed steps, and the settings of a batch follow from the step
+that trains on it (config/stages.py:rollout_at), so no stage state is in a checkpoint. An epoch visits a whole pool, in an
+order given by seed and epoch, and skips resting queries: the next prompt follows from a cursor and the resting queries. A
+refresh is a pure function of the completed steps and the counts per query since it was last judged, so old weights have no
+influence. It runs once, at the first batch that starts after its step. Checkpoints hold cursors, counts, resting queries,
+and the rows that a function returned: it is not called again.
 """
 
 from __future__ import annotations
@@ -43,11 +37,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Change:
-    """Effect of a refresh on a pool, in queries.
-
-    Attributes:
-        spared: Queries that only `keep` saved from being dropped.
-    """
+    """Effect of a refresh on a pool, in queries. `spared`: those that only `keep` saved from being dropped."""
 
     dropped: int = 0
     returned: int = 0
@@ -59,7 +49,6 @@ class Pool:
     """The prompts of one source. A query is identified by the number of its first prompt.
 
     Attributes:
-        seed: Seed of their order.
         rows: Rows that they were built from, if refresh.source returned them.
         resting: Each dropped query, with the step at which it was dropped.
         known: Queries that were ever sampled.
@@ -124,11 +113,7 @@ class Pool:
 
     def refresh(self, done: int, rules: RefreshConfig, keep: int) -> Change:
         """Returns queries that have rested long enough, and drops those whose accuracy is outside the limits, farthest
-        first.
-
-        Args:
-            done: Completed steps.
-            keep: Minimum number of active queries that remain.
+        first. At least `keep` queries remain active. `done`: completed steps.
         """
         back = [query for query, since in self.resting.items() if rules.return_after and done - since >= rules.return_after]
         for query in back:

@@ -46,12 +46,7 @@ def read_tables(task: TaskConfig, eval: EvalConfig, rows: Any = None, eval_rows:
 
 def check_columns(tables: tuple[Table, Table], task: TaskConfig, needs: Mapping[str, str]) -> None:
     """Checks that the first row of each table has the columns for the prompt and the rewards, before any model is loaded.
-
-    Args:
-        needs: Columns required by rewards, each with the configuration key that names it.
-
-    Raises:
-        ValueError: If one is missing.
+    Raises ValueError. `needs`: columns required by rewards, each with the configuration key that names it.
     """
     for source, which in zip(tables, ("train", "eval")):
         _check_first_row(source, prompt_column(which, task), needs)
@@ -69,13 +64,8 @@ def _check_first_row(source: Table, prompt: str, needs: Mapping[str, str]) -> No
 
 
 def read_stages(task: TaskConfig, stages: Stages, needs: Mapping[str, str]) -> dict[int, Table]:
-    """The rows of each stage with its own source, by stage number, before any is encoded.
-
-    Args:
-        needs: As in check_columns.
-
-    Raises:
-        ValueError: If there are no rows, or columns are missing.
+    """The rows of each stage with its own source, by stage number, before any is encoded. Raises ValueError if there are
+    none, or columns are missing. `needs`: as in check_columns.
     """
     tables = {}
     for number, stage in enumerate(stages):
@@ -111,13 +101,8 @@ def refresh_function(source: str, step: int) -> Callable[..., Any]:
 def check_sources(
     task: TaskConfig, stages: Stages, refresh: RefreshConfig, there: set[tuple[str, str]] | None = None
 ) -> None:
-    """Checks, as far as this machine can, that the sources of stages and of a refresh exist.
-
-    Args:
-        there: Sources, with their splits, that are known to exist and are not read again; new ones are added.
-
-    Raises:
-        ValueError: If one is missing or unusable.
+    """Checks, as far as this machine can, that the sources of stages and of a refresh exist. Raises ValueError. `there`:
+    sources, with their splits, that are known to exist and are not read again; new ones are added.
     """
     there = set() if there is None else there
     for number, stage in enumerate(stages):
@@ -154,11 +139,8 @@ def prompt_column(which: str, task: TaskConfig) -> str:
 
 
 def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
-    """The value in a column of a row. Raises ValueError if there is none.
-
-    Args:
-        key: Configuration key that names the column.
-        what: Description of its content for the error.
+    """The value in a column of a row. Raises ValueError, with the configuration key that names the column and `what` it
+    holds, if there is none.
     """
     if not isinstance(row, Mapping):
         raise ValueError(f"is {type_of(row)}, expected a dict of columns")
@@ -170,14 +152,7 @@ def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
 
 
 def judged_by(row: Mapping[str, Any], column: str, key: str) -> Any:
-    """What a reward compares completions with.
-
-    Args:
-        key: Configuration key that names the column.
-
-    Raises:
-        ValueError: If the column is missing.
-    """
+    """What a reward compares completions with. Raises ValueError, with the configuration key, if the column is missing."""
     return cell(row, column, key, f" with the {'tests' if key == 'code.tests_column' else 'right answer'}")
 
 

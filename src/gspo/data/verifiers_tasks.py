@@ -36,11 +36,7 @@ def library(source: str) -> Any:
 
 
 def taskset_options(source: str, task: TaskConfig, split: str | None) -> dict[str, Any]:
-    """The options of the taskset, with its id. Raises ValueError.
-
-    Args:
-        split: Value of the taskset's option of that name; None: as configured.
-    """
+    """The options of the taskset, with its id, and its split unless that is None. Raises ValueError."""
     options = task.config.get("taskset", {})
     if not isinstance(options, dict):
         raise ValueError(f"task.config.taskset = {options!r}: expected a table with the options of the taskset")

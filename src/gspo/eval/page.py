@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.eval.results import LIKE, NEEDS_TWO, THESE, bounded, sizes, spelled, unscored
+from gspo.eval.results import LIKE, NEEDS_TWO, THESE, bounded, describe_sizes, percent_with_interval, unscored
 from gspo.report.canvas import LIGHT, canvas, finish, save
 from gspo.report.html import write_page
 from gspo.report.plots import Drawn
@@ -27,9 +27,9 @@ def write(
 ) -> Path:
     """Writes benchmark.html and its figures. words: of the comparison and the rating. Returns its path."""
     n = made["samples"]
-    title = f"{manifest['title']}: {spelled(bounded(made, LIKE))}"
+    title = f"{manifest['title']}: {percent_with_interval(bounded(made, LIKE))}"
     drawn = draw(made, rows, own_folder(folder / "figures"))
-    spans = [(f"avg@{n}, {which}", _spelled(bounded(made, which))) for which in (THESE, LIKE)]
+    spans = [(f"avg@{n}, {which}", _interval(bounded(made, which))) for which in (THESE, LIKE)]
     path = folder / "benchmark.html"
     write_page(
         path,
@@ -48,13 +48,13 @@ def write(
     return path
 
 
-def _spelled(value: Interval) -> str:
+def _interval(value: Interval) -> str:
     """A share with its interval, or why it has none."""
-    return spelled(value) + (f"; an interval {NEEDS_TWO}" if math.isnan(value.low) else "")
+    return percent_with_interval(value) + (f"; an interval {NEEDS_TWO}" if math.isnan(value.low) else "")
 
 
 def _lead(made: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
-    text = f"{sizes(made)}; mean length {made['tokens']:,.0f} tokens."
+    text = f"{describe_sizes(made)}; mean length {made['tokens']:,.0f} tokens."
     if made["truncated"]:
         text += f" {100 * made['truncated']:.1f} % of the replies were cut off at the length limit."
     if made["failed"]:
@@ -82,7 +82,7 @@ def _estimates(made: Mapping[str, Any]) -> dict[str, Any] | None:
     if made["samples"] < 2:
         return None
     names = [name for name in ("pass", "maj") if name in made]
-    rows = [(f"k = {k}", *(spelled(made[name][k]) for name in names)) for k in made["pass"]]
+    rows = [(f"k = {k}", *(percent_with_interval(made[name][k]) for name in names)) for k in made["pass"]]
     return {"columns": ("replies", *(f"{name}@k" for name in names)), "rows": rows}
 
 

@@ -112,8 +112,7 @@ def _read(line: bytes, kind: type[Line], where: str) -> Line:
     try:
         row: Any = json.loads(line)
         values = {field.name: row[field.name] for field in fields(kind)}
-        good = isinstance(values["problem"], str) and type(values["sample"]) is int
-        if not good or any(type(values[name]) is not kind_ for name, kind_ in _KINDS[kind].items()):
+        if any(type(values[name]) is not wanted for name, wanted in _TYPES[kind].items()):
             raise TypeError
         return kind(**values)
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -122,4 +121,5 @@ def _read(line: bytes, kind: type[Line], where: str) -> Line:
         ) from None
 
 
-_KINDS: dict[type, dict[str, type]] = {Reply: {"text": str, "tokens": int, "stop": str}, Mark: {"right": bool}}
+_KEY = {"problem": str, "sample": int}
+_TYPES: dict[type, dict[str, type]] = {Reply: _KEY | {"text": str, "tokens": int, "stop": str}, Mark: _KEY | {"right": bool}}

@@ -36,7 +36,7 @@ def problem_rows(
     """
     rows = []
     for prompt in prompts:
-        said = [replies[prompt.id, number] for number in range(n)]
+        given = [replies[prompt.id, number] for number in range(n)]
         marked = [marks[prompt.id, number] for number in range(n)]
         answer = prompt.columns.get("answer")
         votes = Counter(mark.vote for mark in marked if mark.vote is not None)
@@ -44,11 +44,11 @@ def problem_rows(
             "id": prompt.id,
             "correct": sum(mark.right for mark in marked),
             "n": n,
-            "truncated": sum(reply.stop == "length" for reply in said),
-            "tokens": sum(reply.tokens for reply in said) / n,
+            "truncated": sum(reply.stop == "length" for reply in given),
+            "tokens": sum(reply.tokens for reply in given) / n,
             "failed": sum(mark.error is not None for mark in marked),
             "errors": [mark.error for mark in marked if mark.error and mark.error != REFUSAL],
-            "refused": sum(reply.stop == REFUSED for reply in said),
+            "refused": sum(reply.stop == REFUSED for reply in given),
         }
         if answer is not None:
             row |= {"answer": str(answer), "majority": votes.most_common(1)[0][0] if votes else None}
@@ -91,14 +91,14 @@ def bounded(made: Mapping[str, Any], which: str) -> Interval:
     return Interval(made["avg"], low, high, made["problems"])
 
 
-def spelled(value: Interval) -> str:
+def percent_with_interval(value: Interval) -> str:
     """Formats a share and its interval in percent."""
     if math.isnan(value.low):
         return f"{100 * value.mean:.1f} %"
     return f"{100 * value.mean:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}]"
 
 
-def sizes(made: Mapping[str, Any]) -> str:
+def describe_sizes(made: Mapping[str, Any]) -> str:
     """The number of problems and replies in words."""
     return f"{counted(made['problems'], 'problem', 'problems')}, {counted(made['samples'])} each"
 
@@ -121,7 +121,7 @@ def unscored(made: Mapping[str, Any]) -> str:
 def describe(made: Mapping[str, Any]) -> list[str]:
     """The figures as lines of text."""
     n = made["samples"]
-    lines = [f"avg@{n}   {100 * made['avg']:.2f} %  ({sizes(made)})"]
+    lines = [f"avg@{n}   {100 * made['avg']:.2f} %  ({describe_sizes(made)})"]
     for which in (THESE, LIKE):
         low, high = made[which]
         span = NEEDS_TWO if math.isnan(low) else f"{100 * low:.2f} to {100 * high:.2f} %"
@@ -160,7 +160,7 @@ def write(
     replace_file(folder / "results.json", f"{text}\n".encode("utf-8", "replace"))
     lines = []
     for number, prompt in enumerate(prompts):
-        said = [replies[prompt.id, i].text for i in range(n)]
+        texts = [replies[prompt.id, i].text for i in range(n)]
         marked = [marks[prompt.id, i] for i in range(n)]
         doc = {"id": prompt.id, "prompt": prompt.messages} | {
             key: value for key, value in prompt.columns.items() if key in ("answer", "title", "difficulty", "rating")
@@ -170,8 +170,8 @@ def write(
             "doc": doc,
             "target": str(prompt.columns.get("answer", "")),
             "arguments": {"gen_args_0": {"arg_0": prompt.messages, "arg_1": manifest["sampling"]}},
-            "resps": [said],
-            "filtered_resps": [mark.vote for mark in marked] if "answer" in prompt.columns else said,
+            "resps": [texts],
+            "filtered_resps": [mark.vote for mark in marked] if "answer" in prompt.columns else texts,
             "filter": "none",
             "metrics": ["exact_match"],
             "exact_match": sum(mark.right for mark in marked) / n,

@@ -24,7 +24,7 @@ from gspo.eval import page, paired, rating, results
 from gspo.eval.endpoint import Endpoint
 from gspo.eval.manifest import begin, manifest
 from gspo.eval.replies import REFUSED, Key, Lines, Mark, Reply
-from gspo.eval.sampling import by_chance, in_tenths, keys, mark, sample
+from gspo.eval.sampling import mark, missing_keys, note_tenths, sample, shuffle_problems
 from gspo.eval.settings import Options, configured, folder_of
 from gspo.rewards import programs
 from gspo.rewards.http_client import api_key_of
@@ -65,14 +65,15 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
             with Progress(0, title="evaluation") as screen:
                 for warning in noticed:
                     screen.note(str(warning) if isinstance(warning, Notice) else f"warning: {warning}")
-                report = in_tenths(screen.note, screen.phase) if screen.plain else screen.phase
-                todo = list(keys(prompts, samples, replies.lines))
+                report = note_tenths(screen.note, screen.phase) if screen.plain else screen.phase
+                todo = list(missing_keys(prompts, samples, replies.lines))
                 if begun:
                     screen.note(f"{folder}: goes on, {len(prompts) * samples - len(todo)} replies are there")
                 if todo:
-                    with asking(config, prompts, options, key) as (ask, most):
-                        _sampled(replies, by_chance(todo) if begun and options.url else todo, ask, most, report, options)
-                ordered = [replies.lines[each] for each in keys(prompts, samples, ())]
+                    todo = shuffle_problems(todo) if begun and options.url else todo
+                    with open_sampler(config, prompts, options, key) as (ask, most):
+                        _sampled(replies, todo, ask, most, report, options)
+                ordered = [replies.lines[each] for each in missing_keys(prompts, samples, ())]
                 mark(marks, ordered, prompts, scorer, config.reward.correct_at, report)
             table = results.problem_rows(prompts, samples, replies.lines, marks.lines)
             made = results.figures(table)
@@ -182,7 +183,7 @@ def _sampled(replies: Lines[Reply], todo: list[Key], ask: Begin, most: int, repo
 
 
 @contextmanager
-def asking(config: Config, prompts: list[Prompt], options: Options, key: str) -> Iterator[tuple[Begin, int]]:
+def open_sampler(config: Config, prompts: list[Prompt], options: Options, key: str) -> Iterator[tuple[Begin, int]]:
     """Yields the function that requests a reply, and the maximum number of concurrent requests."""
     number = {prompt.id: i for i, prompt in enumerate(prompts)}
     with ExitStack() as stack:

@@ -20,8 +20,8 @@ from gspo.rewards.graders import spoken
 from gspo.rollout.failures import all_failed, first
 from gspo.types import Group, Prompt, Rollout
 
-TURN = 0.5  # seconds between two checks for Ctrl-C
-MARKED = 128  # replies scored in one batch
+POLL_SECONDS = 0.5  # seconds between two checks for Ctrl-C
+BATCH = 128  # replies scored in one batch
 Report = Callable[[str, int, int], None]
 
 
@@ -38,8 +38,6 @@ def sample(
     An error that is not the endpoint's, and Ctrl-C, propagate; replies that have arrived by then are kept.
 
     Args:
-        replies: Where replies are stored.
-        todo: The replies to request.
         begin: Requests one reply. The result has `text`, `tokens` and `stop`, or is a rollout.
         most: Maximum number of concurrent requests.
         report: Called with the phase, the number of replies done, and the total.
@@ -74,7 +72,7 @@ def sample(
                     under_way[begin(key)] = key
             if not under_way:
                 return faults
-            wait(under_way, TURN, FIRST_COMPLETED)  # after a stop too: requests in flight are paid for
+            wait(under_way, POLL_SECONDS, FIRST_COMPLETED)  # after a stop too: requests in flight are paid for
             for key, error in keep():
                 faults.add(key, error)
             report("sampling", len(todo) - len(waiting) - len(under_way), len(todo))
@@ -100,8 +98,8 @@ def mark(
         if reply.stop == REFUSED:
             marks.add(Mark(reply.problem, reply.sample, False, error=REFUSAL))
     todo = [reply for reply in replies if (reply.problem, reply.sample) not in marks.lines]
-    for start in range(0, len(todo), MARKED):
-        part = todo[start : start + MARKED]
+    for start in range(0, len(todo), BATCH):
+        part = todo[start : start + BATCH]
         rollouts = [_rollout(by_id[reply.problem], reply) for reply in part]
 
         def progress(done: int, before: int = start) -> None:
@@ -131,7 +129,7 @@ def vote(rollout: Rollout) -> str | None:
     return normal(answer) if answer else None
 
 
-def in_tenths(note: Callable[[str], None], report: Report) -> Report:
+def note_tenths(note: Callable[[str], None], report: Report) -> Report:
     """Wraps `report` to also note each tenth of the way, for output without a live view."""
     noted: dict[str, int] = {}
 
@@ -145,7 +143,7 @@ def in_tenths(note: Callable[[str], None], report: Report) -> Report:
     return both
 
 
-def by_chance(todo: Sequence[Key]) -> list[Key]:
+def shuffle_problems(todo: Sequence[Key]) -> list[Key]:
     """Shuffles the problems, differently on every call, because those at which an endpoint always fails could otherwise
     block all others forever. The content of a reply does not depend on the order.
     """
@@ -153,6 +151,6 @@ def by_chance(todo: Sequence[Key]) -> list[Key]:
     return sorted(todo, key=lambda key: (place[key[0]], key[1]))
 
 
-def keys(prompts: Sequence[Prompt], n: int, there: Any) -> Iterator[Key]:
+def missing_keys(prompts: Sequence[Prompt], n: int, there: Any) -> Iterator[Key]:
     """The replies that are missing, problem by problem."""
     return ((prompt.id, number) for prompt in prompts for number in range(n) if (prompt.id, number) not in there)

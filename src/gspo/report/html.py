@@ -15,12 +15,8 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def write_page(path: Path, template: str, **values: Any) -> None:
-    """Writes a page that needs no other file. Raises jinja2.UndefinedError for a value that the template lacks.
-
-    Args:
-        path: The page.
-        template: Path of the template below src/gspo.
-        values: What the template names. A value that is HTML already must be `markupsafe.Markup`.
+    """Writes a page that needs no other file, from a template below src/gspo and the values that it names. A value that is
+    HTML already must be `markupsafe.Markup`. Raises jinja2.UndefinedError for a value that is missing.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup

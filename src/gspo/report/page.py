@@ -18,7 +18,7 @@ from gspo.report import numbers, samples
 from gspo.report.events import sandbox, warnings
 from gspo.report.html import write_page
 from gspo.report.read import read_lines, read_run, run_names
-from gspo.report.summary import RunSummary, get, headline, lead, origin, tell, tiles
+from gspo.report.summary import RunSummary, get, headline, lead, origin, summarise, tiles
 from gspo.safe import own_folder, without_secrets
 
 if TYPE_CHECKING:
@@ -43,16 +43,20 @@ def write_report(run_dirs: Sequence[str | Path]) -> Path:
     own_folder(folders[0] / "figures")
     drawn = plots.draw(folders)
     settings, texts = zip(*map(_settings, folders))
-    told = [tell(folder, run, table) for folder, run, table in zip(folders, runs, settings)]
+    summaries = [summarise(folder, run, table) for folder, run, table in zip(folders, runs, settings)]
     kind = "report" if len(runs) == 1 else "comparison"
-    values = _report(folders[0], told[0], drawn, texts[0]) if len(runs) == 1 else _comparison(folders, told, drawn, texts)
+    values = (
+        _report(folders[0], summaries[0], drawn, texts[0])
+        if len(runs) == 1
+        else _comparison(folders, summaries, drawn, texts)
+    )
     path = folders[0] / f"{kind}.html"
     write_page(path, f"report/templates/{kind}.html", **values)
     return path
 
 
 def report_of(folder: Path) -> None:
-    """The report of a run that is over, if it has anything to tell. Where it cannot be written, a warning is worth less than
+    """The report of a run that is over, if it has any steps. Where it cannot be written, a warning is worth less than
     what was trained.
     """
     if next(read_lines(folder / "metrics.jsonl"), None) is None:
@@ -68,9 +72,9 @@ def report_of(folder: Path) -> None:
 
 @contextmanager
 def reported(*but: type[BaseException]) -> Iterator[list[Path]]:
-    """Writes the reports of the runs whose folders are put into the list, once they are closed: also where an error ended
-    them, or a page of before would go on telling of success. but: errors after which none is written, since the run
-    goes on in another process, or whoever ended it wants it at once.
+    """Writes the reports of the runs whose folders are put into the list, once they are closed, even if an error ended them:
+    an older page would still speak of success. but: errors after which none is written, since the run goes on in another
+    process, or the user wants it to end at once.
     """
     folders: list[Path] = []
     try:
@@ -85,23 +89,23 @@ def reported(*but: type[BaseException]) -> Iterator[list[Path]]:
         report_of(folder)
 
 
-def _report(folder: Path, told: RunSummary, drawn: list[Drawn], text: str) -> dict[str, Any]:
+def _report(folder: Path, summary: RunSummary, drawn: list[Drawn], text: str) -> dict[str, Any]:
     """The values of templates/report.html."""
-    title = headline(told)
+    title = headline(summary)
     names = [d.name for d in drawn]
     first = [name for name in FIRST if name in names]
     first += [name for name in NEXT if name in names][: max(0, 2 - len(first))]
-    warned = warnings(folder, told.run)
+    warned = warnings(folder, summary.run)
     below = f" {numbers.plural(len(warned), 'warning')} below." if warned else ""
     ran = sandbox(folder)
     programs = f" {ran[:1].upper()}{ran[1:]}." if ran else ""
     return {
-        "title": f"{told.run.name}: {title}",
-        "origin": origin(told),
+        "title": f"{summary.run.name}: {title}",
+        "origin": origin(summary),
         "headline": title,
-        "failure": told.error or told.collapsed,
-        "lead": lead(told) + programs + below,
-        "tiles": tiles(told),
+        "failure": summary.error or summary.collapsed,
+        "lead": lead(summary) + programs + below,
+        "tiles": tiles(summary),
         "first": [d for d in drawn if d.name in first],
         "warnings": warned,
         "before_and_after": samples.before_and_after(folder),
@@ -111,10 +115,12 @@ def _report(folder: Path, told: RunSummary, drawn: list[Drawn], text: str) -> di
     }
 
 
-def _comparison(folders: list[Path], told: list[RunSummary], drawn: list[Drawn], texts: Sequence[str]) -> dict[str, Any]:
+def _comparison(
+    folders: list[Path], summaries: list[RunSummary], drawn: list[Drawn], texts: Sequence[str]
+) -> dict[str, Any]:
     """The values of templates/comparison.html."""
     rows = []
-    for one in told:
+    for one in summaries:
         run = one.run
         cells = (
             run.name + (" (failed)" if one.error else " (collapsed)" if one.collapsed else ""),
@@ -127,14 +133,14 @@ def _comparison(folders: list[Path], told: list[RunSummary], drawn: list[Drawn],
             numbers.change(numbers.ends(run, "completions/mean_length"), "{:.0f}"),
         )
         rows.append(cells)
-    warned = [(one.run.name, text) for one, folder in zip(told, folders) for text in warnings(folder, one.run)]
+    warned = [(one.run.name, text) for one, folder in zip(summaries, folders) for text in warnings(folder, one.run)]
     return {
-        "title": f"{len(told)} runs compared",
+        "title": f"{len(summaries)} runs compared",
         "columns": ("run", "algorithm", "steps", "time", "held-out accuracy", "reward", "clipped", "completion length"),
         "rows": rows,
         "drawn": drawn,
         "warnings": [f"{name}: {text}" for name, text in warned],
-        "configurations": [(one.run.name, text) for one, text in zip(told, texts)],
+        "configurations": [(one.run.name, text) for one, text in zip(summaries, texts)],
     }
 
 

@@ -14,20 +14,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gspo.report import marks
 from gspo.report.canvas import LIGHT, Theme, canvas, finish, save
-from gspo.report.marks import (
-    MOST_DOTS,
-    SMOOTH_FROM,
-    borders,
-    ends,
-    error_bars,
-    range_line,
-    ratio_band,
-    reward_band,
-    stage_lines,
-    tallest,
-    time_split,
-)
 from gspo.report.read import RunMetrics, read_run, run_names
 
 EXACT = ("accuracy", "lr", "range")  # without noise, or few points: no running mean
@@ -77,9 +65,9 @@ class Plot:
         run = runs[0]
         if self.of_clip and len(run.series("clip/epsilon")[0]):
             words += f" {self.of_clip}"
-        if self.name == "time" and (most := tallest(run)) is not None:
+        if self.name == "time" and (most := marks.tallest(run)) is not None:
             words += f" The longest took {most:,.0f} s, which is beyond the figure."
-        return words + (" Thin lines: a stage begins." if borders(run) else "")
+        return words + (" Thin lines: a stage begins." if marks.borders(run) else "")
 
 
 @dataclass(frozen=True)
@@ -101,9 +89,9 @@ CLIPS = (
 )
 PLOTS = (
     Plot("accuracy", "Held-out accuracy", "% of completions", "On prompts never trained on, with 95 % intervals.",
-         (("eval/accuracy", ""),), 100, top=112, marks=ends, dots=True),
+         (("eval/accuracy", ""),), 100, top=112, marks=marks.ends, dots=True),
     Plot("reward", "Reward", "reward of a completion", "Mean over the completions of each step.",
-         (("reward", "mean"),), marks=reward_band),
+         (("reward", "mean"),), marks=marks.reward_band),
     Plot("loss", "Loss", "nats per token", "Cross-entropy of the completions that are imitated.", (("loss", ""),)),
     Plot("completions", "Kinds of completions", "% of completions", "Share of the sampled completions.", scale=100, top=102,
          prefix="completion/"),
@@ -125,12 +113,12 @@ PLOTS = (
          "target.", (("clip/epsilon", "below 1 (epsilon)"), ("clip/epsilon_high", "above 1 (epsilon_high)")), log=True),
     Plot("ratio", "Ratio and clip range", "ratio − 1", "Importance ratio (of whole completions for sequence-level "
          "algorithms).", of_clip="Only what lies outside the clip range can be clipped.", keys=
-         (("ratio/std", "standard deviation"),), marks=ratio_band, only_marks=True,
+         (("ratio/std", "standard deviation"),), marks=marks.ratio_band, only_marks=True,
          compare="Spread of the ratio (standard deviation)"),
     Plot("noise", "Noise floor", "distance of ratio from 1", "The noise floor is the spread of the ratio before any update, "
          "from rounding alone.", of_clip="It should stay well below the clip range (dashed).", keys=
          (("ratio/noise_floor", "noise floor"), ("ratio/std", "spread after the updates")), log=True,
-         marks=range_line, compare="Noise floor"),
+         marks=marks.range_line, compare="Noise floor"),
     Plot("entropy", "Entropy", "nats per token", "Mean entropy of the policy at the tokens it was trained on.",
          (("entropy", ""),)),
     Plot("kl", "KL divergence", "nats per token", "Mean divergence of the policy {labels}.",
@@ -151,7 +139,7 @@ PLOTS = (
     Plot("throughput", "Throughput", "tokens per second", "Tokens of a step divided by its time.",
          (("tokens_per_second", ""),)),
     Plot("time", "Time of a step", "seconds", "What the time of a step goes into, without evaluation.",
-         (("time/step", "whole step"),), marks=time_split, only_marks=True),
+         (("time/step", "whole step"),), marks=marks.time_split, only_marks=True),
     Plot("lost", "Left out", "count in a step", "Completions without a reward, groups dropped, updates skipped.",
          (("rollouts/failed", "completions without a reward"), ("groups/dropped", "dropped groups"),
           ("updates/skipped", "skipped updates"))),
@@ -222,7 +210,7 @@ def _draw_one(plot: Plot, runs: list[RunMetrics], theme: Theme) -> Figure:
         if len(runs) == 1 and plot.marks is not None:
             plot.marks(ax, runs[0], theme)
         if len(runs) == 1:
-            stage_lines(ax, runs[0], theme)
+            marks.stage_lines(ax, runs[0], theme)
         title = plot.title if len(runs) == 1 else plot.compare or plot.title
         if plot.prefix and (len(runs) > 1 or len(plot.keys) == 1):
             title += f": {plot.keys[0][1]}"
@@ -240,14 +228,14 @@ def _line(ax: Axes, plot: Plot, run: RunMetrics, key: str, label: str, colour: s
     if plot.log:
         x, y = x[y > 0], y[y > 0]
     if plot.dots:
-        error_bars(ax, run, colour)
-    window = len(x) // 25 if len(x) >= SMOOTH_FROM and plot.name not in EXACT else 0
+        marks.error_bars(ax, run, colour)
+    window = len(x) // 25 if len(x) >= marks.SMOOTH_FROM and plot.name not in EXACT else 0
     if window:
         ax.plot(x, y, color=colour, lw=0.7, alpha=0.3)
         ones = np.ones(2 * window + 1)
         values = np.log(y) if plot.log else y  # geometric mean: on a logarithmic axis a spike would lift its whole window
         y = np.convolve(values, ones, mode="same") / np.convolve(np.ones(len(y)), ones, mode="same")
         y = np.exp(y) if plot.log else y
-    dot = "o" if len(x) == 1 or (plot.dots and len(x) <= MOST_DOTS) else None
+    dot = "o" if len(x) == 1 or (plot.dots and len(x) <= marks.MOST_DOTS) else None
     ax.plot(x, y, style, color=colour, lw=1.9, label=label, marker=dot, ms=5)
     return window

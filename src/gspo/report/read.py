@@ -147,8 +147,8 @@ def _row(line: bytes) -> dict[str, Any] | None:
         if isinstance(row.get(key), list)
     }
     prompt = row.get("prompt", "")
-    said = row.get("dialogue")
-    dialogue = [_message(each) for each in said if isinstance(each, dict)] if isinstance(said, list) else []
+    messages = row.get("dialogue")
+    dialogue = [_message(each) for each in messages if isinstance(each, dict)] if isinstance(messages, list) else []
     kept = {"step": row["step"], "prompt": prompt if isinstance(prompt, list) else str(prompt), "reward": None}
     return kept | numbers | texts | lists | by_token | ({"dialogue": dialogue} if dialogue else {})
 

@@ -100,15 +100,15 @@ def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tupl
     words = {text: set(text.split()) for text in {prompt_text(row) for row in first + last}}
     befores, afters = (list(dict.fromkeys(map(prompt_text, rows)))[:64] for rows in (first, last))
 
-    def alike(a: str, b: str) -> float:
+    def similarity(a: str, b: str) -> float:
         return len(words[a] & words[b]) / max(1, len(words[a] | words[b])) if a != b else 2.0
 
-    closest = max(alike(a, b) for a in befores for b in afters)
+    closest = max(similarity(a, b) for a in befores for b in afters)
     pairs = [
         (before, after)
         for before in first
         for after in last
-        if (a := prompt_text(before)) in befores and (b := prompt_text(after)) in afters and alike(a, b) == closest
+        if (a := prompt_text(before)) in befores and (b := prompt_text(after)) in afters and similarity(a, b) == closest
     ]
     usual = [median([pair[side]["reward"] for pair in pairs]) for side in (0, 1)]
 

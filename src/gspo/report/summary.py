@@ -36,7 +36,7 @@ class RunSummary(NamedTuple):
     planned: int
 
 
-def tell(folder: Path, run: RunMetrics, config: dict[str, Any]) -> RunSummary:
+def summarise(folder: Path, run: RunMetrics, config: dict[str, Any]) -> RunSummary:
     """Summarises the run in a folder."""
     keys = {key for line in run.lines for key in line}
     planned = get(config, "train", "steps")
@@ -59,60 +59,60 @@ def get(config: dict[str, Any], section: str, key: str) -> Any:
     return table.get(key) if isinstance(table, dict) else None
 
 
-def origin(told: RunSummary) -> str:
+def origin(summary: RunSummary) -> str:
     """Where the numbers come from: run, algorithm, data, model."""
-    kind = "supervised fine-tuning" if told.supervised else get(told.config, "algorithm", "name")
-    parts = [told.run.name, kind, get(told.config, "task", "source"), get(told.config, "model", "path")]
+    kind = "supervised fine-tuning" if summary.supervised else get(summary.config, "algorithm", "name")
+    parts = [summary.run.name, kind, get(summary.config, "task", "source"), get(summary.config, "model", "path")]
     return " · ".join(str(part) for part in parts if part and not str(part).startswith("(given"))  # rows from Python
 
 
-def headline(told: RunSummary) -> str:
+def headline(summary: RunSummary) -> str:
     """The result in words and numbers. Failures come first."""
-    done = numbers.steps(told.run)
-    of = f"{done} of {told.planned} steps" if told.planned > done else plural(done, "step")
-    if told.error:
+    done = numbers.steps(summary.run)
+    of = f"{done} of {summary.planned} steps" if summary.planned > done else plural(done, "step")
+    if summary.error:
         return f"Failed after {of}"
-    if told.collapsed:
+    if summary.collapsed:
         return f"Collapsed: stopped after {of}"
-    span = f"in {plural(done, 'step')}, {numbers.duration(numbers.seconds(told.run))}"
-    return f"{_result(told)} {span}" if _result(told) else span.removeprefix("in ")
+    span = f"in {plural(done, 'step')}, {numbers.duration(numbers.seconds(summary.run))}"
+    return f"{_result(summary)} {span}" if _result(summary) else span.removeprefix("in ")
 
 
-def _result(told: RunSummary) -> str:
+def _result(summary: RunSummary) -> str:
     """The main figure: held-out accuracy, otherwise the reward, otherwise the loss."""
-    run = told.run
+    run = summary.run
     if len(run.series("eval/accuracy")[0]):
         return f"Held-out accuracy {numbers.accuracy(run)}"
     if ends(run, "reward"):
         return f"Mean reward {change(ends(run, 'reward'), '{:.2f}')}"
     if ends(run, "loss"):
-        name = "Supervised fine-tuning: loss" if told.supervised else "Loss"
+        name = "Supervised fine-tuning: loss" if summary.supervised else "Loss"
         return f"{name} {change(ends(run, 'loss'), '{:.3f}')}"
     return ""
 
 
-def lead(told: RunSummary) -> str:
+def lead(summary: RunSummary) -> str:
     """The sentences below the headline: result of a failed run, intervals, reward, share of clipped tokens."""
-    run, sentences = told.run, []
-    ended_badly = bool(told.error or told.collapsed)
-    if ended_badly and _result(told):
+    run, sentences = summary.run, []
+    ended_badly = bool(summary.error or summary.collapsed)
+    if ended_badly and _result(summary):
         of = "eval/accuracy" if len(run.series("eval/accuracy")[0]) else "reward" if ends(run, "reward") else "loss"
         last = f" (the last in step {run.series(of)[0][-1]:.0f})"
-        sentences.append(f"Until then: {_result(told)[:1].lower()}{_result(told)[1:]}{last}.")
+        sentences.append(f"Until then: {_result(summary)[:1].lower()}{_result(summary)[1:]}{last}.")
     sentences += _certainty(run)
     if len(run.series("eval/accuracy")[0]) and ends(run, "reward"):
         sentences.append(f"Mean reward in training {change(ends(run, 'reward'), '{:.2f}')}.")
-    elif ends(run, "reward") and told.served:
+    elif ends(run, "reward") and summary.served:
         sentences.append("These are rewards of the trajectories that it was trained on.")
     elif ends(run, "reward"):
         sentences.append("Nothing was evaluated (eval.every = 0): these are rewards of the prompts that it was trained on.")
-    elif told.supervised:
+    elif summary.supervised:
         sentences.append("The model was trained to imitate completions. The loss says how well it predicts their tokens.")
     clipped = mean(run, "clip_ratio/tokens")
     if clipped is not None:
         sentences.append(f"{percent(clipped)} of the tokens were clipped.")
-    if told.planned > numbers.steps(run) and not ended_badly:
-        sentences.append(f"Not finished: {numbers.steps(run)} of {told.planned} steps.")
+    if summary.planned > numbers.steps(run) and not ended_badly:
+        sentences.append(f"Not finished: {numbers.steps(run)} of {summary.planned} steps.")
     return " ".join(sentences)
 
 
@@ -135,9 +135,9 @@ def _certainty(run: RunMetrics) -> list[str]:
     return sentences
 
 
-def tiles(told: RunSummary) -> list[Tile]:
+def tiles(summary: RunSummary) -> list[Tile]:
     """The key figures."""
-    run, config = told.run, told.config
+    run, config = summary.run, summary.config
     found: list[Tile] = []
     if len(run.series("eval/accuracy")[0]):
         found.append(("Held-out accuracy", numbers.accuracy(run), "first and last evaluation"))

@@ -17,14 +17,14 @@ def test_three_schemas_give_the_same_problem(row, name):
 @pytest.mark.parametrize(
     "row, why",
     [
-        ({"text": "1 + 1"}, "there is no column problem, question or prompt; the columns are text"),
+        ({"text": "1 + 1"}, "there is no column problem, question or prompt with text; it has text"),
         ({"problem": "1 + 1", "answer": "two"}, "the answer is 'two'; AIME's are whole numbers from 0 to 999"),
         ({"problem": "1 + 1", "answer": 1000}, "the answer is '1000'"),
         ({"problem": "1 + 1", "answer": -1}, "the answer is '-1'"),
         ({"problem": "1 + 1"}, "there is no answer"),
         ({"problem": "1 + 1", "answer": None, "solution": "two"}, "there is no answer"),
         ({"problem": "1 + 1", "answer": " ", "solution": None}, "there is no answer"),
-        ({"problem": ["1 + 1"], "answer": 2}, "the problem is list; expected text"),
+        ({"problem": ["1 + 1"], "answer": 2}, "there is no column problem"),
         ({"problem": " ", "answer": 2}, "there is no column problem"),
     ],
 )

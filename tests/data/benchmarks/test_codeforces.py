@@ -30,7 +30,6 @@ def test_a_problem():
         ({"official_tests_complete": False}, "official_tests_complete is not true"),
         ({"official_tests": [{"input": 1}]}, "problem 1/A, test 0: expected input and output"),
         ({"official_tests": 5}, "problem 1/A: official_tests = 5: expected a list"),
-        ({"examples": 5}, "problem 1/A: examples = 5: expected a list"),
         ({"input_mode": "file"}, "input_mode = 'file'"),
         ({"interaction_format": "Ask."}, "interactive"),
         ({"time_limit": -1}, "time_limit = -1: expected a number above 0"),
@@ -62,6 +61,8 @@ def written(tmp_path, *rows):
 def test_contests_keep_those_who_were_rated(tmp_path):
     (one,) = contests_of(written(tmp_path, CONTEST))
     assert one == {"id": "1", "points": {"A": 500.0, "B": 1000.0}, "humans": [(1500, 1500.0, 0.0), (1300, 500.0, 3.0)]}
+    with pytest.raises(ValueError, match="contest 1 comes twice"):
+        contests_of(written(tmp_path, CONTEST, CONTEST))
 
 
 @pytest.mark.parametrize(
@@ -69,27 +70,14 @@ def test_contests_keep_those_who_were_rated(tmp_path):
     [
         ({"standings": []}, "contest 0: 1: standings is empty"),
         ({"rating_changes": None}, "rating_changes is empty"),
-        ({"problems": []}, "problems is empty"),
         ({"contest_id": None}, "there is no contest_id"),
         ({"standings": CONTEST["standings"][1:]}, "1 of 2 who were rated are not in the standings, such as ann"),
-        ({"rating_changes": CONTEST["rating_changes"] * 2}, "ann has two rating changes"),
         ({"rating_changes": [{"handle": "ann", "oldRating": "high"}]}, "oldRating = 'high': expected a number"),
-        ({"rating_changes": [{"handle": "ann", "oldRating": float("nan")}]}, "oldRating = nan: expected a number"),
         ({"rating_changes": [{"handle": "ann", "oldRating": 10**400}]}, "oldRating = 1000.*: expected a number"),
         ({"problems": [{"index": "A", "points": [1]}]}, r"contest 0: points = \[1\]: expected a number"),
-        ({"problems": [{"index": "A", "points": "abc"}]}, "points = 'abc': expected a number"),
         ({"standings": [{"points": 3}]}, "there is no party"),
-        (
-            {"standings": [{"handle": "ann", "points": 9e9}, CONTEST["standings"][1]]},
-            "ann has more points than the problems",
-        ),
     ],
 )
 def test_standings_that_are_empty_or_do_not_fit_are_refused(tmp_path, changes, why):
     with pytest.raises(ValueError, match=why):
         contests_of(written(tmp_path, CONTEST | changes))
-
-
-def test_a_contest_that_comes_twice_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="contest 1 comes twice"):
-        contests_of(written(tmp_path, CONTEST, CONTEST))

@@ -93,9 +93,9 @@ def test_a_pickle_of_a_few_bytes_takes_no_memory():
 
 
 @pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("text", ["[]", '["' + "ä\\n" * 30_000 + '"]'])
-def test_text_of_every_protocol_is_read(protocol, text):
-    assert private(base64.b64encode(zlib.compress(pickle.dumps(text, protocol))).decode()) == json.loads(text)
+def test_text_of_every_protocol_is_read(protocol):
+    for text in ("[]", '["' + "ä\\n" * 30_000 + '"]'):
+        assert private(base64.b64encode(zlib.compress(pickle.dumps(text, protocol))).decode()) == json.loads(text)
 
 
 @pytest.mark.parametrize("times, why", [(2, "it has 2 in place of one"), (1000, "more than a text needs")])
@@ -118,14 +118,9 @@ def test_releases_are_the_first_problems_of_a_later_one():
     assert len(lcb_choose(whole, "v4", "all")) == 713
     assert len(lcb_choose(whole, None, "all")) == 880
     assert list(RELEASES.values()) == [400, 511, 612, 713, 880, 1055]
-
-
-@pytest.mark.parametrize(
-    "release, count, why", [("v7", 400, "is none of v1"), ("v5", 400, "it has 880 problems, and these are 400")]
-)
-def test_a_release_that_is_not_there_is_refused(release, count, why):
-    with pytest.raises(ValueError, match=why):
-        lcb_choose(dated(count), release, "all")
+    for release, why in (("v7", "is none of v1"), ("v5", "it has 880 problems, and these are 400")):
+        with pytest.raises(ValueError, match=why):
+            lcb_choose(whole[:400], release, "all")
 
 
 def test_windows_take_both_ends_and_are_that_of_the_sources_by_default():
@@ -133,6 +128,7 @@ def test_windows_take_both_ends_and_are_that_of_the_sources_by_default():
     assert lcb_choose(rows) == rows[1:3]
     assert lcb_choose(rows, None, "2024-09..2024-10") == rows[:2]
     assert lcb_choose(rows, None, "2024-10-02..2025-03-01") == rows[2:]
+    assert span("202410-202502") == span("2024-10..2025-02") == ("2024-10-01", "2025-02-28")  # as papers write it
     with pytest.raises(ValueError, match=r"window 2023-01..2023-02: has no problem; choose from 2024-09-30 to .*, or all"):
         lcb_choose(rows, None, "2023-01..2023-02")
 
@@ -143,7 +139,3 @@ def test_windows_take_both_ends_and_are_that_of_the_sources_by_default():
 def test_a_window_that_is_none_is_refused(window):
     with pytest.raises(ValueError, match="window"):
         span(window)
-
-
-def test_windows_in_the_papers_notation():
-    assert span("202410-202502") == span("2024-10..2025-02") == ("2024-10-01", "2025-02-28")

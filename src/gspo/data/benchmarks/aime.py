@@ -27,10 +27,8 @@ def answer_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A problem with an answer of any form, as prompt, answer and id."""
     cells = {str(name).lower(): value for name, value in row.items()}
     problem = next((cells[name] for name in ("problem", "question", "prompt") if _there(cells.get(name))), None)
-    if problem is None:
-        raise ValueError(f"there is no column problem, question or prompt; the columns are {', '.join(map(str, row))}")
     if not isinstance(problem, str):
-        raise ValueError(f"the problem is {type(problem).__name__}; expected text")
+        raise ValueError(f"there is no column problem, question or prompt with text; it has {', '.join(map(str, row))}")
     answer = cells.get("answer")
     if not _there(answer):
         answer = _boxed(str(cells.get("solution") or ""))

@@ -143,14 +143,9 @@ def _prompt(question: str, starter: str) -> str:
 
 
 def lcb_choose(rows: list[dict[str, Any]], release: str | None = None, window: str | None = None) -> list[dict[str, Any]]:
-    """The problems of a release within a window of contest dates, both ends included.
-
-    Args:
-        release: One of RELEASES; None: rows that form a whole release are cut down to RELEASE.
-        window: Months or days, such as `2024-10..2025-02`, or `all`.
-
-    Raises:
-        ValueError: For an unknown release, one that the rows do not hold, or a window without problems.
+    """The problems of a release within a window of contest dates, as `span` reads it, both ends included. Without a release,
+    rows that form a whole one are cut down to RELEASE. Raises ValueError for a release that is unknown or that the rows do
+    not hold, and for a window without problems.
     """
     if release is not None and release not in RELEASES:
         raise ValueError(f"release {release!r}: is none of {', '.join(RELEASES)}")

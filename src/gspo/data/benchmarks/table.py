@@ -152,13 +152,8 @@ def asked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any], where: str) -> Rows:
-    """The rows of a benchmark, from those of its dataset. Warns Unjudged of problems that cannot be judged.
-
-    Args:
-        where: The source, for errors.
-
-    Raises:
-        ValueError: For a row of another schema, for duplicate ids, and if no row is left.
+    """The rows of a benchmark, from those of its dataset, whose name for errors is `where`. Warns Unjudged of problems that
+    cannot be judged. Raises ValueError for a row of another schema, for duplicate ids, and if no row is left.
     """
     one = named(name)
     rows: list[dict[str, Any]] = []
