@@ -30,7 +30,7 @@ class Token(NamedTuple):
     gap: int = 0
 
 
-class Part(NamedTuple):
+class Passage(NamedTuple):
     """A part of a conversation. `kind`: "prompt" or "completion". `tokens`: those that were trained on, in place of text."""
 
     kind: str
@@ -82,11 +82,11 @@ def _card(row: dict[str, Any], top: float = 0.0) -> dict[str, Any]:
             notes.append(f"reward {reward:+z.2f}".replace("-", "−"))
         if message.get("left_out"):
             notes.append(f"left out: {message['left_out']}")
-        parts.append(Part("completion" if sampled else "prompt", ", ".join(notes), text, tokens))
+        parts.append(Passage("completion" if sampled else "prompt", ", ".join(notes), text, tokens))
     if not parts:
         text = _shorten(str(row.get("completion", "")))
-        completion = Part("completion", "", text, _tokens(row, top, 0) if top else [])
-        parts = [Part("prompt", "", prompt_text(row), []), completion]
+        completion = Passage("completion", "", text, _tokens(row, top, 0) if top else [])
+        parts = [Passage("prompt", "", prompt_text(row), []), completion]
     return {"about": _about(row), "parts": parts, "answer": _shorten(row.get("answer", ""), 400)}
 
 
