@@ -52,6 +52,21 @@ COLUMNS: dict[str, tuple[str, list[Column]]] = {
         ],
     ),
 }
+# A second comparison of the same row: how its name follows from the first one's, and the titles of its columns.
+SECOND: dict[str, tuple[str, str, list[Column]]] = {
+    "update_trl": (r"\1, torch_compile", "times as fast as TRL, torch_compile", [("its seconds", of("other_seconds"))]),
+    "rollout_step": (r"\1, torch_compile", "times as fast as TRL, torch_compile", []),
+    "sampling": (r"continuous\2", "continuous batching: times as many", [("tokens a second", of("tokens_per_second"))]),
+}
+
+
+def cells(row: Figure | None, columns: list[Column]) -> list[str]:
+    """The ratio of a figure, its interval, and its other columns; empty cells for None."""
+    if row is None:
+        return [""] * (len(columns) + 2)
+    alone = row["low"] == row["high"] == row["value"] == 1.0  # the base of a comparison
+    between = "" if alone else f"{row['low']:z.2f} to {row['high']:z.2f}"
+    return [f"{row['value']:z.2f}", between, *(show(row) for _, show in columns)]
 
 
 def table(group: str, figures: dict[str, Figure]) -> str:
@@ -59,12 +74,16 @@ def table(group: str, figures: dict[str, Figure]) -> str:
     if not figures:
         return "Not measured yet.\n"
     ratio, columns = COLUMNS[group]
+    pattern, title, more = SECOND.get(group, ("", "", []))
+    names = {name: re.sub(r"^((?:embedded)?(.*))$", pattern, name) for name in figures}
     titles = ["", ratio, "interval", *(title for title, _ in columns)]
+    titles += [title, "interval", *(title for title, _ in more)] if pattern else []
     rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for name, row in figures.items():
-        alone = row["low"] == row["high"] == row["value"] == 1.0  # the base of a comparison
-        between = "" if alone else f"{row['low']:z.2f} to {row['high']:z.2f}"
-        rows.append("| " + " | ".join([name, f"{row['value']:z.2f}", between, *(show(row) for _, show in columns)]) + " |")
+        if name in names.values() and pattern:  # it stands beside another
+            continue
+        second = cells(figures.get(names[name]), more) if pattern else []
+        rows.append("| " + " | ".join([name, *cells(row, columns), *second]) + " |")
     return "\n".join(rows) + "\n"
 
 

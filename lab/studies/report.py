@@ -1,8 +1,8 @@
 """Writes the tables of docs/evidence.md from results/*.json, and its figures; those of lab/mechanism.md from
 results/mechanism.tar.xz and results/strong.tar.xz. `--check` only compares, `--tables` draws no figures.
 
-A table stands between `<!-- table: STUDY / SETTING -->` and `<!-- end -->`; those of a dial follow `<!-- dial: NAME -->`,
-those of strong.py `<!-- training: NAME -->`, all verdicts `<!-- verdicts -->`.
+A table stands between `<!-- table: STUDY / SETTING + SETTING -->` and `<!-- end -->`; those of a dial follow
+`<!-- dial: NAME -->`, those of strong.py `<!-- training: NAME -->`, all verdicts `<!-- verdicts -->`.
 Figures of curves need the cells themselves (lab/studies/evidence.py); without them the committed ones stay.
 """
 
@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -66,22 +67,23 @@ def mean(value: Line, form: str) -> str:
     return "" if value["mean"] is None else format(value["mean"], form)
 
 
-def table(study: str, setting: str) -> str:
-    """One setting in Markdown."""
+def table(study: str, names: str) -> str:
+    """Settings in Markdown: their names, which may have * in them, with + in between."""
     head = json.loads((RESULTS / f"{study}.json").read_text(encoding="utf-8"))
-    by_measure = {
-        (by, line["variant"]): line for by in ("mean", "metric") for line in head[by] if line["setting"] == setting
-    }
-    lines = [line for line in head["reward"] if line["setting"] == setting]
+    by_measure = {(by, line["setting"], line["variant"]): line for by in ("mean", "metric") for line in head[by]}
+    lines = [line for name in names.split(" + ") for line in head["reward"] if fnmatchcase(line["setting"], name)]
     if not lines:
-        raise ValueError(f"{study} / {setting}: no such setting in {study}.json")
+        raise ValueError(f"{study} / {names}: no such setting in {study}.json")
     against = f"minus {head['baseline']}"
     titles = ["", "n", "reward", against, "all steps", against, "accuracy", against, "fell", "clipped", "volatility"]
-    rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    rows, setting = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"], ""
     for line in lines:
+        if line["setting"] != setting and len({line["setting"] for line in lines}) > 1:
+            rows.append(f"| **{line['setting']}** |" + " |" * (len(titles) - 1))
+        setting = line["setting"]
         cells = [line["variant"], str(line["cells"])]
         for by in ("reward", "mean", "metric"):
-            each = by_measure.get((by, line["variant"]), line)
+            each = by_measure.get((by, setting, line["variant"]), line)
             cells += [mean(each[by], ".3f"), spell(each.get("difference"), "+z.3f")]
         cells += [mean(line["fall"], ".3f"), mean(line["clipped"], ".2%"), mean(line["volatility"], ".2%")]
         rows.append("| " + " | ".join(cells) + " |")

@@ -66,14 +66,6 @@ def test_names_exist(page):
         assert known, f"{name(page)}: {key}"
 
 
-def test_the_step_is_quoted_as_it_is():
-    page = (ROOT / "docs/architecture.md").read_text()
-    shown = page.split("<!-- training/step.py, from step to sync -->\n```text\n")[1].split("\n```")[0]
-    source = (ROOT / "src/gspo/training/step.py").read_text()
-    assert shown == source[source.index("def step(") : source.index("def log(")].rstrip()
-    assert len(shown.splitlines()) <= 60
-
-
 def test_layers_are_those_of_the_import_rules():
     page = (ROOT / "docs/architecture.md").read_text()
     shown = page.split("<!-- layers, as in pyproject.toml -->\n```text\n")[1].split("\n```")[0].splitlines()
