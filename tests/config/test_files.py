@@ -24,18 +24,10 @@ from gspo.config.training import TrainConfig
 ROOT = Path(__file__).parents[2]
 
 
-def write(folder, text):
-    path = folder / "run.toml"
-    path.write_text(text)
-    return path
-
-
-def test_defaults():
-    assert load() == from_dict({}) == Config()
-
-
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_path):
-    path = write(tmp_path, '[train]\nsteps = 7\nseed = 3\n[rollout]\nstop = ["a"]\n')
+    assert load() == from_dict({}) == Config()
+    path = tmp_path / "run.toml"
+    path.write_text('[train]\nsteps = 7\nseed = 3\n[rollout]\nstop = ["a"]\n')
     config = load(path, {"train.steps": "9", "model.path": "here"})
     assert config.train == TrainConfig(steps=9, seed=3)
     assert config.rollout == RolloutConfig(stop=["a"])
@@ -44,43 +36,39 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
     assert load(path, {"train.steps": 9}) == load(path, {"train.steps": "9"})
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("optimizer.lr", "1e-5", 1e-5),
-        ("optimizer.lr", "1E-5", 1e-5),
-        ("optimizer.lr", ".5", 0.5),
-        ("optimizer.lr", "1", 1.0),
-        ("train.steps", "12", 12),
-        ("log.rollouts", "false", False),
-        ("log.dir", "runs/7", "runs/7"),
-        ("log.dir", "12", "12"),
-        ("log.dir", "true", "true"),
-        ("model.revision", "none", None),
-        ("algorithm.scale_rewards", "none", "none"),
-        ("algorithm.critic", "none", "none"),
-        ("model.revision", "v1", "v1"),
-        ("task.size", "none", None),
-        ("task.size", "3", 3),
-        ("algorithm.epsilon", "null", None),
-        ("reward.functions", "exact", ["exact"]),
-        ("reward.functions", "exact, my_rewards:short", ["exact", "my_rewards:short"]),
-        ("reward.functions", '["exact", "math"]', ["exact", "math"]),
-        ("reward.weights", "1", [1.0]),
-        ("reward.weights", "1,.5", [1.0, 0.5]),
-        ("reward.weights", "[1, 0.5]", [1.0, 0.5]),
-        ("log.trackers", "", []),
-        ("rollout.stop", '["\\n", "a,b"]', ["\n", "a,b"]),
-        ("task.config", '{min_n = 3, name = "x"}', {"min_n": 3, "name": "x"}),
-        ("task.prompt_column", "", ""),
-    ],
-)
-def test_words_of_a_command_line_become_the_fields_type(key, text, value):
-    more = {"algorithm.epsilon_high": "none"} if key == "algorithm.epsilon" else {}
-    section, name = key.split(".")
-    actual = getattr(getattr(load(None, {key: text} | more), section), name)
-    assert actual == value
-    assert type(actual) is type(value)
+TYPED = [
+    ("optimizer.lr", "1E-5", 1e-5),
+    ("optimizer.lr", ".5", 0.5),
+    ("optimizer.lr", "1", 1.0),
+    ("train.steps", "12", 12),
+    ("log.rollouts", "false", False),
+    ("log.dir", "runs/7", "runs/7"),
+    ("log.dir", "12", "12"),
+    ("log.dir", "true", "true"),
+    ("model.revision", "none", None),
+    ("algorithm.scale_rewards", "none", "none"),
+    ("task.size", "none", None),
+    ("task.size", "3", 3),
+    ("algorithm.epsilon", "null", None),
+    ("reward.functions", "exact, my_rewards:short", ["exact", "my_rewards:short"]),
+    ("reward.functions", '["exact", "math"]', ["exact", "math"]),
+    ("reward.weights", "1", [1.0]),
+    ("reward.weights", "1,.5", [1.0, 0.5]),
+    ("reward.weights", "[1, 0.5]", [1.0, 0.5]),
+    ("log.trackers", "", []),
+    ("rollout.stop", '["\\n", "a,b"]', ["\n", "a,b"]),
+    ("task.config", '{min_n = 3, name = "x"}', {"min_n": 3, "name": "x"}),
+    ("task.prompt_column", "", ""),
+]
+
+
+def test_words_of_a_command_line_become_the_fields_type(subtests):
+    for key, text, value in TYPED:
+        with subtests.test(key=key, text=text):
+            more = {"algorithm.epsilon_high": "none"} if key == "algorithm.epsilon" else {}
+            section, name = key.split(".")
+            actual = getattr(getattr(load(None, {key: text} | more), section), name)
+            assert actual == value and type(actual) is type(value)
 
 
 def test_a_key_that_was_removed_says_what_to_do_instead():
@@ -189,52 +177,44 @@ def test_one_configuration_does_not_share_lists_with_another():
     assert tables == {"task": {"config": {"n": 1}}, "reward": {"functions": ["exact"]}}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"\xef\xbb\xbf[train]\nsteps = 7\n", None),  # a byte order mark, as some editors write
-        (b"[train]\nsteps = 7\0", "not valid TOML: .*line 2"),
-        (b'[train]\n"train.steps" = 1\n', r"train.train.steps = 1: unknown key, did you mean train.steps\?"),
-        (
-            b"[actor_rollout_ref]\nlr = 1e-6",
-            r"\[actor_rollout_ref\]: unknown section.* did you mean optimizer.lr",
-        ),
-        (b"[data]\ntrain_batch_size = 8", r"\[data\]: unknown section.*train_batch_size is rollout.num_prompts"),
-    ],
-)
-def test_odd_files(tmp_path, text, message):
-    (tmp_path / "run.toml").write_bytes(text)
-    if message is None:
-        assert load(tmp_path / "run.toml").train.steps == 7
-        return
-    with pytest.raises(ValueError, match=message) as refused:
-        load(tmp_path / "run.toml")
-    assert len(str(refused.value)) < 1000
+ODD_FILES = [
+    ("not valid TOML: .*line 2", b"[train]\nsteps = 7\0"),
+    (r"train.train.steps = 1: unknown key, did you mean train.steps\?", b'[train]\n"train.steps" = 1\n'),
+    (r"\[actor_rollout_ref\]: .* did you mean optimizer.lr", b"[actor_rollout_ref]\nlr = 1e-6"),
+    (r"\[data\]: unknown section.*train_batch_size is rollout.num_prompts", b"[data]\ntrain_batch_size = 8"),
+]
 
 
-def test_a_file_that_cannot_be_read(tmp_path):
-    for path, message in (
-        (tmp_path / "none.toml", "no such study file"),
-        ("a\0b", "cannot be read"),
-        (tmp_path, "cannot be"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            read_toml(path, "study file")
+def test_odd_files(tmp_path, subtests):
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xef\xbb\xbf[train]\nsteps = 7\n")  # a byte order mark, as some editors write
+    assert load(path).train.steps == 7
+    for message, text in ODD_FILES:
+        with subtests.test(message=message):
+            path.write_bytes(text)
+            with pytest.raises(ValueError, match=message) as refused:
+                load(path)
+            assert len(str(refused.value)) < 1000
 
 
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"optimizer.lr": 1e-5}, "optimizer.lr = 1e-05: is in no section: put each key below the name of its section"),
-        ({"stages": [{"at": 5}]}, r"\[stages\]: unknown section.*, did you mean stage\?"),
-        ({"learning_rate": 1e-5}, "learning_rate = 1e-05: is in no section: .* learning_rate is optimizer.lr here"),
-        ({3: {}}, r"\[3\]: unknown section"),
-        ({"task": {3: 1}}, "task.3 = 1: unknown key; keys of .task. are source"),
-    ],
-)
-def test_odd_tables(tables, message):
-    with pytest.raises(ValueError, match=message):
-        as_config(None, tables)
+def test_a_file_that_cannot_be_read(tmp_path, refuses):
+    table = [("no such study file", tmp_path / "none.toml"), ("cannot be read", "a\0b"), ("cannot be", tmp_path)]
+    refuses(lambda path: read_toml(path, "study file"), table)
+
+
+ODD_TABLES = [
+    ("optimizer.lr = 1e-05: is in no section: put each key below the name of its section", {"optimizer.lr": 1e-5}),
+    (r"\[stages\]: unknown section.*, did you mean stage\?", {"stages": [{"at": 5}]}),
+    ("learning_rate = 1e-05: is in no section: .* learning_rate is optimizer.lr here", {"learning_rate": 1e-5}),
+    (r"\[3\]: unknown section", {3: {}}),
+    ("task.3 = 1: unknown key; keys of .task. are source", {"task": {3: 1}}),
+    (r"judge\.api_key = '<hidden>': unknown key", {"judge": {"api_key": "sk-1234"}}),
+    (r"judge\.request = \[\{'token': '<hidden>'\}\]: expected a table", {"judge": {"request": [{"token": "sk-1234"}]}}),
+]
+
+
+def test_odd_tables(refuses):
+    refuses(lambda tables: as_config(None, tables), ODD_TABLES)
 
 
 def test_the_page_of_the_configuration_is_up_to_date():
@@ -258,38 +238,24 @@ def test_every_field_that_names_a_file_or_folder_is_a_path():
     assert set(PATHS) == named | {"task.eval_source"}  # "source of the held-out prompts"
 
 
-@pytest.mark.parametrize("key", PATHS)
-def test_a_path_is_found_from_home(key, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    section, _, name = key.partition(".")
-
-    def read(value):
-        return getattr(getattr(from_dict({section: {name: value}}), section), name)
-
-    assert read("~/a/b") == str(tmp_path / "a/b") and read("~") == str(tmp_path)
-    for other in ("a/~", "org/model", "./~x", "reasoning_gym:chain_sum"):
-        assert read(other) == other
-    assert from_dict(to_dict(from_dict({section: {name: "~/a"}}))) == from_dict({section: {name: str(tmp_path / "a")}})
-    with pytest.raises(ValueError, match=rf"{re.escape(key)} = '~nobody-at-all/x': there is no user of that name"):
-        read("~nobody-at-all/x")
-
-
-def test_the_configuration_itself_is_found_from_home(tmp_path, monkeypatch):
+def test_a_path_is_found_from_home(tmp_path, monkeypatch, subtests):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "run.toml").write_text("[train]\nsteps = 3\n")
     assert load("~/run.toml").train.steps == 3
+    for key in PATHS:
+        section, _, name = key.partition(".")
 
+        def read(value, section=section, name=name):
+            return getattr(getattr(from_dict({section: {name: value}}), section), name)
 
-@pytest.mark.parametrize(
-    ("tables", "shown"),
-    [
-        ({"judge": {"api_key": "sk-1234"}}, r"judge\.api_key = '<hidden>': unknown key"),
-        ({"judge": {"request": [{"token": "sk-1234"}]}}, r"judge\.request = \[\{'token': '<hidden>'\}\]: expected a table"),
-    ],
-)
-def test_no_error_tells_a_secret(tables, shown):
-    with pytest.raises(ValueError, match=shown):
-        from_dict(tables)
+        with subtests.test(key=key):
+            assert read("~/a/b") == str(tmp_path / "a/b") and read("~") == str(tmp_path)
+            for other in ("a/~", "org/model", "./~x", "reasoning_gym:chain_sum"):
+                assert read(other) == other
+            whole = from_dict({section: {name: "~/a"}})
+            assert from_dict(to_dict(whole)) == from_dict({section: {name: str(tmp_path / "a")}})
+            with pytest.raises(ValueError, match=rf"{re.escape(key)} = '~nobody-at-all/x': there is no user of that name"):
+                read("~nobody-at-all/x")
 
 
 def test_secrets_are_written_where_they_are_asked_for_alone():

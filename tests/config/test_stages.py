@@ -30,36 +30,27 @@ def test_what_holds_in_a_step_by_hand():
     assert longest(rollout, STAGES[:1]) == ("rollout.max_completion_length", 256)
 
 
-def test_every_field_of_a_stage_has_a_docstring():
+BAD_STAGES = [
+    (r"stage\[0\]\.at = 1: must be at least 2", [{"at": 1, "temperature": 0.5}]),
+    (r"stage\[0\]\.at is required", [{"temperature": 0.5}]),
+    (r"stage\[1\]\.at = 5: stage\[0\]\.at = 9 is later", [{"at": 9, "temperature": 0.5}, {"at": 5, "temperature": 1}]),
+    (r"stage\[1\]\.at = 9: is also where stage\[0\]", [{"at": 9, "temperature": 0.5}, {"at": 9, "num_generations": 4}]),
+    (r"stage\[0\]\.at = 101: the run ends with train.steps = 100", [{"at": 101, "temperature": 0.5}]),
+    (r"stage\[0\]: sets nothing at step 9: set one of max_completion_length, temperature", [{"at": 9}]),
+    (r"stage\[0\]\.lenght = 5: unknown key; keys of \[stage\[0\]\] are at, max", [{"at": 9, "lenght": 5}]),
+    (r"stage\[0\]\.max_length = 9: .* did you mean max_completion_length\?", [{"at": 9, "max_length": 9}]),
+    (r"stage\[0\]\.num_generations = 1: must be at least 2", [{"at": 9, "num_generations": 1}]),
+    (r"stage\[0\]\.at = '9': expected a whole number", [{"at": "9", "temperature": 0.5}]),
+    (r"stage\[0\]\.source = ' ': name a source", [{"at": 9, "source": " "}]),
+    (r"stage\[0\]\.source = .*reasoning_gim is unknown", [{"at": 9, "source": "reasoning_gim:gcd"}]),
+    (r"stage = \{'at': 9\}: expected \[\[stage\]\] tables", {"at": 9}),
+    (r"stage = \[5\]: expected \[\[stage\]\] tables", [5]),
+]
+
+
+def test_bad_stages(refuses):
     assert set(docs(StageConfig)) == {field.name for field in dataclasses.fields(StageConfig)}
-
-
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ([{"at": 0, "temperature": 0.5}], r"stage\[0\]\.at = 0: must be at least 2"),
-        ([{"at": 1, "temperature": 0.5}], r"stage\[0\]\.at = 1: must be at least 2"),
-        ([{"temperature": 0.5}], r"stage\[0\]\.at is required"),
-        ([{"at": 9, "temperature": 0.5}, {"at": 5, "temperature": 1}], r"stage\[1\]\.at = 5: stage\[0\]\.at = 9 is later"),
-        ([{"at": 9, "temperature": 0.5}, {"at": 9, "num_generations": 4}], r"stage\[1\]\.at = 9: is also where stage\[0\]"),
-        ([{"at": 101, "temperature": 0.5}], r"stage\[0\]\.at = 101: the run ends with train.steps = 100"),
-        ([{"at": 9}], r"stage\[0\]: sets nothing at step 9: set one of max_completion_length, temperature"),
-        (
-            [{"at": 9, "lenght": 5}],
-            r"stage\[0\]\.lenght = 5: unknown key; keys of \[stage\[0\]\] are at, max",
-        ),
-        ([{"at": 9, "num_generations": 1}], r"stage\[0\]\.num_generations = 1: must be at least 2"),
-        ([{"at": 9, "max_length": 9}], r"stage\[0\]\.max_length = 9: unknown key, did you mean max_completion_length\?"),
-        ([{"at": "9", "temperature": 0.5}], r"stage\[0\]\.at = '9': expected a whole number"),
-        ([{"at": 9, "source": " "}], r"stage\[0\]\.source = ' ': name a source"),
-        ([{"at": 9, "source": "reasoning_gim:gcd"}], r"stage\[0\]\.source = .*reasoning_gim is unknown, did you mean"),
-        ({"at": 9}, r"stage = \{'at': 9\}: expected \[\[stage\]\] tables"),
-        ([5], r"stage = \[5\]: expected \[\[stage\]\] tables"),
-    ],
-)
-def test_bad_stages(stages, message):
-    with pytest.raises(ValueError, match=message):
-        from_dict(BASE | {"stage": stages})
+    refuses(lambda stages: from_dict(BASE | {"stage": stages}), BAD_STAGES)
 
 
 def test_stages_are_not_set_on_a_command_line(tmp_path):
@@ -70,44 +61,30 @@ def test_stages_are_not_set_on_a_command_line(tmp_path):
             load(path, {"stage.at": "9"})
 
 
-@pytest.mark.parametrize(
-    ("refresh", "message"),
-    [
-        ({"every": 5}, "refresh.every = 5 and .*: a refresh would drop nothing"),
-        (
-            {"every": 5, "drop_above": 0.3, "drop_below": 0.3},
-            "refresh.drop_below = 0.3 and refresh.drop_above = 0.3: no",
-        ),
-        ({"every": 5, "drop_above": 0.2, "drop_below": 0.6}, "refresh.drop_below = 0.6 and refresh.drop_above = 0.2"),
-        ({"every": 5, "drop_above": 0.9, "min_seen": 0}, "refresh.min_seen = 0: must be at least 1"),
-        ({"every": 5, "drop_above": 0.9, "keep": 0}, "refresh.keep = 0: must be at least 1"),
-        ({"every": 5, "drop_above": 1.5}, "refresh.drop_above = 1.5: must be at most 1"),
-        ({"every": 100, "drop_above": 0.9}, "refresh.every = 100 and train.steps = 100: the run ends"),
-        ({"every": 5, "source": "new"}, "refresh.source = 'new': expected module:function"),
-        (
-            {"every": 5, "source": "rows:new", "drop_above": 0.9},
-            "refresh.drop_above = 0.9 has no effect: refresh.source",
-        ),
-        ({"drop_above": 0.9}, "refresh.drop_above = 0.9 has no effect: refresh.every = 0"),
-    ],
-)
-def test_bad_refreshes(refresh, message):
-    with pytest.raises(ValueError, match=message):
-        check_command(from_dict(BASE | {"refresh": refresh}), "train")
+BAD_REFRESHES = [
+    ("refresh.every = 5 and .*: a refresh would drop nothing", {"every": 5}),
+    ("drop_below = 0.3 and refresh.drop_above = 0.3: no", {"every": 5, "drop_above": 0.3, "drop_below": 0.3}),
+    ("refresh.min_seen = 0: must be at least 1", {"every": 5, "drop_above": 0.9, "min_seen": 0}),
+    ("refresh.drop_above = 1.5: must be at most 1", {"every": 5, "drop_above": 1.5}),
+    ("refresh.every = 100 and train.steps = 100: the run ends", {"every": 100, "drop_above": 0.9}),
+    ("refresh.source = 'new': expected module:function", {"every": 5, "source": "new"}),
+    ("drop_above = 0.9 has no effect: refresh.source", {"every": 5, "source": "rows:new", "drop_above": 0.9}),
+    ("refresh.drop_above = 0.9 has no effect: refresh.every = 0", {"drop_above": 0.9}),
+]
+NEW, MORE = {"every": 5, "source": "rows:new"}, [{"at": 9, "source": "more.jsonl"}]
+TASKS = {"reward": {"functions": ["task"]}}
+TOGETHER = [
+    (r"refresh.source = 'rows:new' and stage\[0\].source = 'more.jsonl'", {"refresh": NEW, "stage": MORE}),
+    *(
+        (r"stage\[0\].source = .*: tasks of verifiers cannot be replaced", TASKS | {"task": {"source": a}, "stage": b})
+        for a, b in (("verifiers:quiz", MORE), ("rows.jsonl", [{"at": 9, "source": "verifiers:quiz"}]))
+    ),
+]
 
 
-def test_one_of_them_replaces_the_queries():
-    tables = {"refresh": {"every": 5, "source": "rows:new"}, "stage": [{"at": 9, "source": "more.jsonl"}]}
-    with pytest.raises(ValueError, match=r"refresh.source = 'rows:new' and stage\[0\].source = 'more.jsonl'"):
-        from_dict(BASE | tables)
-
-
-@pytest.mark.parametrize("source", ["verifiers:quiz", "rows.jsonl"])
-def test_tasks_of_verifiers_stay(source):
-    other = "rows.jsonl" if source.startswith("verifiers") else "verifiers:quiz"
-    tables = BASE | {"task": {"source": source}, "stage": [{"at": 9, "source": other}], "reward": {"functions": ["task"]}}
-    with pytest.raises(ValueError, match=r"stage\[0\].source = .*: tasks of verifiers cannot be replaced"):
-        check_command(from_dict(tables), "train")
+def test_bad_refreshes_and_what_does_not_go_together(refuses):
+    refuses(lambda refresh: check_command(from_dict(BASE | {"refresh": refresh}), "train"), BAD_REFRESHES)
+    refuses(lambda tables: check_command(from_dict(BASE | tables), "train"), TOGETHER)
 
 
 def test_a_study_says_that_variants_differ_in_stages():

@@ -5,12 +5,12 @@ import typing
 from pathlib import Path
 
 import numpy
-import pytest
 
 from gspo.config.files import from_dict, load
 from gspo.config.schema import SECTIONS
 from gspo.config.values import alternatives, in_range, shown, type_name, type_of, typed
 
+TABLE = dict[str, typing.Any]
 NUMERIC = [
     (f"{name}.{field.name}", field, hint)
     for name, cls in SECTIONS.items()
@@ -20,7 +20,6 @@ NUMERIC = [
 ]
 ODD = [
     1e308, -1e308, 1e-320, -1e-320, 5e-324, float("nan"), float("inf"), -float("inf"), 0, -1, 4_000_000_000, 2**31, 2**64,
-    10**40, -(10**40), 1e10, 1e200, "9" * 50, "1e5000", "1e-5000", "nan",
 ]  # fmt: skip
 
 
@@ -48,56 +47,54 @@ def test_seeds_are_bounded_alike():
     assert highs == {2**32 - 1}
 
 
-@pytest.mark.parametrize(
-    ("value", "hint", "made"),
-    [
+def test_values_as_their_fields_have_them(subtests):
+    table = {"a": {"b": [1, "x", True, 0.5]}}
+    for value, hint, made in (
         (numpy.int64(3), int, 3),
         (numpy.float32(0.5), float, 0.5),
         (3, float, 3.0),
         ((1, 2), list[float], [1.0, 2.0]),
         (Path("a/b"), str, "a/b"),
         (None, int | None, None),
-        ({"a": {"b": [1, "x", True, 0.5]}}, dict[str, typing.Any], {"a": {"b": [1, "x", True, 0.5]}}),
-    ],
-)
-def test_values_as_their_fields_have_them(value, hint, made):
-    found = typed("k", value, hint)
-    assert found == made and type(found) is type(made)
+        (table, TABLE, table),
+    ):
+        with subtests.test(value=value):
+            found = typed("k", value, hint)
+            assert found == made and type(found) is type(made)
 
 
-@pytest.mark.parametrize(
-    ("value", "hint", "message"),
-    [
-        (True, int, "k = True: expected a whole number, got bool"),
-        ("3", float, "k = '3': expected a number, got str"),
-        (b"x", str, "k = b'x': expected a string, got bytes"),
-        (["a", 3], list[str], r"k\[1\] = 3: expected a string, got int"),
-        ({"a": None}, dict[str, typing.Any], "k.a = None: a NoneType cannot be written into config.toml"),
-        ({"a": [object()]}, dict[str, typing.Any], r"k.a\[0\] = <object .*: an object cannot be written"),
-        ({3: 1}, dict[str, typing.Any], "k: the name 3 is an int, not a string"),
-    ],
-)
-def test_values_that_fit_no_field(value, hint, message):
-    with pytest.raises(ValueError, match=message):
-        typed("k", value, hint)
+ITSELF = {}
+ITSELF["self"] = ITSELF
+UNFIT = [
+    ("k = True: expected a whole number, got bool", (True, int)),
+    ("k = '3': expected a number, got str", ("3", float)),
+    ("k = b'x': expected a string, got bytes", (b"x", str)),
+    (r"k\[1\] = 3: expected a string, got int", (["a", 3], list[str])),
+    ("k.a = None: a NoneType cannot be written into config.toml", ({"a": None}, TABLE)),
+    (r"k.a\[0\] = <object .*: an object cannot be written", ({"a": [object()]}, TABLE)),
+    ("k: the name 3 is an int, not a string", ({3: 1}, TABLE)),
+]
+
+
+def test_values_that_fit_no_field(refuses):
+    refuses(lambda pair: typed("k", *pair), UNFIT)
 
 
 def test_errors_show_a_value_in_a_short_line():
     assert shown("x" * 1000) == "'" + "x" * 79 + "..."
 
 
-def test_ranges_and_types_in_words():
+def test_ranges_and_types_in_words(refuses):
     limits = {"low": 1, "high": 3, "choices": ("auto",)}
     for value in (1, 3, "auto", None, [1, 2]):
         in_range("k", value, limits)
-    for value, message in (
-        (0, "k = 0: must be at least 1"),
-        (4, "must be at most 3"),
-        ("atuo", "allowed are a number, auto, did you mean auto"),
-        ([1, 9], r"k\[1\] = 9: must be at most 3"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            in_range("k", value, limits)
+    table = [
+        ("k = 0: must be at least 1", 0),
+        ("must be at most 3", 4),
+        ("allowed are a number, auto, did you mean auto", "atuo"),
+        (r"k\[1\] = 9: must be at most 3", [1, 9]),
+    ]
+    refuses(lambda value: in_range("k", value, limits), table)
     assert type_name(list[float] | None) == "a list of numbers or nothing"
 
 
