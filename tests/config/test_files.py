@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gspo.config.files import as_config, docs, from_dict, load, read_toml, to_dict, to_toml
@@ -130,7 +130,7 @@ def sections():
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(sections(), st.booleans())
 def test_what_is_written_reads_back_the_same(tables, comments):
     evaluation = tables.get("eval", {})

@@ -9,45 +9,36 @@ from gspo.config.resume import FREE, ON_PURPOSE, check_allowed, same_run
 from gspo.config.schema import SECTIONS, Config
 
 
-def test_what_is_free_is_a_section_or_a_key():
+def test_where_it_is_and_when_it_stops_may_change():
     assert not FREE - {*SECTIONS, *all_keys()}
-
-
-@pytest.mark.parametrize(
-    "tables",
-    [
+    for tables in (
         {},
         {"log": {"dir": "elsewhere", "trackers": ["wandb"]}},
         {"guard": {"patience": 3}},
         {"train": {"steps": 7, "micro_batch_tokens": 64}},
         {"eval": {"every": 3}, "model": {"device": "cuda"}},
-    ],
-)
-def test_where_it_is_and_when_it_stops_may_change(tables):
-    same_run(Config(), from_dict(tables))
-
-
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"optimizer": {"lr": 0.5}}, "optimizer.lr = 0.5 cannot be changed in a resumed run: it began with 1e-06"),
-        ({"train": {"seed": 9}}, "train.seed = 9"),
-        ({"task": {"config": {"n": 1}}}, r"task.config = \{'n': 1\}"),
-        ({"eval": {"num_prompts": 3}}, "eval.num_prompts = 3"),
-    ],
-)
-def test_what_makes_it_another_run_may_not(tables, message):
-    with pytest.raises(ValueError, match=message):
+    ):
         same_run(Config(), from_dict(tables))
 
 
-@pytest.mark.parametrize("name", ["grpo", "sapo", "ppo", "dapo"])
-def test_the_option_that_was_changed_is_named_and_none_that_follows_from_it(name):
+def test_what_makes_it_another_run_may_not(refuses):
+    table = [
+        ("optimizer.lr = 0.5 cannot be changed in a resumed run: it began with 1e-06", {"optimizer": {"lr": 0.5}}),
+        ("train.seed = 9", {"train": {"seed": 9}}),
+        (r"task.config = \{'n': 1\}", {"task": {"config": {"n": 1}}}),
+        ("eval.num_prompts = 3", {"eval": {"num_prompts": 3}}),
+        (r"refresh\.drop_above = 0\.8 cannot be changed in a resumed run", {"refresh": {"drop_above": 0.8}}),
+    ]
+    refuses(lambda tables: same_run(Config(), from_dict(tables)), table)
+
+
+def test_the_option_that_was_changed_is_named_and_none_that_follows_from_it(refuses):
     """The run folder holds every setting, also those that an algorithm's name brings with it."""
     old, _ = resolved(Config())
-    new, _ = resolved(from_dict({"algorithm": {"name": name}}))
-    with pytest.raises(ValueError, match=f"^algorithm.name = '{name}' cannot be changed .* began with 'gspo'"):
-        same_run(old, new)
+    names = [
+        (f"^algorithm.name = '{name}' cannot be changed .* began with 'gspo'", name) for name in ("grpo", "sapo", "ppo")
+    ]
+    refuses(lambda name: same_run(old, resolved(from_dict({"algorithm": {"name": name}}))[0]), names)
 
 
 def test_the_learning_rate_and_its_schedule_may_change_on_purpose():
@@ -66,6 +57,8 @@ def test_the_learning_rate_and_its_schedule_may_change_on_purpose():
 
 
 def test_what_may_be_allowed(subtests):
+    with pytest.raises(ValueError, match=r"allow = 'train\.lr': unknown key, did you mean optimizer\.lr\?; allowed are"):
+        check_allowed(["train.lr"])
     for key in all_keys():
         with subtests.test(key=key):
             if key in ON_PURPOSE:
@@ -80,34 +73,25 @@ def test_what_may_be_allowed(subtests):
 FIRST, SECOND = {"at": 5, "temperature": 0.5}, {"at": 9, "temperature": 0.7}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "begun", "refused"),
-    [
-        ([FIRST], [FIRST, SECOND], 6, False),
-        ([FIRST, SECOND], [FIRST], 8, False),
-        ([FIRST, SECOND], [FIRST | {"temperature": 0.6}, SECOND], 4, False),
-        ([FIRST, SECOND], [FIRST | {"temperature": 0.6}, SECOND], 5, True),
-        ([FIRST, SECOND], [SECOND], 6, True),
-        ([SECOND], [FIRST, SECOND], 7, True),
-        ([FIRST, SECOND], [FIRST], 9, True),
-    ],
-)
-def test_past_stages_stay_and_future_ones_may_change(before, after, begun, refused):
-    old, new = from_dict({"stage": before}), from_dict({"stage": after})
-    if refused:
-        with pytest.raises(ValueError, match=rf"^\[\[stage\]\] up to step {begun} cannot be changed in a resumed run"):
-            same_run(old, new, begun=begun)
-    else:
-        (change,) = same_run(old, new, begun=begun)
-        assert change.startswith("[[stage]] = [") and "(was [" in change
-    assert same_run(old, old, begun=begun) == []
+STAGED = [  # before, after, the last step that was begun, whether it is refused
+    ([FIRST], [FIRST, SECOND], 6, False),
+    ([FIRST, SECOND], [FIRST], 8, False),
+    ([FIRST, SECOND], [FIRST | {"temperature": 0.6}, SECOND], 4, False),
+    ([FIRST, SECOND], [FIRST | {"temperature": 0.6}, SECOND], 5, True),
+    ([FIRST, SECOND], [SECOND], 6, True),
+    ([SECOND], [FIRST, SECOND], 7, True),
+    ([FIRST, SECOND], [FIRST], 9, True),
+]
 
 
-def test_a_refresh_may_not_change():
-    with pytest.raises(ValueError, match=r"refresh\.drop_above = 0\.8 cannot be changed in a resumed run"):
-        same_run(from_dict({}), from_dict({"refresh": {"drop_above": 0.8}}))
-
-
-def test_what_is_no_key_cannot_be_allowed():
-    with pytest.raises(ValueError, match=r"allow = 'train\.lr': unknown key, did you mean optimizer\.lr\?; allowed are"):
-        check_allowed(["train.lr"])
+def test_past_stages_stay_and_future_ones_may_change(subtests):
+    for before, after, begun, refused in STAGED:
+        with subtests.test(before=before, after=after, begun=begun):
+            old, new = from_dict({"stage": before}), from_dict({"stage": after})
+            assert same_run(old, old, begun=begun) == []
+            if refused:
+                with pytest.raises(ValueError, match=rf"^\[\[stage\]\] up to step {begun} cannot be changed in a resumed"):
+                    same_run(old, new, begun=begun)
+                continue
+            (change,) = same_run(old, new, begun=begun)
+            assert change.startswith("[[stage]] = [") and "(was [" in change
