@@ -47,17 +47,9 @@ FILES = {
     "cold.toml": COLD_START,
     "not_toml.toml": "[train\nsteps = 1\n",
     "latin.toml": b"# \xe9\n",
-    "twice.toml": "[train]\nsteps = 1\nsteps = 2\n",
-    "bare.toml": "lr = 1e-5\n",
     "flat.toml": "train = 3\n",
-    "array.toml": "[[train]]\nsteps = 1\n",
-    "section.toml": "[optimiser]\nlr = 1e-5\n",
-    "key.toml": "[train]\nstep = 3\n",
-    "empty.jsonl": "",
-    "blank.jsonl": "\n\n",
     "broken.jsonl": '{"prompt": "1+1="}\n{"prompt": \n',
     "list.jsonl": '{"prompt": "1+1="}\n[1]\n',
-    "latin.jsonl": b'{"prompt": "\xe9"}\n',
     "column.jsonl": '{"promt": "1+1=", "answer": "2"}\n',
     "answer.jsonl": '{"prompt": "1+1=", "anwser": "2"}\n',
     "number.jsonl": '{"prompt": "1+1=", "answer": "2"}\n{"prompt": 7, "answer": "2"}\n',
@@ -66,28 +58,16 @@ FILES = {
     "nothing.jsonl": '{"prompt": "", "answer": "2"}\n',
     "chat.jsonl": '{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}\n',
     "hides.jsonl": '{"prompt": "1+1=", "answer": "2", "completions": "2"}\n',
-    "short.csv": "prompt,answer\n1+1=,2\n1+2=\n",
-    "header.csv": "prompt,answer\n",
-    "quote.csv": 'prompt,answer\n"1+1=,2\n',
     "no.parquet": "PAR1",
-    "rows.json": "[]",
-    "object.json": '{"prompt": "1+1=", "answer": "2"}',
     "rows.txt": "1+1=",
-    "digits.toml": "[train]\nsteps = " + "7" * 5000,
-    "digits.jsonl": '{"prompt": "1+1=", "answer": ' + "7" * 5000 + "}",
-    "bad_input_exit.py": "import sys\nsys.exit(0)\n",
     "bad_input_module.py": """
         def rows(n): return [{"prompt": "1+1=", "answer": "2"}] * n
         def boom(): raise OSError("no data today")
-        def nothing(): return []
-        number = 3
     """,
-    "bad_input_import.py": "import nowhere_to_be_found\n",
     "bad_input_syntax.py": "def f(:\n",
     "a_file": "",
 }
 FOLDERS = {  # copies of the model: what is taken away, and what is put in
-    "no_config": (["config.json"], {}),
     "no_weights": (["*.safetensors"], {}),
     "pickled": (["*.safetensors"], {"pytorch_model.bin": ""}),
     "no_tokenizer": (["tokenizer*"], {}),

@@ -63,111 +63,70 @@ COMMANDS = {
     "{} --lr 1e-5": "--lr: unknown option; fields are given as --section.key VALUE, did you mean --optimizer.lr?",
     "{} --resum": "--resum: unknown option.*see `gspo train --help`",
     "{} --train.steps": "--train.steps: a value is missing",
-    "{} --log.dir --resume": "--log.dir: a value is missing .*--log.dir=VALUE",
-    "{} --.steps 3": "--.steps: fields are given as --section.key VALUE, did you mean --train.steps?",
     "eval recipe.toml --resume": "--resume: unknown option",
     "eval recipe.toml --out": "--out: expected one argument",
     "demo --seed one": "--seed: 'one': must be a whole number from 0 to 4294967295",
-    "demo --seed -1": "--seed: '-1': must be a whole number from 0",
     f"demo --seed {'9' * 5000}": "--seed: '9{40}': must be a whole number from 0",
     "demo --train.steps 3": "--train.steps: `gspo demo` takes no configuration fields",
-    "report --train.steps 3 run": "--train.steps: `gspo report` takes no configuration fields",
-    "config --resume": "--resume: unknown option",
 }
 FILE = {
     "train missing.toml": "missing.toml: no such configuration file",
     "train .": r"\.: cannot be read: .*Is a directory",
     "train latin.toml": "latin.toml: cannot be read: 'utf-8' codec",
     "train not_toml.toml": "not_toml.toml: not valid TOML: .*line 1",
-    "train twice.toml": "twice.toml: not valid TOML: .*line 3",
-    "train bare.toml": "lr = 1e-05: is in no section: .*, did you mean optimizer.lr?",
     "train flat.toml": r"train = 3: expected a table \[train\]",
-    "train array.toml": r"train = \[.*: expected a table \[train\]",
-    "train section.toml": r"\[optimiser\]: unknown section; sections are model, .* did you mean optimizer\?",
-    "train key.toml": r"train.step = 3: unknown key, did you mean train.steps\?",
     "config missing.toml": "no such configuration file",
 }
 KEYS = {
-    "{} --optimiser.lr 1e-5": r"\[optimiser\]: unknown section.* did you mean optimizer\?",
     "{} --rollout.num_generation 4": r"rollout.num_generation = '4': unknown key, did you mean rollout.num_generations\?",
-    "{} --train.lr 1e-5": r"train.lr = '1e-5': unknown key, did you mean optimizer.lr\?",
     "{} --optimizer.learning_rate 1": "unknown key; what other programs call learning_rate is optimizer.lr here",
     "{} --task.config.min_n 3": r"unknown key; give the whole table: task.config = \{min_n = ...\}",
 }
 TYPES = {
     "{} --train.steps ten": "train.steps = 'ten': expected a whole number, got str",
-    "{} --train.steps 1.5": "train.steps = 1.5: expected a whole number, got float",
-    "{} --train.steps true": "train.steps = True: expected a whole number, got bool",
-    "{} --optimizer.lr fast": "optimizer.lr = 'fast': expected a number, got str",
     "{} --optimizer.lr nan": "optimizer.lr = nan: must be a finite number",
     "{} --log.rollouts yes": "log.rollouts = 'yes': expected true or false",
     "{} --task.config 3": r"task.config = 3: expected a table, such as \{name = 3\}, got int",
-    "{} --reward.weights one,2": r"reward.weights\[0\] = 'one': expected a number",
 }
 VALUES = {  # that do not go together, would have no effect, or that no program could do
     "{} --model.path ''": "model.path is required: set it to the folder or Hugging Face id of a model",
     "{} --task.source ''": "task.source is required",
-    "{} --log.dir ''": "log.dir = '': name a folder",
-    "{} --algorithm.clip_target 0.2": 'clip_target = 0.2 has no effect: it is for algorithm.epsilon = "auto"',
-    "{} --task.split test": "task.split = 'test' has no effect: the source has no splits",
-    "{} --train.batch_size 4": "train.batch_size = 4 has no effect: it is for `gspo sft`",
     "sft cold.toml --eval.every 2": "eval.every = 2 has no effect: `gspo sft` imitates rows",
     "eval recipe.toml --eval.num_prompts 0": "eval.num_prompts = 0: nothing is held out to evaluate on",
     "{} --optimizer.lr 1e308": r"optimizer.lr = 1e\+308: must be at most 10",
-    "{} --rollout.temperature 1e-320": "rollout.temperature = 1e-320: must be at least 0.01",
-    "{} --rollout.num_prompts 4000000000": "rollout.num_prompts = 4000000000: must be at most 1000000",
-    "{} --reward.timeout 1e10": "reward.timeout = 10000000000.0: must be at most 86400",
-    "{} --sampler.engine vllm --sampler.urls :::": r"sampler.urls\[0\] = ':::': no address of a server",
-    f"{{}} --train.steps {'7' * 5000}": "train.steps = inf: expected a whole number, got float",
-    "{} --actor_rollout_ref.lr 1": r"\[actor_rollout_ref\]: unknown section.*, did you mean optimizer.lr",
     "{} --task.prompt_column \x1b[31m --task.source column.jsonl": r"there is no column '\\x1b\[31m'",
     "{} --rollout.stop ['']": r"rollout.stop = \[''\]: an empty string would end every completion at once",
-    "{} --rollout.top_p 0.9": r"rollout.top_p = 0.9: training needs the whole distribution \(top_p = 1",
-    "{} --rollout.top_k 20": "rollout.top_k = 20: training needs the whole .* eval.top_k are free",
     "{} --rollout.num_prompts 6": "rollout.num_prompts = 6 cannot be split into algorithm.mini_batches = 4 .*multiple",
-    "{} --algorithm.name gpso": r"algorithm.name = 'gpso': allowed are gspo, .* did you mean gspo\?",
     "config --algorithm.name rloo": "algorithm.name = 'rloo': allowed are gspo, gspo_token, gspo_turn, grpo",
-    "config --algorithm.epsilon 3e-4": "algorithm.epsilon = 0.0003: set algorithm.epsilon_high too .gspo's own range",
-    "config --algorithm.epsilon_high 0.2": "algorithm.epsilon_high = 0.2: set algorithm.epsilon too",
-    "{} --algorithm.name dr_grpo --algorithm.scale_rewards group": "'group' is no longer dr_grpo .* scales by none; choose",
-    "{} --reward.functions exakt": r"reward.functions: 'exakt' is none of .* did you mean exact\?",
     "{} --reward.functions []": r"reward.functions = \[\]: name at least one",
     "{} --reward.weights 1,2": r"reward.weights = \[1.0, 2.0\]: 1 reward functions need as many weights: exact",
     "{} --reward.weights 0": r"reward.weights = \[0.0\]: at least one must differ from 0",
     "{} --reward.functions task": 'rows.jsonl has no scorer of its own for "task"; use "exact" or "math"',
     "{} --log.trackers wandbb": r"log.trackers: 'wandbb' is none of .* did you mean wandb\?",
-    "{} --task.source reasoning-gym:gcd": r"reasoning-gym is unknown, did you mean reasoning_gym:gcd\?",
 }
 PLACES = {  # folders and files of the command line
     "{} --resume": "log.dir = 'run': no such run folder to resume; start it without --resume",
-    "{} --log.dir a_file": "log.dir = 'a_file': .*is a file; give another log.dir",
     "{} --log.dir a_file/run": "log.dir = 'a_file/run': .*a_file is a file; give another log.dir",
     "{} --log.dir model": "log.dir = 'model': the folder exists and is not empty; go on .*--resume",
     "{} --log.dir model --resume": "log.dir = 'model': not a run folder, config.toml is missing",
     "eval recipe.toml --out a_file": "--out a_file: exists already; give another name",
     "eval recipe.toml --out a_file/x.jsonl": "--out a_file/x.jsonl: cannot be written",
     "report nowhere": "nowhere: no metrics.jsonl with at least one step; give the folder of a run",
-    "report model": "model: no metrics.jsonl with at least one step",
     "demo --dir a_file": "a_file exists: give another --dir",
     "demo --dir nowhere --resume": "there is no nowhere-cold-start; start the demo without --resume",
 }
 MODEL = {
     "nowhere": "model.path = 'nowhere': neither a folder here nor a model of the Hugging Face hub",
     "./nowhere": "model.path = './nowhere': no such folder",
-    "a_file": "model.path = 'a_file': this is a file; give the folder that holds config.json",
-    "no_config": "model.path = 'no_config': the folder has no config.json",
     "no_weights": r"model.path = 'no_weights': the folder has no weights \(\*.safetensors\)",
     "pickled": r"pickled only \(pytorch_model.bin\).* set model.allow_pickle = true if you trust them",
+    "unknown_type": "version of transformers does not know its model type; update transformers. .*qwen33_moe",
     "no_tokenizer": r"model.path = 'no_tokenizer': the folder has no tokenizer \(tokenizer.json\); set model.tokenizer",
     "bad_tokenizer": "model.path = 'bad_tokenizer': no tokenizer can be loaded; set model.tokenizer",
     "bad_config": "model.path = 'bad_config': cannot be loaded .*not a valid JSON file",
-    "unknown_type": "version of transformers does not know its model type; update transformers. .*qwen33_moe",
     "model --model.revision v9": "model.revision = 'v9': has no effect on the folder model; remove it",
     "model --model.tokenizer ./nowhere": "model.tokenizer = './nowhere': .* no such folder",
-    "model --model.tokenizer nowhere": "model.tokenizer = 'nowhere': no tokenizer can be loaded",
     "model --model.device gpu": "model.device = 'gpu': allowed are auto, cpu, cuda, cuda:1, mps",
-    "model --model.device meta": "model.device = 'meta': allowed are auto, cpu",
-    "model --model.device cuda:99": "model.device = 'cuda:99': this machine has .* set model.device = \"auto\"",
     "model --rollout.max_completion_length 64": "rollout.max_completion_length = 64 leaves no room .* is 64 tokens",
     "model --eval.max_completion_length 99": "eval.max_completion_length = 99 leaves no room",
     "model --rollout.max_completion_length 60 --task.source long.jsonl": "long.jsonl, row 1: the prompt has 70 tokens, but "
@@ -183,19 +142,9 @@ WEIGHTS = {  # what only the weights show
     "model --model.tokenizer big_tokenizer": "the tokenizer has 'Y' with id 58, but the model embeds only 19 ",
 }
 SOURCE = {
-    "row.jsonl": r"task.source = 'row.jsonl': there is no such file in .*, did you mean rows.jsonl\?",
     "rows.txt": r"task.source = 'rows.txt': files can be .jsonl, .json, .parquet, .csv, not .txt",
-    "a_file": "task.source = 'a_file': files can be .jsonl, .json, .parquet, .csv, not this",
-    "rows.json": "rows.json: there are no rows",
-    "object.json": r"object.json: expected a list of rows \[.*, got a dict with prompt, answer",
-    "digits.jsonl": "digits.jsonl, line 1: a number has more than 4,300 digits: give it as a string",
-    "bad_input_exit:rows": "importing 'bad_input_exit' failed: SystemExit: 0",
     "rows.jsonl --model.path nobody/nothing --reward.answer_column solution": "no column 'solution' with the right answer",
-    "empty.jsonl": "empty.jsonl: the file is empty",
-    "blank.jsonl": "blank.jsonl: there are no rows",
     "broken.jsonl": r"broken.jsonl, line 2: not valid JSON: Expecting value \(column 11\)",
-    "list.jsonl": r"list.jsonl, line 2: expected an object \{...\}, got \[1\]",
-    "latin.jsonl": "latin.jsonl: not UTF-8 text",
     "column.jsonl": r"column.jsonl, row 0: there is no column 'prompt', did you mean promt\?; "
     "set task.prompt_column to one of: promt, answer",
     "number.jsonl": "number.jsonl, row 1: the prompt .column 'prompt'. is an int; expected a string or a list of chat mess",
@@ -205,27 +154,16 @@ SOURCE = {
     "hides.jsonl": "hides.jsonl, row 0: a column 'completions' would hide the argument of that name",
     "answer.jsonl": r"there is no column 'answer' with the right answer, did you .* reward.answer_column to one of: anwser",
     "answer.jsonl --reward.answer_column anwser --eval.every 1": "1 rows are too few to hold some out .* task.eval_source",
-    "short.csv": "short.csv, line 3: expected 2 fields, as in the first line",
-    "header.csv": "header.csv: there are no rows",
-    "quote.csv": "quote.csv, line 2: not valid CSV",
-    "bad_input_module:row": r"task.source = 'bad_input_module:row': .* has no function 'row', did you mean rows\?",
     "bad_input_module:rows": r"task.config = \{\}: bad_input_module:rows cannot be called with it: missing .* 'n'",
     "bad_input_module:boom": "bad_input_module:boom raised OSError: no data today",
-    "bad_input_module:nothing": "bad_input_module:nothing: there are no rows",
-    "bad_input_module:number": "number is an int, not a function",
-    "no_such_module:rows": "there is no module 'no_such_module' in .* or among the installed packages",
     "rows.jsonl --task.config {name='main'}": r"task.config = \{'name': 'main'\} has no effect: the source takes no options",
-    "rows.jsonl --task.eval_split test": "eval_split = 'test' has no effect: the source has no splits .*task.eval_source",
     "rows.jsonl --task.eval_source none.jsonl": "task.eval_source = 'none.jsonl': there is no such file",
-    "rows.jsonl --reward.answer_column solution": "no column 'solution' with the right answer; set .* one of: answer",
 }
 PARQUET = {"no.parquet": "no.parquet: not a Parquet file"}
 FUNCTIONS = {  # what the processes find that compute rewards
     "bad_input_module:nope": "reward.functions = .* bad_input_module has no function 'nope'",
     "no_such_module:f": "reward.functions = 'no_such_module:f': there is no module",
-    "bad_input_import:f": "importing 'bad_input_import' failed: .*nowhere_to_be_found",
     "bad_input_syntax:f": "importing 'bad_input_syntax' failed: SyntaxError",
-    ":f": "reward.functions = ':f': expected module:function, such as",
 }
 GYM = {
     "count_bit": r"reasoning-gym has no such task, did you mean count_bits\?",
@@ -300,30 +238,6 @@ def test_a_command_refuses_a_task_that_reasoning_gym_does_not_have(done, weights
     command_refuses(case, done, weights_read, capsys)
 
 
-def limits(section):
-    """Each limited field of a section with a value just beyond each of its limits."""
-    for field in dataclasses.fields(SECTIONS[section]):
-        limit, key = field.metadata, f"{section}.{field.name}"
-        if limit["choices"]:
-            number = "a number, " if limit["low"] is not None else ""
-            yield key, "wrong", f"allowed are {number}{', '.join(limit['choices'])}"
-        if limit["low"] is not None:
-            yield key, limit["low"] - 1, f"must be at least {limit['low']}"
-        if limit["high"] is not None:
-            yield key, limit["high"] + 1, f"must be at most {limit['high']}"
-
-
-@pytest.mark.parametrize("section", [section for section in SECTIONS if [*limits(section)]])
-def test_a_limit(place, weights_read, monkeypatch, capsys, subtests, section):
-    monkeypatch.chdir(place)
-    for key, value, message in limits(section):
-        with subtests.test(key=key, value=value):
-            weights_read.clear()
-            message = rf"{re.escape(key)}(\[0\])? = .*: {re.escape(message)}"
-            refuses(["train", "recipe.toml", f"--{key}={value}"], message, 2, capsys)
-            assert not weights_read
-
-
 def refuses(words, message, status, capsys):
     capsys.readouterr()  # what was said before
     try:
@@ -347,12 +261,12 @@ def test_a_data_set_that_the_hub_does_not_have(place, weights_read, monkeypatch,
     refuses(words, message, 2, capsys)
 
 
-@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])
-def test_a_tracker_that_is_not_installed(place, weights_read, monkeypatch, capsys, tracker):
-    monkeypatch.setitem(sys.modules, tracker, None)
+def test_a_tracker_that_is_not_installed(place, weights_read, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    message = rf"log.trackers: '{tracker}' needs a library that is not installed.*pip install 'gspo\[trackers\]'"
-    refuses(["train", "recipe.toml", f"--log.trackers={tracker}"], message, 1, capsys)
+    for tracker in ("tensorboard", "wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, tracker, None)
+        message = rf"log.trackers: '{tracker}' needs a library that is not installed.*pip install 'gspo\[trackers\]'"
+        refuses(["train", "recipe.toml", f"--log.trackers={tracker}"], message, 1, capsys)
     assert not weights_read
 
 
@@ -366,17 +280,12 @@ def test_debug_shows_where_it_happened(place, monkeypatch):
 TINY = model()
 PYTHON = {  # what differs from a call that works, and its message
     "no tokenizer": ({"tokenizer": None}, "tokenizer: a loaded model needs its tokenizer: pass tokenizer="),
-    "tokenizer by name": ({"tokenizer": "model"}, "tokenizer: expected one of transformers .*, got a str"),
     "tokenizer beside a name": ({"model": "model"}, "tokenizer: it goes with a loaded model; beside a model's name"),
     "model of another library": ({"model": torch.nn.Linear(2, 2)}, "model: expected one of transformers .*, got a Linear"),
     "model section": ({"model": {"path": "model"}}, r'model: expected a folder.* config=\{"model": \{...\}\}'),
-    "no model": ({"model": None, "tokenizer": None}, "model.path is required"),
     "no data": ({"dataset": None}, "task.source is required"),
-    "empty list": ({"dataset": []}, "the data set: there are no rows"),
     "string": ({"dataset": "rows.jsonl"}, "the data set: expected a list of dicts or a datasets.Dataset, got a str"),
-    "generator": ({"dataset": (row for row in ROWS)}, "got a generator .*give a list of the rows to use"),
     "dict of columns": ({"dataset": {"prompt": ["1"]}}, "got a dict with prompt: .*a dict for each row"),
-    "rows that are no dicts": ({"dataset": ["1+1="]}, "the data set, row 0: is a str, expected a dict of columns"),
     "no prompt": (
         {"dataset": [{"question": "1"}]},
         "row 0: there is no column 'prompt'; set task.prompt_column to one of: q",
@@ -386,25 +295,15 @@ PYTHON = {  # what differs from a call that works, and its message
         "task.eval_source = 'rows.jsonl': eval_dataset is given, which takes its place",
     ),
     "processes for functions": ({"config": {"reward": {"workers": 3}}}, "reward.workers = 3 has no effect: functions given"),
-    "another program's name": ({"learning_rate": 1e-5}, "what other programs call learning_rate is optimizer.lr here"),
-    "dotted key": ({"config": {"optimizer.lr": 1e-5}}, "optimizer.lr = 1e-05: is in no section"),
     "held-out without evaluation": ({"eval_dataset": ROWS}, "eval_dataset is given but eval.every = 0: set eval="),
     "empty held-out": ({"eval_dataset": [], "eval": {"every": 1}}, "the held-out data set: there are no rows"),
-    "reward by name": (
-        {"reward": "exact"},
-        r"reward = 'exact': expected a function .* config=\{\"reward\": \{\"functions\"",
-    ),
-    "reward None": ({"reward": None}, "reward = None: expected a function"),
+    "reward by name": ({"reward": "exact"}, r"reward = 'exact': expected a function .* config=\{\"reward\": \{\"functions"),
     "reward list": ({"reward": [likes_a, 1.0]}, "reward = 1.0: expected a function"),
     "no reward": ({"reward": []}, 'given from Python. has no scorer of its own for "task"'),
     "weights": ({"config": {"reward": {"weights": [1, 2]}}}, r"reward.weights = \[1.0, 2.0\]: 1 reward .*weights: likes_a"),
     "section": ({"rollout": "many"}, r"rollout = 'many': expected a table \[rollout\]"),
     "task section": ({"task": 3}, r"task = 3: expected a table \[task\]"),
-    "bare key": ({"lr": 1e-5}, "lr = 1e-05: is in no section: .* did you mean optimizer.lr"),
-    "unknown section": ({"optimiser": {"lr": 1}}, r"\[optimiser\]: unknown section.* did you mean optimizer\?"),
-    "type": ({"rollout": {"num_prompts": 8.0}}, "rollout.num_prompts = 8.0: expected a whole number, got float"),
     "config of another type": ({"config": 3}, "config: expected a TOML file, a Config or nested dicts, got an int"),
-    "config file": ({"config": "missing.toml"}, "missing.toml: no such configuration file"),
 }
 
 
@@ -429,7 +328,8 @@ def test_a_data_set_with_splits(tmp_path):
     datasets = pytest.importorskip("datasets")
     splits = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS))
     given = {"tokenizer": TINY.tokenizer, "config": settings(tmp_path / "run")}
-    with pytest.raises(ValueError, match="got a DatasetDict with train, test: choose one split"):
+    message = "got a DatasetDict with train, test: choose one split"
+    with pytest.raises(ValueError, match=message):
         gspo.train(TINY.model, splits, likes_a, **given)
-    with pytest.raises(ValueError, match="got a DatasetDict with train, test: choose one split"):
+    with pytest.raises(ValueError, match=message):
         gspo.sft(TINY.model, splits, tokenizer=TINY.tokenizer, log={"dir": tmp_path / "run"})

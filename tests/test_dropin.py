@@ -61,21 +61,15 @@ def test_value_and_gradient_are_the_learners(name):
         assert metrics[key] == pytest.approx(summary[key], rel=1e-6)
 
 
-def test_uneven_micro_batches_need_the_whole_count():
+def test_uneven_micro_batches_need_the_whole_count_and_padding_does_not_count():
     _, built, out = given()
     wide, mask = rows(out.logp.detach())
     old, A = rows(built.logp_old)[0], built.advantage
     whole, _ = dropin.loss("gspo", wide, old, A, mask)
     parts = [dropin.loss("gspo", wide[s], old[s], A[s], mask[s], denominator=6)[0] for s in (slice(0, 1), slice(1, 6))]
     assert float(sum(parts)) == pytest.approx(float(whole))
-
-
-def test_a_completion_that_is_all_padding_does_not_count():
-    _, built, out = given()
-    wide, mask = rows(out.logp.detach())
-    old, A = rows(built.logp_old)[0], built.advantage
     expected, _ = dropin.loss("gspo", wide[1:], old[1:], A[1:], mask[1:])
-    mask[0] = 0
+    mask[0] = 0  # a completion that is all padding
     assert float(dropin.loss("gspo", wide, old, A, mask)[0]) == pytest.approx(float(expected))
 
 
@@ -123,31 +117,23 @@ def test_each_setting_counts_or_is_refused():
 
 
 X, M = torch.zeros(2, 3), torch.ones(2, 3)
+GOOD = ("gspo", X, X, X[:, 0], M)
+BAD = [
+    ("algorithm.name = 'gsop'.*gspo", ("gsop", *GOOD[1:]), {}),
+    (r"logp: a tensor \[B, T\]", ("gspo", X[0], X[0], X[0], M[0]), {}),
+    (r"logp_old: shape \[2, 2\]", ("gspo", X, X[:, :2], X[:, 0], M), {}),
+    (r"advantages: shape \[3\]; \[2\] or \[2, 3\]", ("gspo", X, X, X[0], M), {}),
+    ("or take gspo_token, gspo_turn, grpo, grpo_dual, reinforce$", ("gspo", X, X, torch.arange(6.0).view(2, 3), M), {}),
+    ("not for a drop-in loss", GOOD, {"epsilon": "auto"}),
+    *((f"{key} = .* no effect in a drop-in loss", GOOD, {key: value}) for key, value in IDLE.items()),
+    ("not for a drop-in loss", ("ppo", *GOOD[1:]), {}),
+    ("pass max_completion_length", ("dr_grpo", *GOOD[1:]), {}),
+    ("algorithm.epsilon = -1.0", GOOD, {"epsilon": -1.0, "epsilon_high": 0.1}),
+    ("epsilon_hihg.*did you mean.*epsilon_high", GOOD, {"epsilon_hihg": 0.1}),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "settings", "message"),
-    [
-        (("gsop", X, X, X[:, 0], M), {}, "algorithm.name = 'gsop'.*gspo"),
-        (("gspo", X[0], X[0], X[0], M[0]), {}, r"logp: a tensor \[B, T\]"),
-        (("gspo", X, X[:, :2], X[:, 0], M), {}, r"logp_old: shape \[2, 2\]"),
-        (("gspo", X, X, X[0], M), {}, r"advantages: shape \[3\]; \[2\] or \[2, 3\]"),
-        (
-            ("gspo", X, X, torch.arange(6.0).view(2, 3), M),
-            {},
-            "gspo takes one .* or take gspo_token, gspo_turn, grpo, grpo_dual, reinforce$",
-        ),
-        (("gspo", X, X, X[:, 0], M), {"epsilon": "auto"}, "not for a drop-in loss"),
-        *(
-            (("gspo", X, X, X[:, 0], M), {key: value}, f"{key} = .* no effect in a drop-in loss")
-            for key, value in IDLE.items()
-        ),
-        (("ppo", X, X, X[:, 0], M), {}, "not for a drop-in loss"),
-        (("dr_grpo", X, X, X[:, 0], M), {}, "pass max_completion_length"),
-        (("gspo", X, X, X[:, 0], M), {"epsilon": -1.0, "epsilon_high": 0.1}, "algorithm.epsilon = -1.0"),
-        (("gspo", X, X, X[:, 0], M), {"epsilon_hihg": 0.1}, "epsilon_hihg.*did you mean.*epsilon_high"),
-    ],
-)
-def test_bad_input(arguments, settings, message):
-    with pytest.raises(ValueError, match=message):
-        dropin.loss(*arguments, **settings)
+def test_bad_input(subtests):
+    for message, arguments, settings in BAD:
+        with subtests.test(message=message), pytest.raises(ValueError, match=message):
+            dropin.loss(*arguments, **settings)

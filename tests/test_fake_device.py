@@ -31,14 +31,13 @@ WAITS = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(WAITS)))
-def test_what_waits_is_counted_once_with_its_line(number):
-    work, kind = WAITS[number]
-    with fake_gpu() as gpu:
-        x = torch.randn(2, 3, device="cuda")
-        gpu.clear()
-        work(x)
-    assert [sync.kind for sync in gpu.syncs] == [kind] and not gpu.staged
+def test_what_waits_is_counted_once():
+    for number, (work, kind) in enumerate(WAITS):
+        with fake_gpu() as gpu:
+            x = torch.randn(2, 3, device="cuda")
+            gpu.clear()
+            work(x)
+        assert [sync.kind for sync in gpu.syncs] == [kind] and not gpu.staged, (number, kind)
 
 
 def test_what_does_not_wait_is_not_counted():
@@ -56,13 +55,19 @@ def test_what_does_not_wait_is_not_counted():
     assert isinstance(x.grad, OnGPU) and pinned.device.type == "cpu"
 
 
-@pytest.mark.parametrize(
-    "work", [lambda x: x + torch.ones(3), lambda x: torch.cat([x, torch.ones(1, 3)]), lambda x: x @ torch.ones(3, 1),
-             lambda x: x[:, :2].index_select(0, torch.tensor([0])), lambda x: torch.where(torch.ones(2, 3) > 0, x, x)],
-)  # fmt: skip
-def test_tensors_of_both_devices_in_one_operation_are_refused(work):
-    with fake_gpu(), pytest.raises(RuntimeError, match="on cuda:0 and on cpu"):
-        work(torch.randn(2, 3, device="cuda"))
+MIXED = [
+    lambda x: x + torch.ones(3),
+    lambda x: torch.cat([x, torch.ones(1, 3)]),
+    lambda x: x @ torch.ones(3, 1),
+    lambda x: x[:, :2].index_select(0, torch.tensor([0])),
+    lambda x: torch.where(torch.ones(2, 3) > 0, x, x),
+]
+
+
+def test_tensors_of_both_devices_in_one_operation_are_refused(subtests):
+    for number, work in enumerate(MIXED):
+        with subtests.test(number=number), fake_gpu(), pytest.raises(RuntimeError, match="on cuda:0 and on cpu"):
+            work(torch.randn(2, 3, device="cuda"))
 
 
 def test_numbers_gradients_and_ties_are_the_cpus():

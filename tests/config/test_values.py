@@ -63,8 +63,6 @@ def test_values_as_their_fields_have_them(subtests):
             assert found == made and type(found) is type(made)
 
 
-ITSELF = {}
-ITSELF["self"] = ITSELF
 UNFIT = [
     ("k = True: expected a whole number, got bool", (True, int)),
     ("k = '3': expected a number, got str", ("3", float)),
