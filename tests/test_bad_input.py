@@ -1,6 +1,5 @@
 """Bad input: through the command line and from Python. Each message names the key, the value and the remedy."""
 
-import dataclasses
 import re
 import shutil
 import sys
@@ -12,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 import gspo
 from gspo.cli.main import main
-from gspo.config.schema import SECTIONS
 from tests import bad_files
 from tests.conftest import seed
 from tests.tiny_run import ROWS, likes_a, model, settings
