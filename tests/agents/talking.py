@@ -1,4 +1,4 @@
-"""Tokenizers with chat templates, and a speaker that says anything, for tests of conversations."""
+"""Tokenizers with chat templates, and a completer that says anything, for tests of conversations."""
 
 import random
 from concurrent.futures import Future
@@ -82,7 +82,7 @@ class Job:
         pass
 
 
-class Speaker:
+class RandomCompleter:
     """Says anything: random tokens, special ones among them, and sensible texts in odd tokens. `heard`: what it read and
     sampled, by the prompt's id.
     """
@@ -129,8 +129,8 @@ class Speaker:
         return Job(rollout)
 
 
-def chat(template="chatml", seed=0, speaker=None):
-    """A Chat whose turns are a Speaker's."""
+def chat(template="chatml", seed=0, completer=None):
+    """A Chat whose turns are a RandomCompleter's."""
     encoder = Encoder(tokenizer(template), TaskConfig())
     stop_ids = (encoder.tokenizer.eos_token_id,)
-    return Chat(speaker or Speaker(template, seed), encoder, Sampling(50, stop_ids=stop_ids), 4096)
+    return Chat(completer or RandomCompleter(template, seed), encoder, Sampling(50, stop_ids=stop_ids), 4096)

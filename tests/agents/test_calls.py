@@ -17,7 +17,7 @@ from tests.agents.tools import ASK, talked
 def test_calls_are_forgotten_by_version_and_by_size():
     talk = chat(seed=2)
     _, calls = talked(talk, 3)
-    assert talk.calls.forget(3) == 0 and talk.calls.forget(4) == 3 and len(talk.calls) == 0
+    assert talk.calls.evict(3) == 0 and talk.calls.forget(4) == 3 and len(talk.calls) == 0
     two, few = Calls(), Calls()
     for call in calls[1:]:
         two.add(call)
@@ -39,7 +39,7 @@ def test_calls_are_forgotten_by_age():
     time.sleep(0.2)
     soon.add(calls[2])
     assert [call.id in soon for call in calls] == [False, False, True] and len(soon) == 1
-    soon.forget(4)
+    soon.evict(4)
     assert soon.held == len(soon) == 0
 
 
@@ -51,7 +51,7 @@ def test_as_much_is_counted_as_they_take(n, words):
     async def ask(times):
         for _ in range(times):
             await talk.turn(json.loads(text), n=n)  # as each request has its own
-            talk.speaker.heard.clear()
+            talk.completer.heard.clear()
 
     asyncio.run(ask(10))
     begun, held = len(talk.calls), talk.calls.held

@@ -17,7 +17,7 @@ ASK = [{"role": "user", "content": "what is in the box"}]
 
 
 class Says:
-    """A speaker with a script: texts, and whether each ends with EOS; in the tokenizer's own tokens or one a character."""
+    """A completer with a script: texts, and whether each ends with EOS; in the tokenizer's own tokens or one a character."""
 
     version = 1
 
@@ -54,7 +54,7 @@ CALL = '<tool_call>\n{"arguments": {"key":  "é"}, "name":"lookup"}\n</tool_call
     [("chatml", "two pears"), ("chatml", CALL), ("headers", "two pears"), ("headers", '[TOOL_CALLS][{"name": "lookup"}]')],
 )
 def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said, spelled):
-    talk = chat(template, speaker=Says(template, (said, "eos"), ("done", "eos"), spelled=spelled))
+    talk = chat(template, completer=Says(template, (said, "eos"), ("done", "eos"), spelled=spelled))
     (first,) = turns(talk, ASK, tools=TOOLS)
     following = {"role": "tool" if first.message.get("tool_calls") else "user", "content": "go on"}
     (second,) = turns(talk, [*ASK, first.message, following], tools=TOOLS)
@@ -66,7 +66,7 @@ def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said,
 
 
 def test_an_answer_that_was_cut_off_is_closed_by_the_template():
-    talk = chat("chatml", speaker=Says("chatml", ("two pe", "length"), ("done", "eos")))
+    talk = chat("chatml", completer=Says("chatml", ("two pe", "length"), ("done", "eos")))
     (first,) = turns(talk, ASK)
     (second,) = turns(talk, [*ASK, first.message, {"role": "user", "content": "go on"}])
     assert list(second.rollout.prompt.tokens[: len(first.rollout.tokens)]) == first.rollout.tokens.tolist()
@@ -74,21 +74,21 @@ def test_an_answer_that_was_cut_off_is_closed_by_the_template():
 
 
 def test_thinking_that_the_template_leaves_out_is_not_read():
-    talk = chat("chatml", speaker=Says("chatml", ("<think>hm</think>\n\npears", "eos"), ("done", "eos")))
+    talk = chat("chatml", completer=Says("chatml", ("<think>hm</think>\n\npears", "eos"), ("done", "eos")))
     (first,) = turns(talk, ASK)
     (second,) = turns(talk, [*ASK, first.message, {"role": "user", "content": "go on"}])
     assert "<think>" not in second.prompt_text and "assistant\npears<|im_end|>" in second.prompt_text
 
 
 def test_an_answer_carried_on():
-    talk = chat("chatml", speaker=Says("chatml", ("two", "length"), (" pears", "eos")))
+    talk = chat("chatml", completer=Says("chatml", ("two", "length"), (" pears", "eos")))
     (first,) = turns(talk, ASK)
     (second,) = turns(talk, [*ASK, first.message])
     assert second.prompt_text == first.prompt_text + "two" and second.message["content"] == " pears"
 
 
 def test_a_history_in_other_words_is_read_in_them():
-    talk = chat("chatml", speaker=Says("chatml", ("two pears", "eos"), ("done", "eos")))
+    talk = chat("chatml", completer=Says("chatml", ("two pears", "eos"), ("done", "eos")))
     (first,) = turns(talk, ASK)
     other = [{"role": "user", "content": "what is in the bag"}]
     (second,) = turns(talk, [*other, first.message, {"role": "user", "content": "go on"}])
@@ -96,14 +96,14 @@ def test_a_history_in_other_words_is_read_in_them():
 
 
 def test_texts_are_completed_and_gone_on_with():
-    talk = chat("chatml", speaker=Says("chatml", ("two pears", "eos"), ("done", "eos"), spelled=True))
+    talk = chat("chatml", completer=Says("chatml", ("two pears", "eos"), ("done", "eos"), spelled=True))
     (first,) = asyncio.run(talk.complete("in the box: "))
     (second,) = asyncio.run(talk.complete(first.prompt_text + first.sampled_text + "\nin the bag: "))
     assert list(second.rollout.prompt.tokens[: len(first.rollout.tokens)]) == first.rollout.tokens.tolist()
 
 
 def test_tool_calls_become_messages_and_malformed_ones_stay_text():
-    talk = chat("chatml", speaker=Says("chatml", (f"so\n{CALL}", "eos"), ("<tool_call>{oops", "eos"), (CALL, "eos")))
+    talk = chat("chatml", completer=Says("chatml", (f"so\n{CALL}", "eos"), ("<tool_call>{oops", "eos"), (CALL, "eos")))
     good, bad = turns(talk, ASK, ASK, tools=TOOLS)
     (call,) = good.message["tool_calls"]
     assert good.message["content"] == "so" and call["function"]["name"] == "lookup"
@@ -116,12 +116,12 @@ def test_tool_calls_become_messages_and_malformed_ones_stay_text():
 
 def test_the_schema_of_a_tool_says_what_an_argument_in_tags_is():
     said = "<tool_call><function=lookup><parameter=key>42</parameter><parameter=n>42</parameter></function></tool_call>"
-    talk = chat("chatml", speaker=Says("chatml", (said, "eos")))
+    talk = chat("chatml", completer=Says("chatml", (said, "eos")))
     encoder = Encoder(copy.copy(talk.encoder.tokenizer), TaskConfig())
     encoder.template += "{# <function= #}"
     parameters = {"type": "object", "properties": {"key": {"type": "string"}, "n": {"type": "integer"}}}
     tools = [{"type": "function", "function": {"name": "lookup", "parameters": parameters}}]
-    (turn,) = turns(Chat(talk.speaker, encoder, talk.sampling, 4096), ASK, tools=tools)
+    (turn,) = turns(Chat(talk.completer, encoder, talk.sampling, 4096), ASK, tools=tools)
     (call,) = turn.message["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"key": "42", "n": 42}
 
@@ -132,13 +132,13 @@ def test_the_schema_of_a_tool_says_what_an_argument_in_tags_is():
     ids=["deep", "no text"],
 )
 def test_calls_that_nobody_could_read_are_malformed(said):
-    talk = chat("chatml", speaker=Says("chatml", (f"<tool_call>{said}</tool_call>", "eos")))
+    talk = chat("chatml", completer=Says("chatml", (f"<tool_call>{said}</tool_call>", "eos")))
     (turn,) = turns(talk, ASK, tools=TOOLS)
     assert "tool_calls" not in turn.message and turn.message["malformed"] and talk.malformed == 1
 
 
 def test_how_it_was_sampled_decides_whether_it_may_be_trained_on():
-    talk = chat("chatml", speaker=Says("chatml", *[("a", "eos")] * 4))
+    talk = chat("chatml", completer=Says("chatml", *[("a", "eos")] * 4))
     for options, unfit in (
         (TurnOptions(), ""),
         (TurnOptions(temperature=1.0), ""),
@@ -150,10 +150,10 @@ def test_how_it_was_sampled_decides_whether_it_may_be_trained_on():
 
 
 def test_seeds_stops_and_lengths_reach_the_sampler():
-    talk = chat("chatml", speaker=Says("chatml", *[("a END b", "stop")] * 3))
+    talk = chat("chatml", completer=Says("chatml", *[("a END b", "stop")] * 3))
     first, second = asyncio.run(talk.turn(ASK, options=TurnOptions(max_tokens=7, stop=("END",), seed=5), n=2))
     (again,) = asyncio.run(talk.turn(ASK, options=TurnOptions(seed=5)))
-    seeds, samplings = zip(*talk.speaker.asked)
+    seeds, samplings = zip(*talk.completer.asked)
     assert seeds[0] != seeds[1] and seeds[0] == seeds[2]
     assert samplings[0].max_new_tokens == 7 and samplings[0].stop == ("END",)
     assert first.message["content"] == "a " and first.sampled_text == "a END b" and first.id != second.id
@@ -182,13 +182,13 @@ def test_a_model_without_a_template_cannot_chat():
 
 
 def test_tools_of_a_template_that_is_not_understood_are_refused_before_anything_is_sampled():
-    talk = chat("chatml", speaker=Says("chatml", ("done", "eos")))
+    talk = chat("chatml", completer=Says("chatml", ("done", "eos")))
     encoder = Encoder(copy.copy(talk.encoder.tokenizer), TaskConfig())
     encoder.template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     encoder.tokenizer.name_or_path = "some/model"
-    other = Chat(talk.speaker, encoder, talk.sampling, 4096)
+    other = Chat(talk.completer, encoder, talk.sampling, 4096)
     known = r"""<tool_call>.*, '"parameters":' with arguments after it: set"""
     with pytest.raises(UnknownConvention, match=rf"tools: the chat template of 'some/model' .* does not know.*{known}"):
         turns(other, ASK, tools=TOOLS)
-    assert not talk.speaker.asked
+    assert not talk.completer.asked
     assert turns(other, ASK)[0].message["content"] == "done"  # without tools it talks

@@ -101,7 +101,7 @@ def test_a_turn_that_is_left_out_is_counted_once(known, bare):
     if known:
         talk.calls.add(replace(call, unfit="sampled at temperature 0.5"))
     else:
-        talk.calls.forget(4)  # all but that of the branch
+        talk.calls.evict(4)  # all but that of the branch
     main = [items[0], call.message if "main" in bare else choice(call), *items[2:]]
     branch[1] = call.message if "branch" in bare else choice(call)
     rewarded = Trajectory(main, 1.0, turn_rewards=[0.0, 0.25, 0.5], additional_histories=[History(branch)])

@@ -96,7 +96,7 @@ def trained_after_what_was_read(template, seeds):
         result = matched([TrajectoryGroup(trajectories)], talk.calls, set(), 0)
         left_out += result.left_out
         rollouts_by_id = {call.id: call.rollout for those in calls for call in those}
-        heard = [rollout for those in talk.speaker.heard.values() for rollout in those]
+        heard = [rollout for those in talk.completer.heard.values() for rollout in those]
         count = 0
         for rollout in (rollout for group in result.groups for rollout in group.rollouts):
             branched += rollout.parent is not None
@@ -105,7 +105,7 @@ def trained_after_what_was_read(template, seeds):
                     continue
                 places = (rollout.turn == turn).nonzero()[:, 0]
                 context = path(rollout, int(places[0]))[:-1]
-                # exactly what the speaker sampled, for the prompt that it read then
+                # exactly what the completer sampled, for the prompt that it read then
                 ids, logp = rollout.tokens[places].tolist(), rollout.logp[places]
                 assert any(
                     list(other.prompt.tokens) == context

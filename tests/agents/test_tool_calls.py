@@ -4,16 +4,17 @@ from itertools import product
 import pytest
 
 from gspo.agents.tool_arguments import typed
-from gspo.agents.tool_calls import Malformed, bare, convention, functions, listed, tagged
+from gspo.agents.tool_calls import CONVENTIONS, Malformed, bare, convention
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
-from tests.agents.talking import CHATML, HEADERS, TEMPLATES, tokenizer
+from tests.agents.talking import CHATML, HEADERS, tokenizer
 from tests.agents.tool_templates import BARE, FAMILIES
 
+tagged, functions, listed = (CONVENTIONS[mark] for mark in ("<tool_call>", "<function=", "[TOOL_CALLS]"))
 
-@pytest.mark.parametrize(
-    ("parse", "text", "found"),
-    [
+
+def test_by_hand():
+    for parse, text, found in (
         (tagged, "no call", ("no call", [])),
         (tagged, 'a <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call><tool_call>{"name": "g"}</tool_call>',
          ("a", [("f", {"x": 1}), ("g", {})])),
@@ -23,30 +24,14 @@ from tests.agents.tool_templates import BARE, FAMILIES
         (listed, 'a [TOOL_CALLS][{"name": "f", "arguments": {}}]', ("a", [("f", {})])),
         (bare, '{"name": "f", "parameters": {"x": null}}', ("", [("f", {"x": None})])),
         (bare, "no call", ("no call", [])),
-    ],
-)  # fmt: skip
-def test_conventions(parse, text, found):
-    beside, calls = parse(text)
-    assert (beside, typed(calls, ())) == found
-
-
-@pytest.mark.parametrize(
-    ("parse", "text"),
-    [
-        (tagged, "<tool_call>"), (tagged, "<tool_call>{}</tool_call>"), (tagged, "<tool_call>[1]</tool_call>"),
-        (tagged, '<tool_call>{"name": "f", "arguments": "x"}</tool_call>'), (functions, "<tool_call>f(x)</tool_call>"),
-        (listed, "[TOOL_CALLS] f"), (listed, '[TOOL_CALLS]{"name": "f"}'), (bare, '{"name": "f", '),
-    ],
-)  # fmt: skip
-def test_malformed_calls(parse, text):
-    with pytest.raises(Malformed):
-        parse(text)
+    ):  # fmt: skip
+        beside, calls = parse(text)
+        assert (beside, typed(calls, ())) == found
 
 
 def test_the_template_tells_the_convention():
     assert convention(CHATML) is tagged and convention(HEADERS) is listed
     assert convention("<tool_call><function=") is functions and convention("no tools") is None and convention(None) is None
-    assert set(TEMPLATES) == {"chatml", "headers"}
 
 
 _INSTRUCTED = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
@@ -58,34 +43,28 @@ _SPELLED = [
 ]
 
 
-@pytest.mark.parametrize("schemas", _SPELLED)
-def test_a_template_that_spells_schemas_need_not_be_llamas(schemas):
+def test_a_template_that_spells_schemas_need_not_be_llamas():
     """These hold "parameters" too."""
-    other = schemas + "<<{{ f.name }}: {{ f.arguments }}>>"
-    assert convention(other) is None and convention(schemas + FAMILIES["qwen3"]) is tagged
     wrapped = copy.copy(tokenizer("chatml"))
     wrapped.response_template = RESPONSE
-    assert convention(other, wrapped)('<<lookup {"x": 1}>>') == ("", [("lookup", {"x": 1})])
-    assert convention(schemas + BARE["llama 3"]) is convention(schemas + _INSTRUCTED) is bare
+    for schemas in _SPELLED:
+        other = schemas + "<<{{ f.name }}: {{ f.arguments }}>>"
+        assert convention(other) is None and convention(schemas + FAMILIES["qwen3"]) is tagged
+        assert convention(other, wrapped)('<<lookup {"x": 1}>>') == ("", [("lookup", {"x": 1})])
+        assert convention(schemas + BARE["llama 3"]) is convention(schemas + _INSTRUCTED) is bare
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
+def test_llamas_calls_may_be_spelled_in_pieces():
+    for call in (
         """{{- '"parameters": ' }}\n                {{- tool_call.arguments | tojson }}""",
         """{{ '{"name": "' + c.name + '", "parameters": ' + (c['function']['arguments'] | tojson) + '}' }}""",
         """{{- '"parameters": ' ~ message.tool_calls[0].function.arguments | tojson }}""",
         """{{- '"parameters": ' }}{%- if c.arguments is string %}{{ c.arguments }}{% endif %}""",
         """{{- '"parameters": ' ~ tojson(c.arguments) }}""",
         """{{- '"parameters": ' ~ c.get('arguments') | tojson }}""",
-    ],
-)
-def test_llamas_calls_may_be_spelled_in_pieces(call):
-    assert convention(call) is bare
-
-
-def test_what_follows_far_away_is_not_looked_at():
-    """A search without an end took seconds for a template of many quotes."""
+    ):
+        assert convention(call) is bare
+    # What follows far away is not looked at: a search without an end took seconds for a template of many quotes.
     assert convention('"parameters":' + "'" * 50 + "arguments") is bare
     assert convention('"parameters":' + "'" * 100 + "arguments") is None
 
@@ -111,26 +90,29 @@ def test_what_a_family_writes_is_read_back(subtests):
             assert (before, typed(found, ())) == (beside, calls)
 
 
-@pytest.mark.parametrize(
-    ("family", "text"),
-    [
-        ("glm 4.5", "<tool_call><arg_key>a</arg_key></tool_call>"),
-        ("minimax m2", "<minimax:tool_call>f</minimax:tool_call>"),
-        ("minimax m1", "<tool_calls>f(1)</tool_calls>"), ("minimax m1", "<tool_calls></tool_calls>"),
-        ("deepseek v3.2", "<｜DSML｜function_calls></｜DSML｜function_calls>"),
-        ("deepseek v3.1", "<｜tool▁call▁begin｜>f{}<｜tool▁call▁end｜>"),
-        ("kimi k2", "<|tool_call_begin|>f:0<|tool_call_end|>"),
-        ("kimi k2", "<|tool_call_begin|>f:0"), ("gpt-oss", "<|channel|>commentary to=functions.f"),
-        ("gpt-oss", "<|channel|>commentary to=functions.f<|message|>{oops"), ("gemma 4", "<|tool_call>f()<tool_call|>"),
-        ("gemma 4", "<|tool_call>call:f{a:b c}<tool_call|>"), ("mistral small 3.2", "[TOOL_CALLS][ARGS]{}"),
-        ("granite 3", "<|tool_call|>f"), ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|>"),
-        ("lfm2", "<|tool_call_start|>[f(x=y)]<|tool_call_end|>"), ("lfm2", "<|tool_call_start|>[1]<|tool_call_end|>"),
-        ("llama 4", '<|python_start|>{"name": "f", "parameters": 3}<|python_end|>'),
-    ],
-)  # fmt: skip
-def test_a_familys_malformed_calls(family, text):
-    with pytest.raises(Malformed):
-        convention((FAMILIES | BARE)[family])(text)
+MALFORMED = [
+    ("qwen3", "<tool_call>"), ("qwen3", "<tool_call>{}</tool_call>"), ("qwen3", "<tool_call>[1]</tool_call>"),
+    ("qwen3", '<tool_call>{"name": "f", "arguments": "x"}</tool_call>'), ("qwen3 coder", "<tool_call>f(x)</tool_call>"),
+    ("glm 4.5", "<tool_call><arg_key>a</arg_key></tool_call>"),
+    ("minimax m2", "<minimax:tool_call>f</minimax:tool_call>"),
+    ("minimax m1", "<tool_calls>f(1)</tool_calls>"), ("minimax m1", "<tool_calls></tool_calls>"),
+    ("deepseek v3.2", "<｜DSML｜function_calls></｜DSML｜function_calls>"),
+    ("deepseek v3.1", "<｜tool▁call▁begin｜>f{}<｜tool▁call▁end｜>"),
+    ("kimi k2", "<|tool_call_begin|>f:0<|tool_call_end|>"),
+    ("kimi k2", "<|tool_call_begin|>f:0"), ("gpt-oss", "<|channel|>commentary to=functions.f"),
+    ("gpt-oss", "<|channel|>commentary to=functions.f<|message|>{oops"), ("gemma 4", "<|tool_call>f()<tool_call|>"),
+    ("gemma 4", "<|tool_call>call:f{a:b c}<tool_call|>"), ("mistral small 3.2", "[TOOL_CALLS][ARGS]{}"),
+    ("mistral small 3.2", "[TOOL_CALLS] f"), ("mistral small 3.2", '[TOOL_CALLS]{"name": "f"}'),
+    ("granite 3", "<|tool_call|>f"), ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|>"),
+    ("lfm2", "<|tool_call_start|>[f(x=y)]<|tool_call_end|>"), ("lfm2", "<|tool_call_start|>[1]<|tool_call_end|>"),
+    ("llama 3", '{"name": "f", '), ("llama 4", '<|python_start|>{"name": "f", "parameters": 3}<|python_end|>'),
+]  # fmt: skip
+
+
+def test_malformed_calls():
+    for family, text in MALFORMED:
+        with pytest.raises(Malformed):
+            convention((FAMILIES | BARE)[family])(text)
 
 
 def test_thoughts_about_a_call_are_none():

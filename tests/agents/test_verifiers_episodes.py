@@ -48,11 +48,11 @@ def played(source, *script, n=1, prompts=1, sampler=None, context=4096, seed=0, 
     """Episodes of the first prompts, by a model or from a script."""
     task = TaskConfig(source=f"verifiers:{source}", **task)
     sampler = sampler or Scripted("chatml", *script)
-    speaker = Batching(sampler) if isinstance(sampler, HFSampler) else sampler
+    completer = Batching(sampler) if isinstance(sampler, HFSampler) else sampler
     encoder = Encoder(tokenizer("chatml"), task)
     rows = tasks_of(task.source, task).rows[:prompts]
     taken = [Prompt(str(i), row["prompt"], (5,), {"task": row["task"]}, task.source) for i, row in enumerate(rows)]
-    with VerifiersEpisodes(sampler, speaker, encoder, context, task) as episodes:
+    with VerifiersEpisodes(sampler, completer, encoder, context, task) as episodes:
         return episodes.generate(taken, n, Sampling(most, seed=seed, stop_ids=(EOS,)))
 
 

@@ -1,4 +1,4 @@
-"""Conversations with a speaker that says anything."""
+"""Conversations with a completer that says anything."""
 
 import asyncio
 from types import SimpleNamespace

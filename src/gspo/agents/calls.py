@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from torch import Tensor
@@ -17,14 +18,11 @@ from gspo.data.chat_template import check_text_alone, text_of
 from gspo.types import Rollout
 
 Message = dict[str, Any]
-Key = tuple[str, str, str]  # role, text, tool calls: messages with the same key are equal
 TEXT = "text"  # role of a plain text to complete
 MOST = 4 << 30  # bytes of memory for the cache
 LONGEST = 86400.0  # seconds; no conversation lasts this long
-TENSOR = 700  # bytes of an empty tensor
-NUMBER = 40  # bytes of an integer in a list, with the list's pointer to it
-ALLOCATED = 8  # average overhead of an allocation, bytes
-INDEX = 1000  # bytes of a call's index entries
+# Bytes of memory: of a call apart from its texts and tokens, of a message, and of a token in a prompt's tuple.
+CALL, MESSAGE, TOKEN = 8000, 1500, 40
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,14 @@ def content_of(message: Message) -> str:
         raise ValueError(f"a message {error}") from None
 
 
+def role_of(message: Message) -> str:
+    """The role of a message for a chat template. Raises ValueError for a message without a role."""
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise ValueError(f"messages: one has no role: {message!r:.80}")
+    return "system" if role == "developer" else role
+
+
 def follow(trace: bytes, message: Message) -> bytes:
     """Hash of a conversation after one more message, chained from the hash so far (b"" at the start). Conversations with the
     same messages (role, text and tool calls) have the same hash.
@@ -75,7 +81,8 @@ def follow(trace: bytes, message: Message) -> bytes:
     return hashlib.sha256(trace + json.dumps(_key(message)).encode()).digest()
 
 
-def _key(message: Message) -> Key:
+def _key(message: Message) -> tuple[str, str, str]:
+    """Role, text and tool calls of a message."""
     calls = []
     for call in message.get("tool_calls") or []:
         if not isinstance(call, dict) or not isinstance(call.get("function") or {}, dict):
@@ -83,8 +90,7 @@ def _key(message: Message) -> Key:
         function = call.get("function") or {}
         arguments = function.get("arguments", "")
         calls.append([function.get("name"), arguments if isinstance(arguments, str) else json.dumps(arguments)])
-    role = "system" if message.get("role") == "developer" else str(message.get("role"))  # as the endpoint maps it
-    return role, content_of(message), json.dumps(calls)
+    return role_of(message), content_of(message), json.dumps(calls)
 
 
 def usage(calls: Sequence[Call]) -> dict[str, int]:
@@ -93,29 +99,13 @@ def usage(calls: Sequence[Call]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def size(value: Any, counted: set[int]) -> int:
-    """Bytes of memory that a call takes, with everything that it refers to.
-
-    `counted` holds the ids of objects that are already counted, since calls of one request share some. New ones are added.
-    """
-    if id(value) in counted or value is None:
-        return 0
-    counted.add(id(value))
-    if isinstance(value, Tensor):
-        storage = value.untyped_storage()
-        first = storage.data_ptr() not in counted
-        counted.add(storage.data_ptr())
-        return TENSOR + first * storage.nbytes()
-    own = sys.getsizeof(value) + ALLOCATED
-    if isinstance(value, dict):
-        return own + sum(size(key, counted) + size(item, counted) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        if value and isinstance(value[0], int):
-            return own + len(value) * NUMBER
-        return own + sum(size(item, counted) for item in value)
-    if hasattr(value, "__dict__"):  # attribute names are shared by all calls and not counted
-        return own + sys.getsizeof(vars(value)) + sum(size(item, counted) for item in vars(value).values())
-    return own
+def size(call: Call, sharing: int = 1) -> int:
+    """About how many bytes of memory a call takes, as one of `sharing` calls of a request, which share their prompt."""
+    rollout = call.rollout
+    tensors = sum(value.untyped_storage().nbytes() for value in vars(rollout).values() if isinstance(value, Tensor))
+    # A text is in the messages, and in the prompt that they were rendered to.
+    prompt = 2 * sys.getsizeof(call.prompt_text) + len(call.messages) * MESSAGE + len(rollout.prompt.tokens) * TOKEN
+    return CALL + tensors + 3 * sys.getsizeof(call.sampled_text) + prompt // sharing
 
 
 @dataclass(frozen=True)
@@ -127,12 +117,12 @@ class _Kept:
 
 
 class Calls:
-    """Thread-safe cache of a run's calls, by id and by conversation. Evicts the oldest first: those beyond `most` bytes of
-    memory, and those older than `longest` seconds.
+    """Thread-safe cache of a run's calls, by id and by conversation. Evicts the oldest first: those beyond MOST bytes of
+    memory, and those older than LONGEST seconds.
     """
 
-    def __init__(self, most: int = MOST, longest: float = LONGEST) -> None:
-        self.most, self.longest, self.held = most, longest, 0  # held: bytes
+    def __init__(self) -> None:
+        self.held = 0  # bytes
         self._by_id: dict[str, _Kept] = {}
         self._by_trace: dict[bytes, dict[str, Call]] = {}
         self._by_text: dict[str, Call] = {}  # text completions only
@@ -146,12 +136,9 @@ class Calls:
 
     def add(self, *calls: Call) -> None:
         """Adds the calls of one request, and evicts old ones."""
-        counted: set[int] = set()
         for call in calls:
-            trace = b""
-            for message in (*call.messages, call.message):
-                trace = follow(trace, message)
-            kept = _Kept(call, trace, INDEX + size(call, counted), time.monotonic())
+            trace = reduce(follow, (*call.messages, call.message), b"")
+            kept = _Kept(call, trace, size(call, len(calls)), time.monotonic())
             with self._lock:
                 self._by_id[call.id] = kept
                 self._by_trace.setdefault(trace, {})[call.id] = call
@@ -162,12 +149,12 @@ class Calls:
                     self._drop(next(iter(self._by_id.values())))
 
     def _surplus(self, now: float) -> bool:
-        return self.held > self.most or now - next(iter(self._by_id.values())).since > self.longest
+        return self.held > MOST or now - next(iter(self._by_id.values())).since > LONGEST
 
     def get(self, id: str) -> Call | None:
         """The call with this id, or None."""
         kept = self._by_id.get(id)
-        return None if kept is None else kept.call
+        return kept and kept.call
 
     def ending(self, trace: bytes) -> list[Call]:
         """The calls whose conversation, including their own turn, has the hash `trace` (see `follow`); newest first."""
@@ -177,18 +164,14 @@ class Calls:
     def begun(self, text: str) -> Call | None:
         """The text completion whose prompt and sampled text form the longest prefix of `text`, or None."""
         with self._lock:
-            for size in sorted({len(known_text) for known_text in self._by_text}, reverse=True):
-                if size <= len(text) and (call := self._by_text.get(text[:size])):
-                    return call
-        return None
+            begun = max(filter(text.startswith, self._by_text), key=len, default="")
+            return self._by_text.get(begun)
 
-    def forget(self, before: int) -> int:
-        """Drops calls that were finished by weights older than version `before`. Returns how many."""
+    def evict(self, before: int) -> None:
+        """Drops calls that were finished by weights older than version `before`."""
         with self._lock:
-            old = [kept for kept in self._by_id.values() if int(kept.call.rollout.version.max()) < before]
-            for kept in old:
+            for kept in [kept for kept in self._by_id.values() if int(kept.call.rollout.version.max()) < before]:
                 self._drop(kept)
-        return len(old)
 
     def _drop(self, kept: _Kept) -> None:
         call = kept.call

@@ -11,18 +11,20 @@ import asyncio
 import contextlib
 import itertools
 import json
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from gspo.agents.calls import TEXT, Call, Calls, Message, content_of, follow
+from gspo.agents.calls import TEXT, Call, Calls, Message, content_of, follow, role_of
 from gspo.agents.tool_arguments import Tools, typed
 from gspo.agents.tool_calls import CONVENTIONS, LLAMA, Malformed, UnknownConvention, convention
 from gspo.data.chat_template import Encoder
 from gspo.interfaces import StreamingCompleter
 from gspo.types import Prompt, Rollout, Sampling
+
+DISTRIBUTION = ("temperature", "top_p", "top_k")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,15 @@ class TurnOptions:
     seed: int | None = None
 
 
+class Encoded(NamedTuple):
+    """A prompt. `rendered`: its messages, with earlier turns of the policy worded as they were sampled."""
+
+    messages: Sequence[Message]
+    rendered: Sequence[Message]
+    text: str
+    tokens: tuple[int, ...]
+
+
 class TooLong(ValueError):
     """The messages leave no room in the context for a turn."""
 
@@ -45,29 +56,21 @@ class Chat:
     """The policy as a chat model.
 
     Args:
-        speaker: Samples the completions.
+        completer: Samples the completions.
         encoder: Applies the model's chat template.
         sampling: Sampling parameters of training.
         context: Context length in tokens; None: no limit.
-        calls: Cache for the turns.
-        name: Prefix for the ids of turns that the caller does not name; None: a random one. Some templates show ids to the
-            model (those of tool calls), so reproducible sampling needs a fixed prefix.
+
+    Attributes:
+        calls: Cache of the turns.
+        malformed: Number of turns with a tool call that cannot be parsed.
     """
 
-    def __init__(
-        self,
-        speaker: StreamingCompleter,
-        encoder: Encoder,
-        sampling: Sampling,
-        context: int | None,
-        calls: Calls | None = None,
-        name: str | None = None,
-    ) -> None:
-        self.speaker, self.encoder, self.sampling, self.context = speaker, encoder, sampling, context
-        self.calls = Calls() if calls is None else calls
-        self.malformed = 0  # turns with a tool call that cannot be parsed
+    def __init__(self, completer: StreamingCompleter, encoder: Encoder, sampling: Sampling, context: int | None) -> None:
+        self.completer, self.encoder, self.sampling, self.context = completer, encoder, sampling, context
+        self.calls, self.malformed = Calls(), 0
         self._parse = convention(encoder.template, encoder.tokenizer)
-        self._run, self._count = name or secrets.token_hex(4), itertools.count()
+        self._count = itertools.count()
 
     async def turn(
         self, messages: Sequence[Message], tools: Tools = (), options: TurnOptions = TurnOptions(), n: int = 1, id: str = ""
@@ -79,23 +82,23 @@ class Chat:
             tools: The tools that the policy may call, as JSON schemas.
             options: Sampling options that differ from training.
             n: Number of turns.
-            id: Prefix of their ids `id`-0, `id`-1 ...; empty: a generated one.
+            id: Prefix of their ids `id`-0, `id`-1 ...; empty: call-turn-NUMBER. Some templates show the model the ids of its
+                tool calls, so reproducible sampling needs the same ids.
 
         Raises:
             ValueError: The messages cannot be read.
         """
-        text, tokens, rendered = self.encoded(messages, tools)
-        return await self._ask(messages, rendered, text, tokens, options, n, id, tools)
+        return await self._sample(self.encoded(messages, tools), options, n, id, tools)
 
     async def complete(self, text: str, options: TurnOptions = TurnOptions(), n: int = 1, id: str = "") -> list[Call]:
         """Samples `n` continuations of a text."""
         messages = [{"role": TEXT, "content": text}]
         earlier = self.calls.begun(text)
         tokens = self.encoder.plain(text) if earlier is None else self._tokens(earlier, text)
-        return await self._ask(messages, messages, text, tokens, options, n, id)
+        return await self._sample(Encoded(messages, messages, text, tokens), options, n, id)
 
-    def encoded(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[str, tuple[int, ...], Sequence[Message]]:
-        """The policy's prompt: its text, its tokens, and the messages with earlier turns worded as they were sampled."""
+    def encoded(self, messages: Sequence[Message], tools: Tools = ()) -> Encoded:
+        """The policy's prompt."""
         if self.encoder.template is None:
             raise ValueError(
                 "the model's tokenizer has no chat template (or task.template is none): ask for completions of a text, or "
@@ -105,7 +108,7 @@ class Chat:
             raise ValueError("messages: at least one is needed")
         if tools and self._parse is None:
             name = self.encoder.tokenizer.name_or_path
-            marks = ", ".join([*(mark for mark, _ in CONVENTIONS), f"'{LLAMA}' with arguments after it"])
+            marks = ", ".join([*CONVENTIONS, f"'{LLAMA}' with arguments after it"])
             raise UnknownConvention(
                 f"tools: the chat template of {name!r} has them called in a way that gspo does not know, so no call would "
                 f"be seen. It knows templates with {marks}: set tokenizer.chat_template to such a one, set "
@@ -118,9 +121,9 @@ class Chat:
                 rendered = [*call.rendered, {"role": "assistant", "content": call.words}, *readable[at + 1 :]]
                 text = self._text(rendered, tools)
                 if text.startswith(call.prompt_text + call.sampled_text):
-                    return text, self._tokens(call, text), rendered
+                    return Encoded(messages, rendered, text, self._tokens(call, text))
         text = self._text(readable, tools)
-        return text, tuple(self.encoder.bare(text)), readable
+        return Encoded(messages, readable, text, tuple(self.encoder.bare(text)))
 
     def _text(self, messages: Sequence[Message], tools: Tools) -> str:
         begun = messages[-1].get("role") == "assistant"  # an unfinished turn to continue
@@ -131,36 +134,24 @@ class Chat:
         """The tokens of a call, and those of the text that follows it."""
         return (*call.rollout.tokens.tolist(), *self.encoder.bare(text[len(call.prompt_text + call.sampled_text) :]))
 
-    async def _ask(
-        self,
-        messages: Sequence[Message],
-        rendered: Sequence[Message],
-        text: str,
-        tokens: tuple[int, ...],
-        options: TurnOptions,
-        n: int,
-        id: str,
-        tools: Tools = (),
-    ) -> list[Call]:
-        if not tokens:
+    async def _sample(self, asked: Encoded, options: TurnOptions, n: int, id: str, tools: Tools = ()) -> list[Call]:
+        if not asked.tokens:
             raise ValueError("the prompt has no tokens: there is nothing to go on from")
         number = next(self._count)
-        id = id or f"call-{self._run}-{number}"
-        sampling = self._sampling(options, len(tokens))
-        prompt = Prompt(id, list(messages), tokens)
+        id = id or f"call-turn-{number}"
+        sampling = self._sampling(options, len(asked.tokens))
+        prompt = Prompt(id, list(asked.messages), asked.tokens)
         seed = options.seed if options.seed is not None else number
         assert isinstance(self.sampling.seed, int)
         seeds = np.random.SeedSequence([self.sampling.seed, seed]).generate_state(n).tolist()
-        jobs = [self.speaker.begin(Rollout.begun(prompt), call_seed, sampling) for call_seed in seeds]
+        jobs = [self.completer.begin(Rollout.begun(prompt), call_seed, sampling) for call_seed in seeds]
         try:
             rollouts = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
         except BaseException:  # the client disconnected, or the sampler failed
             for job in jobs:
                 job.cancel()
             raise
-        calls = [
-            self._call(f"{id}-{i}", messages, rendered, text, rollout, tools, sampling) for i, rollout in enumerate(rollouts)
-        ]
+        calls = [self._call(f"{id}-{i}", asked, rollout, tools, sampling) for i, rollout in enumerate(rollouts)]
         self.calls.add(*calls)
         return calls
 
@@ -171,21 +162,11 @@ class Chat:
             if size >= self.context:
                 raise TooLong(f"the messages have {size} tokens; the model reads at most {self.context}: shorten them")
             max_new_tokens = min(max_new_tokens, self.context - size)
-        requested = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
-        changed = {name: value for name, value in requested.items() if value is not None}
+        changed = {name: getattr(options, name) for name in DISTRIBUTION if getattr(options, name) is not None}
         stop = (*self.sampling.stop, *options.stop)
         return replace(self.sampling, max_new_tokens=max_new_tokens, stop=stop, seed=0, **changed)
 
-    def _call(
-        self,
-        id: str,
-        messages: Sequence[Message],
-        rendered: Sequence[Message],
-        text: str,
-        rollout: Rollout,
-        tools: Tools,
-        sampling: Sampling,
-    ) -> Call:
+    def _call(self, id: str, asked: Encoded, rollout: Rollout, tools: Tools, sampling: Sampling) -> Call:
         sampled = rollout.tokens[rollout.sampled].tolist()
         words = self.decode(sampled[:-1] if rollout.stop == "eos" else sampled)
         content = words
@@ -194,11 +175,12 @@ class Chat:
         message = self._message(id, content, tools) if tools else {"role": "assistant", "content": content}
         wrong = [
             f"{name} {getattr(sampling, name):g} (trained at {getattr(self.sampling, name):g})"
-            for name in ("temperature", "top_p", "top_k")
+            for name in DISTRIBUTION
             if getattr(sampling, name) != getattr(self.sampling, name)
         ]
         unfit = f"sampled at {', '.join(wrong)}" if wrong else ""
-        return Call(id, list(messages), message, rendered, text, self.decode(sampled), words, rollout, unfit)
+        sampled_text = self.decode(sampled)
+        return Call(id, list(asked.messages), message, asked.rendered, asked.text, sampled_text, words, rollout, unfit)
 
     def _message(self, id: str, content: str, tools: Tools) -> Message:
         """A turn as a chat message, with its tool calls parsed."""
@@ -222,13 +204,9 @@ class Chat:
 
 
 def templated(message: Message) -> Message:
-    """A message in the form that chat templates read: its content a string, the arguments of tool calls an object. Raises
-    ValueError for a message without a role.
-    """
-    if not isinstance(message.get("role"), str):
-        raise ValueError(f"messages: one has no role: {message!r:.80}")
-    readable = {name: message[name] for name in ("role", "name", "tool_call_id", "reasoning_content") if message.get(name)}
-    readable["content"] = content_of(message)
+    """A message in the form that chat templates read: its content a string, the arguments of tool calls an object."""
+    readable = {name: message[name] for name in ("name", "tool_call_id", "reasoning_content") if message.get(name)}
+    readable |= {"role": role_of(message), "content": content_of(message)}
     calls = []
     for call in message.get("tool_calls") or []:
         function = dict(call.get("function") or {})

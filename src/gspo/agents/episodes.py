@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Self
 
-from gspo.agents.calls import Call, Calls, Message
+from gspo.agents.calls import Call, Message
 from gspo.agents.chat import Chat, TooLong, TurnOptions
 from gspo.agents.environment import Environment, Step
 from gspo.agents.loop_thread import LoopThread, cancelled
@@ -31,13 +31,13 @@ Parts = dict[str, float | None]
 class WholeEpisodes:
     """A StreamingSampler (interfaces.py) whose completions are whole episodes, each played by `_play`.
 
-    `speaker` samples the turns one at a time, with the weights of `sampler`. Episodes run concurrently in an event-loop
+    `completer` samples the turns one at a time, with the weights of `sampler`. Episodes run concurrently in an event-loop
     thread and continue across weight updates: each turn is sampled with the weights of its time. A context manager; on exit,
     running episodes are cancelled.
     """
 
-    def __init__(self, sampler: Sampler, speaker: StreamingCompleter) -> None:
-        self.sampler, self.speaker = sampler, speaker
+    def __init__(self, sampler: Sampler, completer: StreamingCompleter) -> None:
+        self.sampler, self.completer = sampler, completer
         self._loop = LoopThread()
         self._left_out: set[str] = set()
 
@@ -50,7 +50,7 @@ class WholeEpisodes:
     @property
     def still(self) -> AbstractContextManager[Any]:
         """Lock that is held while the weights change."""
-        return self.speaker.still
+        return self.completer.still
 
     @property
     def version(self) -> int:
@@ -79,10 +79,25 @@ class WholeEpisodes:
     ) -> list[Rollout]:
         """Plays `n` episodes of each prompt. Returns scored rollouts in the order of the prompts."""
 
-        def play(i: int, j: int) -> Awaitable[Rollout]:
-            return self._play(prompts[i], seed_of(sampling.seed, i, j), sampling)
+        return self._loop.run(self._play_all(prompts, n, sampling, progress or (lambda done: None)))
 
-        return self._loop.run(at_once(play, len(prompts), n, progress or (lambda done: None)))
+    async def _play_all(
+        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None]
+    ) -> list[Rollout]:
+        done = 0
+
+        async def play(i: int, j: int) -> Rollout:
+            nonlocal done
+            rollout = await self._play(prompts[i], seed_of(sampling.seed, i, j), sampling)
+            done += 1
+            progress(done)
+            return rollout
+
+        tasks = [asyncio.ensure_future(play(i, j)) for i in range(len(prompts)) for j in range(n)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            await cancelled(tasks)  # they release their resources before the next step
 
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
         """Starts an episode for the prompt of `so_far`; a finished `so_far` is returned as it is. An environment's state
@@ -124,8 +139,8 @@ class Episodes(WholeEpisodes):
     `error`.
 
     Args:
-        sampler: Sampler behind `speaker`; takes the weight updates.
-        speaker: Samples the turns.
+        sampler: Sampler behind `completer`; takes the weight updates.
+        completer: Samples the turns.
         encoder: Applies the chat template.
         context: Context length of the model in tokens; None: no limit.
         make: Creates an environment from a row.
@@ -137,7 +152,7 @@ class Episodes(WholeEpisodes):
     def __init__(
         self,
         sampler: Sampler,
-        speaker: StreamingCompleter,
+        completer: StreamingCompleter,
         encoder: Encoder,
         context: int | None,
         make: Make,
@@ -145,41 +160,14 @@ class Episodes(WholeEpisodes):
         max_turns: int,
         step_timeout: float,
     ) -> None:
-        super().__init__(sampler, speaker)
+        super().__init__(sampler, completer)
         self.encoder, self.context, self.make, self.column = encoder, context, make, column
         self.max_turns, self.step_timeout = max_turns, step_timeout
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         # A cache per episode: an identical turn of another episode must not be taken for this one's.
-        chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls(), "turn")
+        chat = Chat(self.completer, self.encoder, replace(sampling, seed=0), self.context)
         return await Episode(self, chat, prompt, seed).play()
-
-
-async def at_once(
-    play: Callable[[int, int], Awaitable[Rollout]], count: int, n: int, progress: Callable[[int], None]
-) -> list[Rollout]:
-    """Plays `n` episodes of each of `count` prompts concurrently. Returns the rollouts prompt after prompt.
-
-    Args:
-        play: Plays an episode, given the index of the prompt and of the episode.
-        count: Number of prompts.
-        n: Episodes per prompt.
-        progress: Called with the number of finished episodes.
-    """
-    done = 0
-
-    async def one(i: int, j: int) -> Rollout:
-        nonlocal done
-        made = await play(i, j)
-        done += 1
-        progress(done)
-        return made
-
-    tasks = [asyncio.ensure_future(one(i, j)) for i in range(count) for j in range(n)]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await cancelled(tasks)  # they release their resources before the next step
 
 
 class Episode:
@@ -212,7 +200,7 @@ class Episode:
         """Plays the turns. Returns whether the episode was truncated."""
         row = {**self.prompt.columns, self.rules.column: self.prompt.messages}
         environment = self.rules.make(deepcopy(row))  # episodes must not see each other's changes
-        self._hear(await self._in_time(environment.start()))
+        self._add(await self._in_time(environment.start()))
         for turn in range(self.rules.max_turns):
             try:
                 (call,) = await self.chat.turn(self.messages, environment.tools, TurnOptions(seed=self.seed + turn))
@@ -226,16 +214,15 @@ class Episode:
             self.rewards.append(float(step.reward))
             for name, value in step.metrics.items():
                 self.metrics[name] += float(value)
-            told = {"role": "assistant", "content": call.words, "turn": turn, "reward": float(step.reward)}
             self.messages.append(call.message)
-            self.dialogue.append(told)
+            self.dialogue.append({"role": "assistant", "content": call.words, "turn": turn, "reward": float(step.reward)})
             if step.done:
                 return False
-            self._hear(step.messages)
+            self._add(step.messages)
         self.limits["turns/limit"] = 1.0
         return True
 
-    def _hear(self, messages: Sequence[Message]) -> None:
+    def _add(self, messages: Sequence[Message]) -> None:
         self.messages.extend(messages)
         self.dialogue.extend({"role": one.get("role"), "content": one.get("content")} for one in messages)
 
@@ -245,8 +232,7 @@ class Episode:
 
     def _rollout(self, reward: float | None, error: str | None) -> Rollout:
         if not self.calls:
-            begun = Rollout.begun(self.prompt)
-            return replace(begun, stop="error", error=error, dialogue=tuple(self.dialogue))
+            return replace(Rollout.begun(self.prompt), stop="error", error=error, dialogue=tuple(self.dialogue))
         first = self.calls[0].rollout.prompt
         rollout = merge_turns(replace(self.prompt, tokens=first.tokens), list(enumerate(self.calls)))
         own: Parts = {"reward": reward, "turns": float(len(self.calls)), **self.limits}

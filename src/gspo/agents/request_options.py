@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from gspo.agents.chat import TurnOptions
 from gspo.config.checks import nearest
 
 # Options without effect on the completion.
@@ -20,13 +21,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def check_granted(options: Mapping[str, Any], known: Iterable[str] = ()) -> None:
-    """Raises ValueError for an option, by its OpenAI name, that asks for something unsupported. `known` holds supported
-    names, for the spelling hint.
-    """
-    for name, value in options.items():
-        if name not in HARMLESS and value is not None and not _is_neutral(name, value):
-            near = "" if name in NEUTRAL else nearest(name, [*known, *HARMLESS, *NEUTRAL])
+def check_granted(body: Mapping[str, Any], granted: Collection[str]) -> None:
+    """Raises ValueError if a request has an option, besides the `granted` ones, that asks for something unsupported."""
+    for name, value in body.items():
+        if name not in granted and name not in HARMLESS and value is not None and not _is_neutral(name, value):
+            near = "" if name in NEUTRAL else nearest(name, [*granted, *HARMLESS, *NEUTRAL])
             raise ValueError(f"{name} = {value!r:.60} cannot be granted here: leave it out{near}")
 
 
@@ -35,3 +34,13 @@ def _is_neutral(name: str, value: Any) -> bool:
     return any(
         value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in NEUTRAL.get(name, ())
     )
+
+
+def turn_options(body: Mapping[str, Any], seed: int | None) -> TurnOptions:
+    """The sampling options of a request, by their OpenAI names."""
+    limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if body.get(name)]
+    stop = body.get("stop") or ()
+    return TurnOptions(
+        min(limits, default=None), body.get("temperature"), body.get("top_p"), body.get("top_k"),
+        (stop,) if isinstance(stop, str) else tuple(stop), seed,
+    )  # fmt: skip

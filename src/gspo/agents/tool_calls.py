@@ -7,16 +7,17 @@ transformers parses. Arguments in tags are `Untyped` here; tool_arguments.py giv
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gspo.agents.tool_arguments import Untyped
 
-Found = tuple[str, list[tuple[str, dict[str, Any]]]]  # the text outside the calls, and each call's name and arguments
+Named = tuple[str, dict[str, Any]]  # name and arguments of a call
+Found = tuple[str, list[Named]]  # the text outside the calls, and the calls
 Parse = Callable[[str], Found]
 
 
@@ -28,72 +29,145 @@ class UnknownConvention(ValueError):
     """Tools for a model whose tool-call format is not known."""
 
 
-def tagged(text: str) -> Found:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen 2.5 and 3, Granite 4)."""
-    calls = [_checked(_json(body)) for body in _between(text, "<tool_call>", "</tool_call>")]
-    return _outside(text, "<tool_call>"), calls
+@dataclass(frozen=True)
+class Marked:
+    """A format with calls between two markers.
 
-
-def functions(text: str) -> Found:
-    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>` (Qwen3-Coder, Qwen 3.5)."""
-    calls = []
-    for body in _between(text, "<tool_call>", "</tool_call>"):
-        named = re.fullmatch(r"\s*<function=([^>\n]+)>(.*)</function>\s*", body, re.DOTALL)
-        if named is None:
-            raise Malformed(f"expected <function=NAME> ... </function>, got {body!r:.80}")
-        pairs = re.findall(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", named[2], re.DOTALL)
-        calls.append((named[1], {name: Untyped(value) for name, value in pairs}))
-    return _outside(text, "<tool_call>"), calls
-
-
-def keyed(text: str) -> Found:
-    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>` (GLM 4.5 and later)."""
-    calls = []
-    for body in _between(text, "<tool_call>", "</tool_call>"):
-        pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", body, re.DOTALL)
-        name = body.partition("<arg_key>")[0].strip()
-        calls.append((_name(name), {key.strip(): Untyped(value) for key, value in pairs}))
-    return _outside(text, "<tool_call>"), calls
-
-
-def invoked(text: str, opens: str, tag: str) -> Found:
-    """`<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>` inside the tag `opens` (MiniMax M2). DeepSeek
-    V3.2 puts `tag` before each name and marks text by string="true".
+    Attributes:
+        opens: Marker before a call, or before several.
+        closes: Marker behind it; empty: the next one, or the end.
+        read: Parses what is between them.
+        begins: Marker before the first of all calls, if it is not `opens`. Templates put text only before it.
     """
+
+    opens: str
+    closes: str
+    read: Callable[[str], list[Named]]
+    begins: str = ""
+
+    def __call__(self, text: str) -> Found:
+        """Parses a completion. Raises Malformed."""
+        calls = [call for body in self._between(text) for call in self.read(body)]
+        before, begun, _ = text.partition(self.begins or self.opens)
+        return before.strip() if begun else text, calls
+
+    def _between(self, text: str) -> Iterator[str]:
+        for part in text.split(self.opens)[1:]:
+            body, closed, _ = part.partition(self.closes) if self.closes else (part, True, "")
+            if not closed:
+                raise Malformed(f"{self.opens} is never closed")
+            yield body
+
+
+def _object(body: str) -> list[Named]:
+    """`{"name": ..., "arguments": {...}}` (Hermes, Qwen 2.5 and 3, Granite 4)."""
+    return [_checked(_json(body))]
+
+
+def _function(body: str) -> list[Named]:
+    """`<function=NAME><parameter=KEY>VALUE</parameter></function>` (Qwen3-Coder, Qwen 3.5)."""
+    named = re.fullmatch(r"\s*<function=([^>\n]+)>(.*)</function>\s*", body, re.DOTALL)
+    if named is None:
+        raise Malformed(f"expected <function=NAME> ... </function>, got {body!r:.80}")
+    pairs = re.findall(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", named[2], re.DOTALL)
+    return [(named[1], {name: Untyped(value) for name, value in pairs})]
+
+
+def _keyed(body: str) -> list[Named]:
+    """`NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>` (GLM 4.5 and later)."""
+    pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", body, re.DOTALL)
+    name = body.partition("<arg_key>")[0].strip()
+    return [(_name(name), {key.strip(): Untyped(value) for key, value in pairs})]
+
+
+def _invoked(body: str, tag: str) -> list[Named]:
+    """`<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>` (MiniMax M2). DeepSeek V3.2 puts `tag` before
+    each name and marks text by string="true".
+    """
+    named = re.findall(rf'<{tag}invoke name="([^"\n]+)">(.*?)</{tag}invoke>', body, re.DOTALL)
+    if not named:
+        raise Malformed(f'expected <{tag}invoke name="NAME"> ... </{tag}invoke>, got {body!r:.80}')
+    shape = rf'<{tag}parameter name="([^"\n]+)"(?: string="(true|false)")?>(.*?)</{tag}parameter>'
+    return [
+        (name, {key: _typed(value, is_text) for key, is_text, value in re.findall(shape, inner, re.DOTALL)})
+        for name, inner in named
+    ]
+
+
+def _typed(text: str, is_text: str) -> Any:
+    """Value of a parameter. `is_text` is its string attribute: "true" for text, "false" for JSON, else empty."""
+    if is_text == "false":
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    return text if is_text else Untyped(text)
+
+
+def _deepseek(body: str) -> list[Named]:
+    """`NAME<｜tool▁sep｜>{...}` (V3.1), or `function<｜tool▁sep｜>NAME` and the arguments in a JSON code fence (V3, R1)."""
+    first, sep, rest = body.partition("<｜tool▁sep｜>")  # the bars are part of the marker
+    if not sep:
+        raise Malformed(f"a call without its separator: {body!r:.80}")
+    fenced = re.fullmatch(r"\s*(\S+)\s*```json\s*(.*?)\s*```\s*", rest, re.DOTALL)
+    return [_called(*fenced.groups()) if fenced else _called(first.strip(), rest)]
+
+
+def _kimi(body: str) -> list[Named]:
+    """`functions.NAME:0<|tool_call_argument_begin|>{...}` (Kimi K2)."""
+    id, _, arguments = body.partition("<|tool_call_argument_begin|>")
+    return [_called(re.sub(r":\d+$", "", id.strip().removeprefix("functions.")), arguments)]
+
+
+def _gemma(body: str, quote: str) -> list[Named]:
+    """`call:NAME{KEY:VALUE}` with bare keys, and strings between `quote`s (Gemma 4, FunctionGemma)."""
+    named = re.fullmatch(r"\s*call:([^{\s]+)\s*(\{.*\})\s*", body, re.DOTALL)
+    if named is None:
+        raise Malformed(f"expected call:NAME{{...}}, got {body!r:.80}")
+    parts = named[2].split(quote)  # every second part is a string
+    parts[::2] = [re.sub(r"([{,]\s*)([^\s{}\[\],:\"]+)\s*:", r'\1"\2":', part) for part in parts[::2]]
+    parts[1::2] = [json.dumps(part) for part in parts[1::2]]
+    return [_called(named[1], "".join(parts))]
+
+
+def _listed(body: str) -> list[Named]:
+    """`[{"name": ..., "arguments": {...}}]`, or `NAME[ARGS]{...}` with an optional [CALL_ID] in between (Mistral)."""
+    if body.lstrip().startswith("["):
+        return _objects(body)
+    named = re.fullmatch(r"\s*([^\s{\[]+)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(\{.*)", body, re.DOTALL)
+    if named is None:
+        raise Malformed(f"expected a list or NAME[ARGS] after [TOOL_CALLS], got {body!r:.80}")
+    return [_called(named[1], named[2])]
+
+
+def _objects(body: str, closes: str = "") -> list[Named]:
+    """`{"name": ..., "arguments": {...}}`, one or more or a list of them, up to a marker that may be missing (Granite 3,
+    MiniMax M1).
+    """
+    calls, text = [], (body.partition(closes)[0] if closes else body).strip()
+    while text:
+        try:
+            value, end = json.JSONDecoder().raw_decode(text)
+        except ValueError as error:
+            raise Malformed(f"no JSON ({error}): {text!r:.80}") from None
+        calls += value if isinstance(value, list) else [value]
+        text = text[end:].lstrip(" \n\r\t;,")
+    if not calls:
+        raise Malformed("a marker of calls, and none after it")
+    return [_checked(call) for call in calls]
+
+
+def _pythonic(body: str) -> list[Named]:
+    """`[NAME(KEY=VALUE)]` (LFM2), or one call per line (OLMo 3)."""
     calls = []
-    for body in _between(text, f"<{opens}>", f"</{opens}>"):
-        named = re.findall(rf'<{tag}invoke name="([^"\n]+)">(.*?)</{tag}invoke>', body, re.DOTALL)
-        if not named:
-            raise Malformed(f'expected <{tag}invoke name="NAME"> ... </{tag}invoke>, got {body!r:.80}')
-        shape = rf'<{tag}parameter name="([^"\n]+)"(?: string="(true|false)")?>(.*?)</{tag}parameter>'
-        for name, inner in named:
-            pairs = re.findall(shape, inner, re.DOTALL)
-            calls.append((name, {key: _marked(value, as_text) for key, as_text, value in pairs}))
-    return _outside(text, f"<{opens}>"), calls
-
-
-def deepseek(text: str) -> Found:
-    """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>` (V3.1), or `function<｜tool▁sep｜>NAME` and the
-    arguments in a JSON code fence (V3, R1).
-    """  # the bars are part of the markers
-    calls = []
-    for body in _between(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"):
-        first, sep, rest = body.partition("<｜tool▁sep｜>")
-        if not sep:
-            raise Malformed(f"a call without its separator: {body!r:.80}")
-        fenced = re.fullmatch(r"\s*(\S+)\s*```json\s*(.*?)\s*```\s*", rest, re.DOTALL)
-        name, arguments = fenced.groups() if fenced else (first.strip(), rest)
-        calls.append(_called(name, arguments))
-    return _outside(text, "<｜tool▁calls▁begin｜>"), calls
-
-
-def kimi(text: str) -> Found:
-    """`<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` (Kimi K2)."""
-    calls = []
-    for body in _between(text, "<|tool_call_begin|>", "<|tool_call_end|>"):
-        id, _, arguments = body.partition("<|tool_call_argument_begin|>")
-        calls.append(_called(re.sub(r":\d+$", "", id.strip().removeprefix("functions.")), arguments))
-    return _outside(text, "<|tool_calls_section_begin|>"), calls
+    try:
+        lines = [line.value for line in ast.parse(body.strip()).body if isinstance(line, ast.Expr)]
+        for call in [one for line in lines for one in (line.elts if isinstance(line, ast.List) else [line])]:
+            assert isinstance(call, ast.Call) and not call.args
+            calls.append((ast.unparse(call.func), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}))
+    except (SyntaxError, ValueError, AssertionError, MemoryError):
+        raise Malformed(f"no calls as Python writes them: {body!r:.80}") from None
+    return calls
 
 
 def harmony(text: str) -> Found:
@@ -114,83 +188,33 @@ def harmony(text: str) -> Found:
     return (text[:beside].removesuffix("<|start|>").strip() if calls else text), calls
 
 
-def gemma(text: str, opens: str, closes: str, quote: str) -> Found:
-    """`call:NAME{KEY:VALUE}` between two markers, with bare keys, and strings between `quote`s (Gemma 4, FunctionGemma)."""
-    calls = []
-    for body in _between(text, opens, closes):
-        named = re.fullmatch(r"\s*call:([^{\s]+)\s*(\{.*\})\s*", body, re.DOTALL)
-        if named is None:
-            raise Malformed(f"expected call:NAME{{...}}, got {body!r:.80}")
-        parts = named[2].split(quote)  # every second part is a string
-        parts[::2] = [re.sub(r"([{,]\s*)([^\s{}\[\],:\"]+)\s*:", r'\1"\2":', part) for part in parts[::2]]
-        parts[1::2] = [json.dumps(part) for part in parts[1::2]]
-        calls.append(_called(named[1], "".join(parts)))
-    return _outside(text, opens), calls
-
-
-def listed(text: str) -> Found:
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, or `[TOOL_CALLS]NAME[ARGS]{...}` for each call, with an optional
-    [CALL_ID] in between (Mistral).
-    """
-    parts = text.split("[TOOL_CALLS]")[1:]
-    if parts and parts[0].lstrip().startswith("["):
-        return _outside(text, "[TOOL_CALLS]"), [_checked(call) for part in parts for call in _objects(part)]
-    calls = []
-    for part in parts:
-        named = re.fullmatch(r"\s*([^\s{\[]+)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(\{.*)", part, re.DOTALL)
-        if named is None:
-            raise Malformed(f"expected a list or NAME[ARGS] after [TOOL_CALLS], got {part!r:.80}")
-        calls.append(_called(named[1], named[2]))
-    return _outside(text, "[TOOL_CALLS]"), calls
-
-
-def objects(text: str, opens: str, closes: str) -> Found:
-    """`{"name": ..., "arguments": {...}}`, one or more or a list of them, after a marker (Granite 3, MiniMax M1)."""
-    _, begun, after = text.partition(opens)
-    return _outside(text, opens), [_checked(call) for call in _objects(after.partition(closes)[0])] if begun else []
-
-
 def bare(text: str) -> Found:
     """`{"name": ..., "parameters": {...}}` as the whole completion, one or more (Llama 3 and 4)."""
     body = re.sub(r"<\|python_(?:tag|start|end)\|>", "", text).strip()
-    if not re.match(r'\{\s*"(?:name|type)"', body):
-        return text, []
-    return "", [_checked(call) for call in _objects(body)]
+    return ("", _objects(body)) if re.match(r'\{\s*"(?:name|type)"', body) else (text, [])
 
 
-def pythonic(text: str, opens: str, closes: str) -> Found:
-    """`[NAME(KEY=VALUE)]` between two markers (LFM2), or one call per line (OLMo 3)."""
-    calls = []
-    for body in _between(text, opens, closes):
-        try:
-            lines = [line.value for line in ast.parse(body.strip()).body if isinstance(line, ast.Expr)]
-            for call in [one for line in lines for one in (line.elts if isinstance(line, ast.List) else [line])]:
-                assert isinstance(call, ast.Call) and not call.args
-                calls.append((ast.unparse(call.func), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}))
-        except (SyntaxError, ValueError, AssertionError, MemoryError):
-            raise Malformed(f"no calls as Python writes them: {body!r:.80}") from None
-    return _outside(text, opens), calls
-
-
-# Markers in a template that identify its format, the most specific first.
-CONVENTIONS: tuple[tuple[str, Parse], ...] = (
-    ("｜DSML｜", partial(invoked, opens="｜DSML｜function_calls", tag="｜DSML｜")),
-    ("<｜tool▁calls▁begin｜>", deepseek),
-    ("<|tool_calls_section_begin|>", kimi),
-    ("<minimax:tool_call>", partial(invoked, opens="minimax:tool_call", tag="")),
-    ("<|channel|>commentary", harmony),
-    ("<|tool_call>call:", partial(gemma, opens="<|tool_call>", closes="<tool_call|>", quote='<|"|>')),
-    ("<start_function_call>",
-     partial(gemma, opens="<start_function_call>", closes="<end_function_call>", quote="<escape>")),
-    ("<arg_key>", keyed),
-    ("<function=", functions),
-    ("<|tool_call_start|>", partial(pythonic, opens="<|tool_call_start|>", closes="<|tool_call_end|>")),
-    ("<function_calls>", partial(pythonic, opens="<function_calls>", closes="</function_calls>")),
-    ("<|tool_call|>", partial(objects, opens="<|tool_call|>", closes="<|/tool_call|>")),
-    ("<tool_calls>", partial(objects, opens="<tool_calls>", closes="</tool_calls>")),
-    ("<tool_call>", tagged),
-    ("[TOOL_CALLS]", listed),
-)  # fmt: skip
+# The formats by the markers that identify them in a template, the most specific first.
+CONVENTIONS: dict[str, Parse] = {
+    "｜DSML｜": Marked("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", partial(_invoked, tag="｜DSML｜")),
+    "<｜tool▁calls▁begin｜>":
+        Marked("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek, "<｜tool▁calls▁begin｜>"),
+    "<|tool_calls_section_begin|>":
+        Marked("<|tool_call_begin|>", "<|tool_call_end|>", _kimi, "<|tool_calls_section_begin|>"),
+    "<minimax:tool_call>": Marked("<minimax:tool_call>", "</minimax:tool_call>", partial(_invoked, tag="")),
+    "<|channel|>commentary": harmony,
+    "<|tool_call>call:": Marked("<|tool_call>", "<tool_call|>", partial(_gemma, quote='<|"|>')),
+    "<start_function_call>":
+        Marked("<start_function_call>", "<end_function_call>", partial(_gemma, quote="<escape>")),
+    "<arg_key>": Marked("<tool_call>", "</tool_call>", _keyed),
+    "<function=": Marked("<tool_call>", "</tool_call>", _function),
+    "<|tool_call_start|>": Marked("<|tool_call_start|>", "<|tool_call_end|>", _pythonic),
+    "<function_calls>": Marked("<function_calls>", "</function_calls>", _pythonic),
+    "<|tool_call|>": Marked("<|tool_call|>", "", partial(_objects, closes="<|/tool_call|>")),
+    "<tool_calls>": Marked("<tool_calls>", "", partial(_objects, closes="</tool_calls>")),
+    "<tool_call>": Marked("<tool_call>", "</tool_call>", _object),
+    "[TOOL_CALLS]": Marked("[TOOL_CALLS]", "", _listed),
+}  # fmt: skip
 LLAMA = '"parameters":'
 _LLAMA = re.compile(rf"""\{{"name": function name, {LLAMA}|{LLAMA}(?:(?!parameters)[^|:]){{0,60}}?\barguments\b""")
 """Llama's marker also occurs in tool schemas. It counts only in the template's instruction, or if `arguments` follows
@@ -200,7 +224,7 @@ closely, without a filter (|) or a key (:) in between.
 
 def convention(template: str | None, tokenizer: Any = None) -> Parse | None:
     """Parser for a chat template's tool calls, else for the tokenizer's response template; None if neither is known."""
-    known = next((parse for marker, parse in CONVENTIONS if marker in (template or "")), None)
+    known = next((parse for marker, parse in CONVENTIONS.items() if marker in (template or "")), None)
     if known is None and _LLAMA.search(template or ""):
         return bare
     if known is None and getattr(tokenizer, "response_template", None) is not None:
@@ -217,19 +241,6 @@ def _by_response_template(tokenizer: Any, text: str) -> Found:
     return (str(message.get("content") or "") if calls else text), calls
 
 
-def _between(text: str, opens: str, closes: str) -> Iterator[str]:
-    for part in text.split(opens)[1:]:
-        body, closed, _ = part.partition(closes)
-        if not closed:
-            raise Malformed(f"{opens} is never closed")
-        yield body
-
-
-def _outside(text: str, opens: str) -> str:
-    """The text before the first call, the only place where templates put text."""
-    return text.partition(opens)[0].strip() if opens in text else text
-
-
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
@@ -237,22 +248,7 @@ def _json(text: str) -> Any:
         raise Malformed(f"no JSON ({error}): {text.strip()!r:.80}") from None
 
 
-def _objects(text: str) -> list[Any]:
-    """The consecutive JSON values of a text, with lists flattened."""
-    found, text = [], text.strip()
-    while text:
-        try:
-            value, end = json.JSONDecoder().raw_decode(text)
-        except ValueError as error:
-            raise Malformed(f"no JSON ({error}): {text!r:.80}") from None
-        found += value if isinstance(value, list) else [value]
-        text = text[end:].lstrip(" \n\r\t;,")
-    if not found:
-        raise Malformed("a mark of calls, and none after it")
-    return found
-
-
-def _called(name: str, arguments: str) -> tuple[str, dict[str, Any]]:
+def _called(name: str, arguments: str) -> Named:
     return _checked({"name": _name(name), "arguments": _json(arguments)})
 
 
@@ -262,23 +258,11 @@ def _name(name: str) -> str:
     return name
 
 
-def _checked(call: Any) -> tuple[str, dict[str, Any]]:
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not _is_text(call["name"]):
+def _checked(call: Any) -> Named:
+    name = call.get("name") if isinstance(call, dict) else None
+    if not isinstance(name, str) or re.search("[\ud800-\udfff]", name):  # half a surrogate pair, which JSON can express
         raise Malformed(f"a call without a name: {call!r:.80}")
     values = call.get("arguments", call.get("parameters", {}))
     if not isinstance(values, dict):
         raise Malformed(f"arguments that are no object: {values!r:.80}")
-    return call["name"], values
-
-
-def _marked(text: str, as_text: str) -> Any:
-    """Value of a parameter in a tag. `as_text` is its string attribute: "true" for text, "false" for JSON, else empty."""
-    if as_text == "false":
-        with contextlib.suppress(ValueError):
-            return json.loads(text)
-    return text if as_text else Untyped(text)
-
-
-def _is_text(name: str) -> bool:
-    """False for a lone surrogate, which JSON can express and UTF-8 cannot."""
-    return name.encode("utf-8", "ignore").decode() == name
+    return name, values

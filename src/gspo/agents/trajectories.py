@@ -130,9 +130,6 @@ def _check(trajectory: Any, name: str) -> None:
             raise ValueError(f"{name}: {key} = {value!r:.80}, {type_of(value)}: a number is expected") from None
 
 
-LEVELS = {"sequence": "gspo", "turn": "gspo_turn", "token": "grpo"}
-
-
 @dataclass(frozen=True)
 class TrainCall:
     """Settings for one call of a served model's `train`; None: as in the run.

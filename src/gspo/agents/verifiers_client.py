@@ -12,8 +12,8 @@ import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import ChatDialect
 
 from gspo.agents.calls import Call, usage
-from gspo.agents.chat import Chat, TooLong, TurnOptions
-from gspo.agents.request_options import check_granted
+from gspo.agents.chat import Chat, TooLong
+from gspo.agents.request_options import check_granted, turn_options
 from gspo.agents.tool_calls import UnknownConvention
 from gspo.interfaces import SamplerError
 
@@ -47,6 +47,7 @@ class Playing:
         self._pending += 1
         self._set(None)
         try:
+            check_granted(body, GRANTED)
             tools = () if body.get("tool_choice") == "none" else body.get("tools") or ()
             (call,) = await self.chat.turn(body["messages"], tools, turn_options(body, seed))
         except TooLong as error:
@@ -96,15 +97,6 @@ class PolicyClient(vf.Client):
         response = dialect.parse_response(dialect.validate_response(raw))
         response.raw = raw
         return response
-
-
-def turn_options(body: Mapping[str, Any], seed: int) -> TurnOptions:
-    """The sampling options of a request. Raises ValueError for unsupported ones."""
-    check_granted({name: value for name, value in body.items() if name not in GRANTED})
-    max_tokens = body.get("max_tokens") or body.get("max_completion_tokens")
-    stop = body.get("stop") or ()
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    return TurnOptions(max_tokens, body.get("temperature"), body.get("top_p"), body.get("top_k"), stop, seed)
 
 
 def chat_completion(call: Call) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import verifiers.v1 as vf
 from verifiers.v1.interception import InterceptionServerConfig
 
 from gspo.agents import verifiers_harness
-from gspo.agents.calls import Calls
 from gspo.agents.chat import Chat
 from gspo.agents.episodes import Parts, WholeEpisodes
 from gspo.agents.token_tree import merge_turns
@@ -85,8 +84,8 @@ class VerifiersEpisodes(WholeEpisodes):
     A context manager: it starts and stops what environments share (tool servers).
 
     Args:
-        sampler: Sampler behind `speaker`; takes the weight updates.
-        speaker: Samples the turns.
+        sampler: Sampler behind `completer`; takes the weight updates.
+        completer: Samples the turns.
         encoder: Applies the chat template.
         context: Context length of the model in tokens; None: no limit.
         task: `step_timeout` limits the seconds that an environment may take between two requests to the policy, and for its
@@ -94,7 +93,7 @@ class VerifiersEpisodes(WholeEpisodes):
     """
 
     def __init__(
-        self, sampler: Sampler, speaker: StreamingCompleter, encoder: Encoder, context: int | None, task: TaskConfig
+        self, sampler: Sampler, completer: StreamingCompleter, encoder: Encoder, context: int | None, task: TaskConfig
     ) -> None:
         self.encoder, self.context, self.task = encoder, context, task
         self._client = PolicyClient()
@@ -103,7 +102,7 @@ class VerifiersEpisodes(WholeEpisodes):
             for source, split in sources(task)
         ]
         self._stack, self._gate = AsyncExitStack(), asyncio.Semaphore(AT_ONCE)
-        super().__init__(sampler, speaker)
+        super().__init__(sampler, completer)
 
     def __enter__(self) -> Self:
         try:
@@ -135,7 +134,7 @@ class VerifiersEpisodes(WholeEpisodes):
         env, task = next((env, tasks.by_content[key]) for env, tasks in self._environments if key in tasks.by_content)
         task = copy.copy(task)
         task.data = copy.deepcopy(task.data)  # episodes must not see each other's changes
-        chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls(), "turn")
+        chat = Chat(self.completer, self.encoder, replace(sampling, seed=0), self.context)
         sampling_config = vf.SamplingConfig(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_new_tokens
         )

@@ -15,20 +15,19 @@ import uvicorn
 
 from gspo.config.training import ServeConfig
 
-IDLE = 75  # seconds that a connection is kept after a response
+IDLE = 75  # seconds that a connection is kept after a response; one without a request is kept (docs/agents.md, Safety)
 GRACE = 5  # seconds that requests may take to finish when the server ends
 FAREWELL = 1.0  # seconds in which clients of cancelled requests get their 503
 SPARE = 256  # connections beside those of serve.max_concurrent requests
-BACKLOG = 2048  # connections that wait at the listening socket
 LONGEST_HEADERS = 16384  # bytes
 
 
 def listener(serve: ServeConfig) -> socket.socket:
-    """A socket that listens where the configuration says. Raises ValueError where nothing can."""
+    """A socket that listens at serve.host and serve.port. Raises ValueError if that is impossible."""
     try:
         found = socket.getaddrinfo(serve.host, serve.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address, family=family, backlog=BACKLOG)
+        return socket.create_server(address, family=family)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"serve.host = {serve.host!r}, serve.port = {serve.port}: nothing can listen there ({error}); choose an address "
@@ -37,7 +36,7 @@ def listener(serve: ServeConfig) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> tuple[str, bool]:
-    """The address for clients on this machine, as a URL has it, and whether other machines can reach it too."""
+    """The address for clients on this machine, in a URL's notation, and whether other machines can reach it too."""
     host, port = listening.getsockname()[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.is_unspecified:
@@ -66,13 +65,9 @@ class EndpointServer(uvicorn.Server):
         super().__init__(settings)
         self.listening = listening
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accepts connections."""
-        await super().startup([self.listening])
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops. Requests that are not answered within GRACE seconds are cancelled, and their clients get a 503."""
-        await super().shutdown([self.listening])
+        await super().shutdown(sockets)
         if cancelled := list(self.server_state.tasks):
             await asyncio.wait(cancelled, timeout=FAREWELL)
         for connection in list(self.server_state.connections):
@@ -82,8 +77,8 @@ class EndpointServer(uvicorn.Server):
 
 @contextmanager
 def running(server: EndpointServer) -> Iterator[None]:
-    """A server in a thread of its own, until the end of the context."""
-    thread = threading.Thread(target=server.run, daemon=True)
+    """Runs a server in its own thread until the context exits."""
+    thread = threading.Thread(target=server.run, args=([server.listening],), daemon=True)
     thread.start()
     while not server.started:
         if not thread.is_alive():

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 
 from gspo.agents.calls import Call, usage
 from gspo.agents.chat import Chat, TurnOptions
+from gspo.agents.request_options import turn_options
 from gspo.config.training import ServeConfig
 from gspo.distributed.ranks import RankLost
 from gspo.interfaces import SamplerError
@@ -34,7 +35,7 @@ class RunEnded(RuntimeError):
     """The run has ended and trains no more."""
 
 
-def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Train | None = None) -> FastAPI:
+def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Train) -> FastAPI:
     """The ASGI application.
 
     Args:
@@ -42,17 +43,17 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
         name: Name of the model.
         key: API key.
         config: Limits for requests.
-        train: Handler of POST /v1/train; None: no such route.
+        train: Handler of POST /v1/train.
     """
-
     app = FastAPI(title="gspo", description="The policy that is being trained.", docs_url=None, redoc_url=None)
     app.add_middleware(RequestLimits, key=key, config=config)
-    _errors(app)
+    for kind in HANDLED:
+        app.add_exception_handler(kind, _failure)
     app.openapi = lambda: _described(app, name)  # type: ignore[method-assign]
 
-    def checked(request: SamplingRequest) -> None:
-        if request.model != name:
-            raise HTTPException(404, f"the model {request.model!r:.80} is not served here: it is {name!r}")
+    def check_name(model: str) -> None:
+        if model != name:
+            raise HTTPException(404, f"the model {model!r:.80} is not served here: it is {name!r}")
 
     @app.get("/health")
     def health() -> dict[str, str]:
@@ -64,37 +65,35 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
 
     @app.get("/v1/models/{model:path}", **NEEDS_KEY)
     def model(model: str) -> dict[str, Any]:
-        if model != name:
-            raise HTTPException(404, f"the model {model!r:.80} is not served here: it is {name!r}")
+        check_name(model)
         return _model(name)
 
     @app.post("/v1/chat/completions", **ASKED)
     async def chat_completions(request: ChatRequest, http: Request) -> Any:
-        checked(request)
-        messages = [_without_developer(message.model_dump(exclude_none=True)) for message in request.messages]
-        tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
-        options = _turn_options(request, request.max_completion_tokens or request.max_tokens)
+        check_name(request.model)
+        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        offered = () if request.tool_choice == "none" else request.tools or ()
+        tools = [tool.model_dump(exclude_none=True) for tool in offered]
         id = f"chatcmpl-{secrets.token_hex(12)}"
-        calls = await _while_there(http, chat.turn(messages, tools, options, request.n, id), config.timeout)
+        turns = chat.turn(messages, tools, _turn_options(request), request.n, id)
+        calls = await _while_connected(http, turns, config.timeout)
         choices = [_choice(i, call, chat, bool(request.logprobs)) for i, call in enumerate(calls)]
         body = _response_body(id, "chat.completion", name, choices, calls)
         return StreamingResponse(_chat_events(body), media_type="text/event-stream") if request.stream else body
 
     @app.post("/v1/completions", **ASKED)
     async def completions(request: CompletionRequest, http: Request) -> Any:
-        checked(request)
+        check_name(request.model)
         id = f"cmpl-{secrets.token_hex(12)}"
-        options = _turn_options(request, request.max_tokens)
-        calls = await _while_there(http, chat.complete(request.prompt, options, request.n, id), config.timeout)
+        turns = chat.complete(request.prompt, _turn_options(request), request.n, id)
+        calls = await _while_connected(http, turns, config.timeout)
         choices = [_text_choice(i, call, chat, request.logprobs is not None) for i, call in enumerate(calls)]
         body = _response_body(id, "text_completion", name, choices, calls)
         return StreamingResponse(_events(body, choices), media_type="text/event-stream") if request.stream else body
 
-    if train is not None:
-
-        @app.post("/v1/train", **SENT)
-        async def train_on(request: TrainRequest) -> dict[str, Any]:
-            return await train(request)
+    @app.post("/v1/train", **SENT)
+    async def train_on(request: TrainRequest) -> dict[str, Any]:
+        return await train(request)
 
     return app
 
@@ -121,56 +120,41 @@ def _described(app: FastAPI, name: str) -> dict[str, Any]:
     """The OpenAPI document, with the name of the only model, and without FastAPI's 422, in whose place we return 400."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        schemas = document["components"]["schemas"]
-        model_fields = [schemas[request.__name__]["properties"]["model"] for request in (ChatRequest, CompletionRequest)]
+        for request in (ChatRequest, CompletionRequest):
+            document["components"]["schemas"][request.__name__]["properties"]["model"]["enum"] = [name]
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
-                model_fields += [
-                    parameter["schema"] for parameter in operation.get("parameters", ()) if parameter["name"] == "model"
-                ]
-        for field in model_fields:
-            field["enum"] = [name]
         app.openapi_schema = document
     return app.openapi_schema
 
 
-def _errors(app: FastAPI) -> None:
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        problems = [
-            f"{'.'.join(str(at) for at in problem['loc'][1:]) or 'body'}: {problem['msg']}" for problem in error.errors()[:5]
-        ]
-        return failed(400, "; ".join(problems))
-
-    @app.exception_handler(AnyHTTPException)
-    async def refused(request: Request, error: AnyHTTPException) -> JSONResponse:
-        response = failed(error.status_code, str(error.detail))
-        response.headers.update(error.headers or {})
-        return response
-
-    @app.exception_handler(ValueError)
-    async def wrong(request: Request, error: ValueError) -> JSONResponse:
-        return failed(400, str(error))
-
-    @app.exception_handler(SamplerError)
-    @app.exception_handler(RunEnded)
-    async def lost(request: Request, error: SamplerError | RunEnded) -> JSONResponse:
-        return failed(503, str(error))
-
-    @app.exception_handler(RankLost)
-    @app.exception_handler(OutOfMemory)
-    async def begins_again(request: Request, error: RankLost | OutOfMemory) -> JSONResponse:
-        response = failed(503, f"{error}: the run goes on from its last checkpoint")
-        response.headers["retry-after"] = str(AGAIN)
-        return response
-
-    @app.exception_handler(Exception)
-    async def broken(request: Request, error: Exception) -> JSONResponse:
-        return failed(500, f"{type(error).__name__}: {error}")
+HANDLED = (
+    RequestValidationError, AnyHTTPException, ValueError, SamplerError, RunEnded, RankLost, OutOfMemory, Exception
+)  # fmt: skip
 
 
-async def _while_there(http: Request, work: Awaitable[T], timeout: float) -> T:
+async def _failure(request: Request, error: Exception) -> JSONResponse:
+    """The response to a request that failed."""
+    match error:
+        case RequestValidationError():
+            problems = [
+                f"{'.'.join(map(str, problem['loc'][1:])) or 'body'}: {problem['msg']}" for problem in error.errors()[:5]
+            ]
+            return failed(400, "; ".join(problems))
+        case AnyHTTPException():
+            return failed(error.status_code, str(error.detail), error.headers)
+        case ValueError():
+            return failed(400, str(error))
+        case SamplerError() | RunEnded():
+            return failed(503, str(error))
+        case RankLost() | OutOfMemory():
+            return failed(503, f"{error}: the run goes on from its last checkpoint", {"retry-after": str(AGAIN)})
+        case _:
+            return failed(500, f"{type(error).__name__}: {error}")
+
+
+async def _while_connected(http: Request, work: Awaitable[T], timeout: float) -> T:
     """Awaits `work`. Cancels it if the client disconnects, or after `timeout` seconds."""
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(http.receive())  # the body was read, so the next message is the disconnect
@@ -186,13 +170,8 @@ async def _while_there(http: Request, work: Awaitable[T], timeout: float) -> T:
         disconnected.cancel()
 
 
-def _turn_options(request: SamplingRequest, most: int | None) -> TurnOptions:
-    seed = None if request.seed is None else request.seed % (1 << 64)
-    return TurnOptions(most, request.temperature, request.top_p, request.top_k, request.ends, seed)
-
-
-def _without_developer(message: dict[str, Any]) -> dict[str, Any]:
-    return message | {"role": "system"} if message["role"] == "developer" else message
+def _turn_options(request: SamplingRequest) -> TurnOptions:
+    return turn_options(dict(request), None if request.seed is None else request.seed % (1 << 64))
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -205,13 +184,11 @@ def _reason(call: Call) -> str:
     return "tool_calls" if call.message.get("tool_calls") else "stop"
 
 
-def _likelihoods(call: Call, chat: Chat) -> list[dict[str, Any]]:
+def _logprobs(call: Call, chat: Chat) -> tuple[list[str], list[float]]:
+    """Text and log-probability of each sampled token."""
     rollout = call.rollout
-    entries = []
-    for token, logp in zip(rollout.tokens[rollout.sampled].tolist(), rollout.logp[rollout.sampled].tolist()):
-        text = chat.decode([token])
-        entries.append({"token": text, "logprob": logp, "bytes": list(text.encode()), "top_logprobs": []})
-    return entries
+    tokens = [chat.decode([token]) for token in rollout.tokens[rollout.sampled].tolist()]
+    return tokens, rollout.logp[rollout.sampled].tolist()
 
 
 def _choice(index: int, call: Call, chat: Chat, logprobs: bool) -> dict[str, Any]:
@@ -219,23 +196,21 @@ def _choice(index: int, call: Call, chat: Chat, logprobs: bool) -> dict[str, Any
     message = dict(call.message) | {"refusal": None}
     if call.message.get("tool_calls"):
         message["content"] = message["content"] or None
+    entries = [
+        {"token": token, "logprob": logp, "bytes": list(token.encode()), "top_logprobs": []}
+        for token, logp in zip(*_logprobs(call, chat))
+    ]
     return {
         "index": index, "id": call.id, "message": message, "finish_reason": _reason(call),
-        "logprobs": {"content": _likelihoods(call, chat), "refusal": None} if logprobs else None,
+        "logprobs": {"content": entries, "refusal": None} if logprobs else None,
     }  # fmt: skip
 
 
 def _text_choice(index: int, call: Call, chat: Chat, logprobs: bool) -> dict[str, Any]:
-    likelihoods = None
-    if logprobs:
-        entries = _likelihoods(call, chat)
-        likelihoods = {
-            "tokens": [entry["token"] for entry in entries],
-            "token_logprobs": [entry["logprob"] for entry in entries],
-        }
+    tokens, values = _logprobs(call, chat)
     return {
         "index": index, "id": call.id, "text": call.message["content"], "finish_reason": _reason(call),
-        "logprobs": likelihoods,
+        "logprobs": {"tokens": tokens, "token_logprobs": values} if logprobs else None,
     }  # fmt: skip
 
 

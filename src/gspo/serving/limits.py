@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
@@ -11,16 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gspo.config.training import ServeConfig
 
-KINDS = {
-    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error",
-    408: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error",
-}  # fmt: skip
+KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+OPEN = "/health"  # path that needs no key
 
 
-def failed(status: int, message: str) -> JSONResponse:
-    """An error in OpenAI's shape."""
-    body = {"message": message, "type": KINDS.get(status, "api_error"), "param": None, "code": None}
-    headers = {"www-authenticate": "Bearer"} if status == 401 else None
+def failed(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """An error in OpenAI's format."""
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    body = {"message": message, "type": kind, "param": None, "code": None}
     return JSONResponse({"error": body}, status, headers)
 
 
@@ -28,50 +27,48 @@ class RequestLimits:
     """Checks the key, the size of the body and the number of requests, before anything is parsed.
 
     Attributes:
-        open: Paths that need no key.
         running: Requests under way.
     """
-
-    open = ("/health",)
 
     def __init__(self, app: ASGIApp, key: str, config: ServeConfig) -> None:
         self.app, self.key, self.config, self.running = app, key, config, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or refuses it."""
-        if scope["type"] != "http" or scope["path"] in self.open:
+        """Passes a request on, or refuses it."""
+        if scope["type"] != "http" or scope["path"] == OPEN:
             await self.app(scope, receive, send)
-            return
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        authorization = headers.get(b"authorization", b"")
-        refusal = None
-        if not secrets.compare_digest(authorization, b"Bearer " + self.key.encode()):
-            refusal = failed(401, "no or another API key: send the one of this run as a bearer token")
-        elif int(headers.get(b"content-length", b"0") or 0) > self.config.max_body:
-            refusal = failed(413, self._too_large)
-        elif self.running >= self.config.max_concurrent:
-            refusal = failed(429, f"{self.running} requests are under way (serve.max_concurrent): try again later")
-        if refusal is not None:
+        elif (refusal := self._refusal(dict(scope["headers"]))) is not None:
             await refusal(scope, receive, send)
-            return
-        self.running += 1
-        try:
-            await self._limited(scope, receive, send)
-        finally:
-            self.running -= 1
+        else:
+            self.running += 1
+            try:
+                await self._limited(scope, receive, send)
+            finally:
+                self.running -= 1
+
+    def _refusal(self, headers: Mapping[bytes, bytes]) -> JSONResponse | None:
+        authorization = headers.get(b"authorization", b"")
+        if not secrets.compare_digest(authorization, b"Bearer " + self.key.encode()):
+            wrong = "no or another API key: send the one of this run as a bearer token"
+            return failed(401, wrong, {"www-authenticate": "Bearer"})
+        if int(headers.get(b"content-length", b"0")) > self.config.max_body:
+            return failed(413, self._too_large)
+        if self.running >= self.config.max_concurrent:
+            return failed(429, f"{self.running} requests are under way (serve.max_concurrent): try again later")
+        return None
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Counts the body as it arrives, and gives up one that takes too long. A request that is cancelled when the server
-        ends gets a 503.
+        stops gets a 503.
         """
-        received, complete, begun = 0, False, False
+        received, complete, responding = 0, False, False
         end = asyncio.get_running_loop().time() + self.config.timeout
 
-        async def counted() -> Message:
+        async def receive_in_time() -> Message:
             nonlocal received, complete
-            left = None if complete else end - asyncio.get_running_loop().time()
             try:
-                message = await asyncio.wait_for(receive(), left)
+                async with asyncio.timeout_at(None if complete else end):
+                    message = await receive()
             except TimeoutError:
                 problem = f"the body was not there within {self.config.timeout:g} seconds (serve.timeout)"
                 raise HTTPException(408, problem) from None
@@ -81,15 +78,15 @@ class RequestLimits:
                 raise HTTPException(413, self._too_large)
             return message
 
-        async def noted(message: Message) -> None:
-            nonlocal begun
-            begun = True
+        async def respond(message: Message) -> None:
+            nonlocal responding
+            responding = True
             await send(message)
 
         try:
-            await self.app(scope, counted, noted)
+            await self.app(scope, receive_in_time, respond)
         except asyncio.CancelledError:
-            if begun:
+            if responding:
                 raise
             await failed(503, "the run has ended before there was a response")(scope, receive, send)
 

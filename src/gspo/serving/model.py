@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 import socket
 import threading
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from gspo.agents import art_compat
-from gspo.agents.calls import Calls
 from gspo.agents.chat import Chat
 from gspo.agents.gather import Gathered, gather
 from gspo.agents.matching import matched
 from gspo.agents.threads import begin
-from gspo.agents.trajectories import (
-    LEVELS,
-    History,
-    TrainCall,
-    Trajectory,
-    TrajectoryGroup,
-    groups_of,
-    trajectories_of,
-)
-from gspo.assembly.samplers import speaker_of
+from gspo.agents.trajectories import TrainCall, groups_of, trajectories_of
 from gspo.config.names import RESUME
-from gspo.data.chat_template import Encoder
-from gspo.distributed.environment import KEY
 from gspo.distributed.ranks import RankLost
 from gspo.learner.memory import OutOfMemory
 from gspo.rollout.external import ExternalSource
@@ -41,6 +27,7 @@ from gspo.training import trainer
 from gspo.training.state import Run, save
 from gspo.types import Metrics
 
+LEVELS = {"sequence": "gspo", "turn": "gspo_turn", "token": "grpo"}  # of the ratio, with an algorithm for each
 COLLAPSED = f"the run collapsed, and guard.action ended it: {trainer.AFTER_COLLAPSE}"
 
 
@@ -56,14 +43,12 @@ class ServedModel:
         ended: Whether nothing is running any more and nothing more will start.
     """
 
-    def __init__(
-        self, run: Run, source: ExternalSource, chat: Chat, still: AbstractContextManager[Any], base_url: str, api_key: str
-    ) -> None:
-        self.run, self.source, self.chat, self.still = run, source, chat, still
+    def __init__(self, run: Run, source: ExternalSource, chat: Chat, base_url: str, api_key: str) -> None:
+        self.run, self.source, self.chat, self.still = run, source, chat, chat.completer.still
         self.base_url, self.api_key, self.name = base_url, api_key, run.config.serve.name
         self.folder = run.log.folder.path
-        self._trained: set[str] = set()
-        self._turn = threading.Lock()
+        self._trained: set[str] = set()  # ids of calls
+        self._lock = threading.Lock()
         self.lost: RankLost | OutOfMemory | None = None
         self._ending, self.ended = False, False
 
@@ -139,7 +124,7 @@ class ServedModel:
         numbers: dict[str, list[float]] = {}
         for trajectory in trajectories:
             own = {"reward": trajectory.reward}  # comes first, and wins over a metric of that name
-            for name, value in (own | dict(trajectory.metrics) | own).items():
+            for name, value in (own | trajectory.metrics | own).items():
                 numbers.setdefault(name, []).append(float(value))
         averages = {name: sum(values) / len(values) for name, values in numbers.items()} | dict(metrics or {})
         averages = {f"{split}/{name}": value for name, value in averages.items()}
@@ -148,7 +133,7 @@ class ServedModel:
 
     def save(self) -> None:
         """Saves a checkpoint, from which `resume=True` continues."""
-        with self._together():
+        with self._exclusive():
             save(self.run)
 
     def end(self) -> None:
@@ -156,17 +141,17 @@ class ServedModel:
         RankLost or OutOfMemory if the ranks fail meanwhile.
         """
         known, self._ending = self.lost, True
-        if self._turn.locked():
+        if self._lock.locked():
             self.run.screen.note("finishing what is under way, then saving; Ctrl-C stops at once")
-        with self._turn:
+        with self._lock:
             self.ended = True
         if known is None and self.lost is not None:
             raise self.lost
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         """Serializes operations that involve all ranks. Sets `lost` if they fail."""
-        with self._turn:
+        with self._lock:
             if self.lost is not None:
                 raise self.lost
             if self._ending:
@@ -177,21 +162,21 @@ class ServedModel:
                 self.lost = error
                 raise
 
+    def _check_level(self, level: str | None) -> None:
+        if level not in (None, self.run.row.level):
+            algorithm = LEVELS.get(level)
+            remedy = f'make the run with algorithm.name = "{algorithm}"' if algorithm else f"allowed are {', '.join(LEVELS)}"
+            raise ValueError(
+                f"importance_sampling_level = {level!r}: this run's algorithm, {self.run.config.algorithm.name}, is of "
+                f"level {self.run.row.level!r}; {remedy}"
+            )
+
     def _train(self, groups: list[Any], config: TrainCall) -> Metrics:
-        with self._together():
+        with self._exclusive():
             run = self.run
             if run.collapsed:
                 raise RunEnded(COLLAPSED)
-            level, asked_level = run.row.level, config.importance_sampling_level
-            if asked_level is not None and asked_level != level:
-                algorithm = LEVELS.get(asked_level)
-                remedy = (
-                    f'make the run with algorithm.name = "{algorithm}"' if algorithm else f"allowed are {', '.join(LEVELS)}"
-                )
-                raise ValueError(
-                    f"importance_sampling_level = {asked_level!r}: this run's algorithm, {run.config.algorithm.name}, is of "
-                    f"level {level!r}; {remedy}"
-                )
+            self._check_level(config.importance_sampling_level)
             oldest = run.sampler.version - run.config.serve.max_age
             result = matched(groups, self.chat.calls, self._trained, oldest)
             if not result.groups:
@@ -211,7 +196,7 @@ class ServedModel:
                     metrics, _ = trainer.advance(run, self.source.give(result.groups))
             finally:
                 if run.step > before:  # also after a failure: there may have been updates
-                    self.chat.calls.forget(run.sampler.version - run.config.serve.max_age)
+                    self.chat.calls.evict(run.sampler.version - run.config.serve.max_age)
                     self._trained = {id for id in self._trained | result.calls if id in self.chat.calls}
             if run.collapsed:
                 raise RunEnded(f"step {run.step}: {COLLAPSED}")
@@ -222,46 +207,23 @@ class ServedModel:
 
 
 @contextmanager
-def served(
-    run: Run, source: ExternalSource, encoder: Encoder, context: int | None, listening: socket.socket
-) -> Iterator[ServedModel]:
-    """Serves the model of a run at its endpoint until the context exits.
+def endpoint(model: ServedModel, listening: socket.socket) -> Iterator[None]:
+    """Serves a model at a listening socket until the context exits."""
+    run, config = model.run, model.run.config.serve
 
-    Args:
-        run: The run.
-        source: Passes groups to the trainer.
-        encoder: Applies the chat template.
-        context: Context length of the model in tokens; None: no limit.
-        listening: Listening socket of the endpoint.
-    """
-    config, key = run.config, os.environ.pop(KEY, None) or secrets.token_urlsafe(24)
-    with ExitStack() as stack:
-        speaker = stack.enter_context(speaker_of(config, run.sampler))
-        chat = Chat(speaker, encoder, run.sampling, context, Calls())
-        models: list[ServedModel] = []
+    async def train(request: TrainRequest) -> dict[str, Any]:
+        settings = TrainCall(request.learning_rate, request.importance_sampling_level)
+        metrics = await model.train(request.groups, settings)
+        return {"step": metrics["step"], "metrics": finite(metrics)}
 
-        async def train(request: TrainRequest) -> dict[str, Any]:
-            groups = [_group(group.model_dump(exclude_none=True)) for group in request.groups]
-            settings = TrainCall(request.learning_rate, request.importance_sampling_level)
-            metrics = await models[0].train(groups, settings)
-            return {"step": metrics["step"], "metrics": finite(metrics)}
-
-        app = application(chat, config.serve.name, key, config.serve, train)
-        address, reachable = address_of(listening)
-        if reachable:
-            run.log.warn(
-                f"serve.host = {config.serve.host!r}: other machines can reach the endpoint. Whoever has its key can use "
-                "and train the model. The key and all texts go over the network without encryption"
-            )
-        stack.enter_context(running(EndpointServer(app, listening, config.serve)))
-        models.append(ServedModel(run, source, chat, speaker.still, f"http://{address}/v1", key))
-        yield models[0]
-
-
-def _group(body: dict[str, Any]) -> TrajectoryGroup:
-    failed = (RuntimeError(str(exception)) for exception in body["exceptions"])
-    return TrajectoryGroup([*map(_trajectory, body["trajectories"]), *failed], body["metadata"])
-
-
-def _trajectory(body: dict[str, Any]) -> Trajectory:
-    return Trajectory(**(body | {"additional_histories": [History(**history) for history in body["additional_histories"]]}))
+    if address_of(listening)[1]:
+        run.log.warn(
+            f"serve.host = {config.host!r}: other machines can reach the endpoint. Whoever has its key can use and train "
+            "the model. The key and all texts go over the network without encryption"
+        )
+    app = application(model.chat, model.name, model.api_key, config, train)
+    with running(EndpointServer(app, listening, config)):
+        try:
+            yield
+        finally:
+            model.end()  # before the endpoint closes: clients that wait for the step get a response

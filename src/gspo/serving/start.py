@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import ExitStack
+import os
+import secrets
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from gspo.agents.chat import Chat
 from gspo.assembly import assemble
 from gspo.assembly.call_inputs import CallInputs, Source, configured
+from gspo.assembly.samplers import speaker_of
 from gspo.config.commands import check_command
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
+from gspo.distributed.environment import KEY
 from gspo.report.page import reported
 from gspo.runs import checkpoint
-from gspo.serving.connections import listener
-from gspo.serving.model import COLLAPSED, ServedModel, served
+from gspo.serving.connections import address_of, listener
+from gspo.serving.model import COLLAPSED, ServedModel, endpoint
 from gspo.training.state import save
 
 
@@ -40,50 +45,49 @@ def serve(
     """
     resolved = configured(config, sections, model, tokenizer)
     check_command(resolved, "serve")
-    return Serving(resolved, resume, CallInputs(model, tokenizer), allow)
+    return Serving(_served(resolved, resume, CallInputs(model, tokenizer), allow))
 
 
 class Serving:
     """A context manager, sync or async, that gives a ServedModel."""
 
-    def __init__(self, config: Config, resume: bool, given: CallInputs, allow: Collection[str]) -> None:
-        self.config, self.resume, self.given, self.allow = config, resume, given, allow
-        self._stack = ExitStack()
+    def __init__(self, context: AbstractContextManager[ServedModel]) -> None:
+        self._context = context
 
     def __enter__(self) -> ServedModel:
-        with ExitStack() as stack:
-            listening = stack.enter_context(listener(self.config.serve))
-            over = stack.enter_context(reported())  # exits last, when everything is written
-            run, source, hf = stack.enter_context(assemble.serving(self.config, self.resume, self.given, self.allow))
-            begun = run.step
-
-            models: list[ServedModel] = []
-
-            def finish() -> None:
-                if any(model.lost is not None for model in models):
-                    return  # the launcher restarts the run from its last checkpoint
-                if not all(model.ended for model in models):
-                    return  # interrupted twice, in the middle of a step
-                over.append(run.log.folder.path)
-                if run.step > begun:
-                    save(run)
-                if run.collapsed:
-                    run.log.note(COLLAPSED)
-                    return
-                checkpoint.save_model(run.log.folder, run.learner.publish(run.step).save)
-
-            stack.callback(finish)
-            encoder = Encoder(hf.tokenizer, self.config.task)
-            models.append(stack.enter_context(served(run, source, encoder, hf.context_length, listening)))
-            stack.callback(models[0].end)  # before the endpoint closes: clients that wait for the step get a response
-            self._stack = stack.pop_all()
-        return models[0]
+        return self._context.__enter__()
 
     def __exit__(self, *exception: Any) -> None:
-        self._stack.__exit__(*exception)
+        self._context.__exit__(*exception)
 
     async def __aenter__(self) -> ServedModel:
         return self.__enter__()
 
     async def __aexit__(self, *exception: Any) -> None:
         self.__exit__(*exception)
+
+
+@contextmanager
+def _served(config: Config, resume: bool, given: CallInputs, allow: Collection[str]) -> Iterator[ServedModel]:
+    with (
+        listener(config.serve) as listening,
+        reported() as over,  # exits last, when everything is written
+        assemble.serving(config, resume, given, allow) as (run, source, hf),
+        speaker_of(run.config, run.sampler) as completer,
+    ):
+        chat = Chat(completer, Encoder(hf.tokenizer, run.config.task), run.sampling, hf.context_length)
+        begun, key = run.step, os.environ.pop(KEY, None) or secrets.token_urlsafe(24)
+        model = ServedModel(run, source, chat, f"http://{address_of(listening)[0]}/v1", key)
+        try:
+            with endpoint(model, listening):
+                yield model
+        finally:
+            # A lost rank: the launcher restarts the run from its last checkpoint. Not ended: interrupted twice, in a step.
+            if model.lost is None and model.ended:
+                over.append(run.log.folder.path)
+                if run.step > begun:
+                    save(run)
+                if run.collapsed:
+                    run.log.note(COLLAPSED)
+                else:
+                    checkpoint.save_model(run.log.folder, run.learner.publish(run.step).save)
