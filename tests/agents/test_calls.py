@@ -1,46 +1,47 @@
 import asyncio
 import gc
 import json
-import time
 import tracemalloc
 from functools import reduce
+from types import SimpleNamespace
 
 import pytest
-import torch
 from torch import Tensor
 
-from gspo.agents.calls import Calls, follow, size
+from gspo.agents import calls as module
+from gspo.agents.calls import Calls, follow
 from tests.agents.talking import chat
 from tests.agents.tools import ASK, talked
 
 
-def test_calls_are_forgotten_by_version_and_by_size():
+def test_calls_are_evicted_by_version_and_by_size(monkeypatch):
     talk = chat(seed=2)
     _, calls = talked(talk, 3)
-    assert talk.calls.evict(3) == 0 and talk.calls.forget(4) == 3 and len(talk.calls) == 0
+    talk.calls.evict(3)
+    assert len(talk.calls) == 3
+    talk.calls.evict(4)
+    assert len(talk.calls) == talk.calls.held == 0
     two, few = Calls(), Calls()
     for call in calls[1:]:
         two.add(call)
-    few.most = two.held
+    monkeypatch.setattr(module, "MOST", two.held)
     for call in calls:
         few.add(call)
-    assert few.held == two.held
     traces = [reduce(follow, (*call.messages, call.message), b"") for call in calls]
     assert [few.ending(trace) for trace in traces] == [[], [calls[1]], [calls[2]]]
-    assert len(few) == 2 and few.get(calls[0].id) is None
+    assert len(few) == 2 and few.held == two.held and few.get(calls[0].id) is None
     developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))
     assert follow(b"", developer) == follow(b"", system) != follow(b"x", system)
 
 
-def test_calls_are_forgotten_by_age():
+def test_calls_are_evicted_by_age(monkeypatch):
     _, calls = talked(chat(seed=2), 3)
-    soon = Calls(longest=0.1)
+    soon, now = Calls(), [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     soon.add(*calls[:2])
-    time.sleep(0.2)
+    now[0] = module.LONGEST + 1
     soon.add(calls[2])
-    assert [call.id in soon for call in calls] == [False, False, True] and len(soon) == 1
-    soon.evict(4)
-    assert soon.held == len(soon) == 0
+    assert [call.id in soon for call in calls] == [False, False, True]
 
 
 @pytest.mark.parametrize(("n", "words"), [(1, 1), (1, 200), (8, 200)])
@@ -66,11 +67,3 @@ def test_as_much_is_counted_as_they_take(n, words):
     assert len(rollouts) == 50 * n
     taken += sum(value.nbytes for rollout in rollouts for value in rollout.values() if isinstance(value, Tensor))
     assert taken < talk.calls.held - held < 3 * taken
-
-
-def test_a_tensor_counts_with_all_that_it_keeps():
-    """One that is a view keeps the whole; two views of the same keep it once."""
-    whole = torch.zeros(1000)
-    counted = set()
-    assert size(whole[:1], counted) > whole.nbytes
-    assert size(whole[1:2], counted) < 1000

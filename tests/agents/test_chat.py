@@ -59,46 +59,42 @@ def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said,
     following = {"role": "tool" if first.message.get("tool_calls") else "user", "content": "go on"}
     (second,) = turns(talk, [*ASK, first.message, following], tools=TOOLS)
     before = first.rollout.tokens.tolist()
-    assert list(second.rollout.prompt.tokens[: len(before)]) == before
-    assert second.prompt_text.startswith(first.prompt_text + first.sampled_text)
+    assert list(second.rollout.prompt.tokens[: len(before)]) == before and second.prompt_text.startswith(first.text)
     if not spelled:  # what stands between the turns is read to the letter
         assert talk.encoder.tokenizer.decode(second.rollout.prompt.tokens) == second.prompt_text
 
 
+MORE = {"role": "user", "content": "go on"}
+
+
+def two_turns(first, *, history=ASK, ended="eos", following=(MORE,)):
+    """A turn, and the next, which reads it after this history."""
+    talk = chat("chatml", completer=Says("chatml", (first, ended), ("done", "eos")))
+    (one,) = turns(talk, ASK)
+    (two,) = turns(talk, [*history, one.message, *following])
+    return one, two
+
+
 def test_an_answer_that_was_cut_off_is_closed_by_the_template():
-    talk = chat("chatml", completer=Says("chatml", ("two pe", "length"), ("done", "eos")))
-    (first,) = turns(talk, ASK)
-    (second,) = turns(talk, [*ASK, first.message, {"role": "user", "content": "go on"}])
+    first, second = two_turns("two pe", ended="length")
     assert list(second.rollout.prompt.tokens[: len(first.rollout.tokens)]) == first.rollout.tokens.tolist()
-    assert second.prompt_text[len(first.prompt_text + first.sampled_text) :].startswith("<|im_end|>\n")
+    assert second.prompt_text[len(first.text) :].startswith("<|im_end|>\n")
 
 
-def test_thinking_that_the_template_leaves_out_is_not_read():
-    talk = chat("chatml", completer=Says("chatml", ("<think>hm</think>\n\npears", "eos"), ("done", "eos")))
-    (first,) = turns(talk, ASK)
-    (second,) = turns(talk, [*ASK, first.message, {"role": "user", "content": "go on"}])
+def test_what_is_read_again_in_other_words():
+    """Thinking that the template leaves out, an unfinished turn, and a history that was edited."""
+    _, second = two_turns("<think>hm</think>\n\npears")
     assert "<think>" not in second.prompt_text and "assistant\npears<|im_end|>" in second.prompt_text
-
-
-def test_an_answer_carried_on():
-    talk = chat("chatml", completer=Says("chatml", ("two", "length"), (" pears", "eos")))
-    (first,) = turns(talk, ASK)
-    (second,) = turns(talk, [*ASK, first.message])
-    assert second.prompt_text == first.prompt_text + "two" and second.message["content"] == " pears"
-
-
-def test_a_history_in_other_words_is_read_in_them():
-    talk = chat("chatml", completer=Says("chatml", ("two pears", "eos"), ("done", "eos")))
-    (first,) = turns(talk, ASK)
-    other = [{"role": "user", "content": "what is in the bag"}]
-    (second,) = turns(talk, [*other, first.message, {"role": "user", "content": "go on"}])
+    first, second = two_turns("two", ended="length", following=())
+    assert second.prompt_text == first.prompt_text + "two"
+    _, second = two_turns("two pears", history=[{"role": "user", "content": "what is in the bag"}])
     assert "what is in the bag" in second.prompt_text and "box" not in second.prompt_text
 
 
 def test_texts_are_completed_and_gone_on_with():
     talk = chat("chatml", completer=Says("chatml", ("two pears", "eos"), ("done", "eos"), spelled=True))
     (first,) = asyncio.run(talk.complete("in the box: "))
-    (second,) = asyncio.run(talk.complete(first.prompt_text + first.sampled_text + "\nin the bag: "))
+    (second,) = asyncio.run(talk.complete(first.text + "\nin the bag: "))
     assert list(second.rollout.prompt.tokens[: len(first.rollout.tokens)]) == first.rollout.tokens.tolist()
 
 
@@ -126,15 +122,11 @@ def test_the_schema_of_a_tool_says_what_an_argument_in_tags_is():
     assert json.loads(call["function"]["arguments"]) == {"key": "42", "n": 42}
 
 
-@pytest.mark.parametrize(
-    "said",
-    ['{"name": "lookup", "arguments": ' + "[" * 2000, r'{"name": "\ud800", "arguments": {}}'],
-    ids=["deep", "no text"],
-)
-def test_calls_that_nobody_could_read_are_malformed(said):
-    talk = chat("chatml", completer=Says("chatml", (f"<tool_call>{said}</tool_call>", "eos")))
-    (turn,) = turns(talk, ASK, tools=TOOLS)
-    assert "tool_calls" not in turn.message and turn.message["malformed"] and talk.malformed == 1
+def test_calls_that_nobody_could_read_are_malformed():
+    for said in ('{"name": "lookup", "arguments": ' + "[" * 2000, r'{"name": "\ud800", "arguments": {}}'):
+        talk = chat("chatml", completer=Says("chatml", (f"<tool_call>{said}</tool_call>", "eos")))
+        (turn,) = turns(talk, ASK, tools=TOOLS)
+        assert "tool_calls" not in turn.message and turn.message["malformed"] and talk.malformed == 1
 
 
 def test_how_it_was_sampled_decides_whether_it_may_be_trained_on():
@@ -159,22 +151,16 @@ def test_seeds_stops_and_lengths_reach_the_sampler():
     assert first.message["content"] == "a " and first.sampled_text == "a END b" and first.id != second.id
 
 
-@pytest.mark.parametrize(
-    ("messages", "why"),
-    [
+def test_bad_messages():
+    for messages, why in (
         ([], "at least one"),
         ([{"content": "x"}], "no role"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "no text"),
         ([{"role": "user", "content": "x", "images": ["a.png"]}], "a message has 'images', which is no text"),
         ([{"role": "user", "content": "x " * 5000}], "reads at most 4096"),
-    ],
-)
-def test_bad_messages(messages, why):
-    with pytest.raises(ValueError, match=why):
-        asyncio.run(chat().turn(messages))
-
-
-def test_a_model_without_a_template_cannot_chat():
+    ):
+        with pytest.raises(ValueError, match=why):
+            asyncio.run(chat().turn(messages))
     talk = chat()
     talk.encoder.template = None
     with pytest.raises(ValueError, match="no chat template"):

@@ -174,7 +174,7 @@ def test_what_is_too_old_unfit_or_trained_on_already():
 def test_exceptions_in_place_of_trajectories_are_counted():
     talk = chat(seed=2)
     result = found_in(talk, group(ValueError("the agent fell over"), *pair(talk, Trajectory(talked(talk)[0], 1.0))))
-    assert result.failed == 1 and len(result.groups[0].rollouts) == 2
+    assert result.unusable[matching.FAILED] == 1 and len(result.groups[0].rollouts) == 2
 
 
 def test_one_alone_in_its_group_waits_for_another():

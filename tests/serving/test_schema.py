@@ -30,7 +30,7 @@ def test_bad_requests_are_answered_with_the_reason(model, subtests):
             (GOOD | {"messages": "hello"}, 400, "messages"),
             (GOOD | {"messages": [{"role": "king", "content": "x"}]}, 400, "role"),
             (GOOD | {"messages": [{"role": "user"}]}, 400, "without content"),
-            (GOOD | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400, "messages"),
+            (GOOD | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400, "part that is no text"),
             (GOOD | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "surrogate"),
             (GOOD | {"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "reads at most 512"),
             (GOOD | {"messages": [{"role": "user", "content": "x", "more": deep(101)}]}, 400, "100 levels deep"),
@@ -108,4 +108,4 @@ def test_a_whole_trajectory_of_ours_or_of_art_is_read(model):
     body = {"groups": [{"trajectories": [ours, arts], "exceptions": [{"type": "E", "message": "x"}], "metadata": {}}]}
     body["groups"][0] |= {"metrics": {"a": 1}, "logs": []}
     message = post(model, "/train", body).json()["error"]["message"]
-    assert "nothing to train on" in message and "1 trajectories that ended in an exception" in message
+    assert "nothing to train on" in message and "1 trajectories: the agent ended in an exception" in message

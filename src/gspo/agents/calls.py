@@ -56,6 +56,15 @@ class Call:
         """Number of sampled tokens."""
         return int(self.rollout.sampled.sum())
 
+    @property
+    def text(self) -> str:
+        """Text of the prompt and of all sampled tokens."""
+        return self.prompt_text + self.sampled_text
+
+    def begins(self, text: str) -> bool:
+        """Whether `text` begins with the text of this call."""
+        return text.startswith(self.prompt_text) and text.startswith(self.sampled_text, len(self.prompt_text))
+
 
 def content_of(message: Message) -> str:
     """The text of a message, with several text parts joined. Raises ValueError for content other than text."""
@@ -84,13 +93,19 @@ def follow(trace: bytes, message: Message) -> bytes:
 def _key(message: Message) -> tuple[str, str, str]:
     """Role, text and tool calls of a message."""
     calls = []
-    for call in message.get("tool_calls") or []:
-        if not isinstance(call, dict) or not isinstance(call.get("function") or {}, dict):
-            raise ValueError(f"a message has a tool call that is none: {call!r:.80}")
-        function = call.get("function") or {}
+    for function in functions_of(message):
         arguments = function.get("arguments", "")
         calls.append([function.get("name"), arguments if isinstance(arguments, str) else json.dumps(arguments)])
     return role_of(message), content_of(message), json.dumps(calls)
+
+
+def functions_of(message: Message) -> list[dict[str, Any]]:
+    """Names and arguments of a message's tool calls. Raises ValueError if they are malformed."""
+    calls = message.get("tool_calls") or []
+    for call in calls if isinstance(calls, list) else [calls]:
+        if not isinstance(call, dict) or not isinstance(call.get("function") or {}, dict):
+            raise ValueError(f"a message has a tool call that is none: {call!r:.80}")
+    return [call.get("function") or {} for call in calls]
 
 
 def usage(calls: Sequence[Call]) -> dict[str, int]:
@@ -125,7 +140,6 @@ class Calls:
         self.held = 0  # bytes
         self._by_id: dict[str, _Kept] = {}
         self._by_trace: dict[bytes, dict[str, Call]] = {}
-        self._by_text: dict[str, Call] = {}  # text completions only
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -142,8 +156,6 @@ class Calls:
             with self._lock:
                 self._by_id[call.id] = kept
                 self._by_trace.setdefault(trace, {})[call.id] = call
-                if call.messages[0].get("role") == TEXT:
-                    self._by_text[call.prompt_text + call.sampled_text] = call
                 self.held += kept.size
                 while self._surplus(kept.since) and len(self._by_id) > 1:
                     self._drop(next(iter(self._by_id.values())))
@@ -164,8 +176,9 @@ class Calls:
     def begun(self, text: str) -> Call | None:
         """The text completion whose prompt and sampled text form the longest prefix of `text`, or None."""
         with self._lock:
-            begun = max(filter(text.startswith, self._by_text), key=len, default="")
-            return self._by_text.get(begun)
+            texts = [kept.call for kept in self._by_id.values() if kept.call.messages[0].get("role") == TEXT]
+        begun = [call for call in texts if call.begins(text)]
+        return max(begun, key=lambda call: len(call.text), default=None)
 
     def evict(self, before: int) -> None:
         """Drops calls that were finished by weights older than version `before`."""
@@ -180,5 +193,3 @@ class Calls:
         del self._by_trace[kept.trace][call.id]
         if not self._by_trace[kept.trace]:
             del self._by_trace[kept.trace]
-        if self._by_text.get(call.prompt_text + call.sampled_text) is call:
-            del self._by_text[call.prompt_text + call.sampled_text]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gspo.agents.calls import TEXT, Call, Calls, Message, content_of, follow, role_of
+from gspo.agents.calls import TEXT, Call, Calls, Message, content_of, follow, functions_of, role_of
 from gspo.agents.tool_arguments import Tools, typed
 from gspo.agents.tool_calls import CONVENTIONS, LLAMA, Malformed, UnknownConvention, convention
 from gspo.data.chat_template import Encoder
@@ -120,7 +120,7 @@ class Chat:
             for call in self.calls.ending(traces[at]):
                 rendered = [*call.rendered, {"role": "assistant", "content": call.words}, *readable[at + 1 :]]
                 text = self._text(rendered, tools)
-                if text.startswith(call.prompt_text + call.sampled_text):
+                if call.begins(text):
                     return Encoded(messages, rendered, text, self._tokens(call, text))
         text = self._text(readable, tools)
         return Encoded(messages, readable, text, tuple(self.encoder.bare(text)))
@@ -208,8 +208,7 @@ def templated(message: Message) -> Message:
     readable = {name: message[name] for name in ("name", "tool_call_id", "reasoning_content") if message.get(name)}
     readable |= {"role": role_of(message), "content": content_of(message)}
     calls = []
-    for call in message.get("tool_calls") or []:
-        function = dict(call.get("function") or {})
+    for call, function in zip(message.get("tool_calls") or (), map(dict, functions_of(message))):
         with contextlib.suppress(ValueError, TypeError, RecursionError):  # invalid JSON is shown as it is
             function["arguments"] = json.loads(function.get("arguments", "{}"))
         calls.append({"id": call.get("id", ""), "type": "function", "function": function})

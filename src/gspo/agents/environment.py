@@ -119,7 +119,7 @@ class ToolEnvironment:
             async with limit:
                 return str(await function(**values)), ""
         except (Exception, SystemExit) as error:
-            return late if limit.expired() else _told(error)  # a tool's own TimeoutError is an error
+            return late if limit.expired() else _failed(error)  # a tool's own TimeoutError is an error
 
 
 async def _within(seconds: float, answer: Future[tuple[str, str]]) -> tuple[str, str] | None:
@@ -138,9 +138,9 @@ def _answer(function: Callable[..., Any], values: Mapping[str, Any]) -> tuple[st
     try:
         return str(function(**values)), ""
     except BaseException as error:
-        return _told(error)
+        return _failed(error)
 
 
-def _told(error: BaseException) -> tuple[str, str]:
+def _failed(error: BaseException) -> tuple[str, str]:
     """An exception as a message to the policy, and its kind."""
     return f"error: {type(error).__name__}: {error}"[:500], "errors"

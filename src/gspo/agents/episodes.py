@@ -31,13 +31,18 @@ Parts = dict[str, float | None]
 class WholeEpisodes:
     """A StreamingSampler (interfaces.py) whose completions are whole episodes, each played by `_play`.
 
-    `completer` samples the turns one at a time, with the weights of `sampler`. Episodes run concurrently in an event-loop
-    thread and continue across weight updates: each turn is sampled with the weights of its time. A context manager; on exit,
-    running episodes are cancelled.
+    Episodes run concurrently in an event-loop thread and continue across weight updates: each turn is sampled with the
+    weights of its time. A context manager; on exit, running episodes are cancelled.
+
+    Args:
+        sampler: Takes the weight updates.
+        completer: Samples the turns one at a time, with the weights of `sampler`.
+        encoder: Applies the chat template.
+        context: Context length of the model in tokens; None: no limit.
     """
 
-    def __init__(self, sampler: Sampler, completer: StreamingCompleter) -> None:
-        self.sampler, self.completer = sampler, completer
+    def __init__(self, sampler: Sampler, completer: StreamingCompleter, encoder: Encoder, context: int | None) -> None:
+        self.sampler, self.completer, self.encoder, self.context = sampler, completer, encoder, context
         self._loop = LoopThread()
         self._left_out: set[str] = set()
 
@@ -78,7 +83,6 @@ class WholeEpisodes:
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:
         """Plays `n` episodes of each prompt. Returns scored rollouts in the order of the prompts."""
-
         return self._loop.run(self._play_all(prompts, n, sampling, progress or (lambda done: None)))
 
     async def _play_all(
@@ -129,6 +133,10 @@ class WholeEpisodes:
             )
         return {**own, **{name: value for name, value in given.items() if name not in own}}
 
+    def _chat(self, sampling: Sampling) -> Chat:
+        """A chat with its own cache: an identical turn of another episode must not be taken for this one's."""
+        return Chat(self.completer, self.encoder, replace(sampling, seed=0), self.context)
+
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         """Plays one episode until it ends, reaches a limit or fails; a failure is data. Raises SamplerError."""
         raise NotImplementedError
@@ -139,10 +147,7 @@ class Episodes(WholeEpisodes):
     `error`.
 
     Args:
-        sampler: Sampler behind `completer`; takes the weight updates.
-        completer: Samples the turns.
-        encoder: Applies the chat template.
-        context: Context length of the model in tokens; None: no limit.
+        sampler, completer, encoder, context: See WholeEpisodes.
         make: Creates an environment from a row.
         column: Name of the prompt's column.
         max_turns: Turns after which an episode is truncated.
@@ -160,14 +165,11 @@ class Episodes(WholeEpisodes):
         max_turns: int,
         step_timeout: float,
     ) -> None:
-        super().__init__(sampler, completer)
-        self.encoder, self.context, self.make, self.column = encoder, context, make, column
-        self.max_turns, self.step_timeout = max_turns, step_timeout
+        super().__init__(sampler, completer, encoder, context)
+        self.make, self.column, self.max_turns, self.step_timeout = make, column, max_turns, step_timeout
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
-        # A cache per episode: an identical turn of another episode must not be taken for this one's.
-        chat = Chat(self.completer, self.encoder, replace(sampling, seed=0), self.context)
-        return await Episode(self, chat, prompt, seed).play()
+        return await Episode(self, self._chat(sampling), prompt, seed).play()
 
 
 class Episode:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gspo.agents.calls import Call, Calls, content_of, follow
+from gspo.agents.calls import Call, Calls, content_of, follow, functions_of
 from gspo.agents.token_tree import merge_turns
-from gspo.agents.trajectories import id_of, plain
+from gspo.agents.trajectories import TrajectoryGroup, id_of, plain
 from gspo.data.reward_bounds import LARGEST, unfit
 from gspo.types import Group, Prompt, Rollout
 
@@ -19,6 +19,7 @@ SEVERAL = "several turns of the policy read like it, and it has no id"
 OLD = "the weights that sampled it are too old"
 ALONE = "there is no other in its group to compare its reward with"
 UNFIT = f"a reward that is no finite number of at most {LARGEST:g}"
+FAILED = "the agent ended in an exception"
 TWICE = "it was in another trajectory, or trained on, before"
 
 
@@ -31,7 +32,6 @@ class Matched:
         left_out: Number of turns left out, by reason.
         unusable: Number of trajectories left out, by reason.
         empty: Number of groups without a trajectory.
-        failed: Number of exceptions in place of trajectories.
         calls: Ids of the calls to train on.
     """
 
@@ -39,7 +39,6 @@ class Matched:
     left_out: Counter[str] = field(default_factory=Counter)
     unusable: Counter[str] = field(default_factory=Counter)
     empty: int = 0
-    failed: int = 0
     calls: set[str] = field(default_factory=set)
 
     def reasons(self) -> str:
@@ -47,11 +46,10 @@ class Matched:
         reasons = [f"{count} turns: {why}" for why, count in self.left_out.items()]
         reasons += [f"{count} trajectories: {why}" for why, count in self.unusable.items()]
         reasons += [f"{self.empty} groups without a trajectory"] * bool(self.empty)
-        reasons += [f"{self.failed} trajectories that ended in an exception"] * bool(self.failed)
         return "; ".join(reasons)
 
 
-def matched(groups: Iterable[Any], calls: Calls, trained: set[str], oldest: int) -> Matched:
+def matched(groups: Iterable[TrajectoryGroup], calls: Calls, trained: set[str], oldest: int) -> Matched:
     """Converts groups of trajectories to groups of rollouts.
 
     Args:
@@ -62,11 +60,10 @@ def matched(groups: Iterable[Any], calls: Calls, trained: set[str], oldest: int)
     """
     result = Matched()
     for number, group in enumerate(groups):
-        result.failed += len(getattr(group, "exceptions", ()))
-        trajectories = list(getattr(group, "trajectories", group))
-        result.empty += not trajectories
+        result.unusable += Counter({FAILED: len(group.exceptions)})
+        result.empty += not group.trajectories
         before = set(result.calls)
-        rollouts = [_rollout(f"group {number}", trajectory, calls, trained, oldest, result) for trajectory in trajectories]
+        rollouts = [_rollout(f"group {number}", trajectory, calls, trained, oldest, result) for trajectory in group]
         usable = [rollout for rollout in rollouts if rollout is not None]
         if len(usable) == 1:
             result.unusable[ALONE] += 1
@@ -114,7 +111,7 @@ class _Reading:
         self.chosen: list[tuple[int, Call]] = []
         self.left_out: Counter[str] = Counter()
         self.dialogue: list[dict[str, Any]] = []
-        self._told: defaultdict[bytes, set[str | None]] = defaultdict(set)  # ids of turns, by conversation hash
+        self._seen: defaultdict[bytes, set[str | None]] = defaultdict(set)  # ids of turns, by conversation hash
         self._ids: set[str] = set()
 
     def history(self, items: Sequence[Any], rewards: Sequence[float]) -> None:
@@ -124,8 +121,8 @@ class _Reading:
             message = plain(item)
             trace = follow(trace, message)
             entry: dict[str, Any] = {"role": message.get("role"), "content": content_of(message)}
-            if message.get("tool_calls"):
-                entry["tool_calls"] = [dict(tool_call.get("function") or {}) for tool_call in message["tool_calls"]]
+            if functions := functions_of(message):
+                entry["tool_calls"] = functions
             if message.get("role") == "assistant":
                 call, why = _call(id_of(item), trace, self.calls)
                 if self._again(id_of(item) if call is None else call.id, call is not None, trace):
@@ -133,17 +130,17 @@ class _Reading:
                 entry |= self._turn(call, why)
                 if self.turns <= len(rewards):
                     entry["reward"] = rewards[self.turns - 1]
-            elif trace in self._told:
+            elif trace in self._seen:
                 continue
             else:
-                self._told[trace] = set()
+                self._seen[trace] = set()
             self.dialogue.append(entry)
 
     def _again(self, id: str | None, known: bool, trace: bytes) -> bool:
         """Whether a turn was already counted: one with the same id, or, if its call is unknown, one with the same
         conversation hash `trace`, unless both have ids. `id` is the id of the call, or the one in the trajectory.
         """
-        same = self._told[trace]
+        same = self._seen[trace]
         again = id in self._ids or (not known and bool(same) and (id is None or None in same))
         same.add(id)
         if id is not None:

@@ -17,30 +17,22 @@ def merge_turns(prompt: Prompt, calls: Sequence[tuple[int, Call]]) -> Rollout:
     A call branches off where its prompt differs from the tokens so far. A prefix that it shares with an earlier call is
     stored once, so each sampled token occurs once. Two turns after the same prompt are two branches.
     """
-    if not calls:
-        raise ValueError("a conversation needs at least one call")
-    grown = _Tree(calls[0][1].rollout)
+    tree = _Tree()
     for number, call in calls:
-        grown.add(number, call.rollout)
-    return grown.rollout(prompt, calls[-1][1].rollout.stop)
+        tree.add(number, call.rollout)
+    return tree.rollout(prompt, calls[-1][1].rollout.stop)
 
 
 class _Tree:
-    def __init__(self, like: Rollout) -> None:
+    def __init__(self) -> None:
         self.paths: list[Tensor] = []  # the nodes of each call, from root to leaf
-        self.columns = {
-            "tokens": torch.empty(0, dtype=torch.int64), "sampled": torch.empty(0, dtype=torch.bool),
-            "logp": torch.empty(0), "version": torch.empty(0, dtype=torch.int64),
-            "turn": torch.empty(0, dtype=torch.int64), "parent": torch.empty(0, dtype=torch.int64),
-        }  # fmt: skip
-        if like.routes is not None:
-            self.columns["routes"] = like.routes[:0]
+        self.columns: dict[str, Tensor] = {}
 
     def add(self, number: int, rollout: Rollout) -> None:
         """Adds a call, as turn `number`."""
         start = len(rollout.prompt.tokens)
         shared = self._shared(rollout.tokens[:start])
-        keep, size = len(shared), len(self.columns["tokens"])
+        keep, size = len(shared), len(self.columns.get("tokens", ()))
         count = len(rollout.tokens) - keep
         nodes = torch.arange(size, size + count)
         before = torch.cat([shared[-1:] if keep else torch.tensor([-1]), nodes[:-1]])
@@ -48,18 +40,20 @@ class _Tree:
             "tokens": rollout.tokens[keep:], "sampled": rollout.sampled[keep:], "logp": rollout.logp[keep:],
             "version": rollout.version[keep:], "turn": torch.where(rollout.sampled[keep:], number, -1), "parent": before,
         }  # fmt: skip
-        if "routes" in self.columns:
-            routes = rollout.routes
-            assert routes is not None, "calls of one model have routes, or none has"
-            new["routes"] = routes[keep:]
-            # Fill in the routes of a turn's last token, which this call is the first to read. Routes that a weight update
-            # lost stay unknown where a sampled token follows: this call read that token with other weights.
-            unread = self.columns["routes"][shared][:, 0, 0] < 0
-            followed = self.columns["parent"][self.columns["sampled"]]
-            unread &= ~torch.isin(shared, followed)
-            self.columns["routes"][shared[unread]] = routes[:keep][unread]
-        self.columns = {name: torch.cat([column, new[name]]) for name, column in self.columns.items()}
+        if rollout.routes is not None:
+            new["routes"] = rollout.routes[keep:]
+            if keep:
+                self._complete_routes(shared, rollout.routes)
+        self.columns = {name: torch.cat([self.columns[name], new[name]]) for name in new} if self.columns else new
         self.paths.append(torch.cat([shared, nodes]))
+
+    def _complete_routes(self, shared: Tensor, routes: Tensor) -> None:
+        """Fills in the routes of a turn's last token, which the new call is the first to read. Routes that a weight update
+        lost stay unknown where a sampled token follows: the new call read that token with other weights.
+        """
+        unread = self.columns["routes"][shared][:, 0, 0] < 0
+        unread &= ~torch.isin(shared, self.columns["parent"][self.columns["sampled"]])
+        self.columns["routes"][shared[unread]] = routes[: len(shared)][unread]
 
     def _shared(self, prompt: Tensor) -> Tensor:
         """The nodes of the longest prefix of a prompt that the tree already holds; the newest call wins a tie."""
@@ -89,8 +83,7 @@ class _Tree:
             order.append(node)
             stack.extend(reversed(children.get(node, ())))
         old = torch.tensor(order)
-        place = torch.empty_like(old)
-        place[old] = torch.arange(len(old))
+        new = old.argsort()
         columns = {name: column[old] for name, column in self.columns.items()}
         above = columns["parent"]
-        return columns | {"parent": torch.where(above < 0, -1, place[above])}
+        return columns | {"parent": torch.where(above < 0, -1, new[above])}

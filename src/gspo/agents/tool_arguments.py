@@ -8,6 +8,10 @@ from typing import Any
 
 Tools = Sequence[dict[str, Any]]  # in the form that chat templates read
 Arguments = dict[str, Any]
+TYPES = {
+    type(None): {"null"}, bool: {"boolean"}, int: {"number", "integer"}, float: {"number"}, str: {"string"},
+    list: {"array"}, dict: {"object"},
+}  # fmt: skip
 
 
 class Untyped(str):
@@ -62,27 +66,29 @@ def _types(schema: Any, root: Any, depth: int = 8) -> set[str] | None:
     """
     if not isinstance(schema, dict) or not depth:
         return None
-    said: list[set[str] | None] = []
-    if "type" in schema:
-        names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        said.append({str(name) for name in names})
-    if isinstance(schema.get("enum"), list) or "const" in schema:
-        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]]
-        said.append({name for value in values for name in _of(value)})
-    if isinstance(schema.get("$ref"), str):
-        said.append(_types(_referred(schema["$ref"], root), root, depth - 1))
-    for name in ("anyOf", "oneOf"):
-        if isinstance(schema.get(name), list):
-            each = [_types(one, root, depth - 1) for one in schema[name]]
-            known = [types for types in each if types is not None]
-            said.append({name for types in known for name in types} if len(known) == len(each) else None)
-    if isinstance(schema.get("allOf"), list):
-        said += [_types(one, root, depth - 1) for one in schema["allOf"]]
-    known = [types for types in said if types is not None]
+    each: list[set[str] | None] = []  # what each keyword says; None: nothing
+    for keyword, value in schema.items():
+        match keyword, value:
+            case "type", list():
+                each.append({str(name) for name in value})
+            case "type", _:
+                each.append({str(value)})
+            case "enum", list():
+                each.append({name for one in value for name in _of(one)})
+            case "const", _:
+                each.append(_of(value))
+            case "$ref", str():
+                each.append(_types(_referred(value, root), root, depth - 1))
+            case "anyOf" | "oneOf", list():
+                choices = [_types(one, root, depth - 1) for one in value]
+                known = [types for types in choices if types is not None]
+                each.append(set().union(*known) if len(known) == len(choices) else None)
+            case "allOf", list():
+                each += [_types(one, root, depth - 1) for one in value]
+    known = [types for types in each if types is not None]
     if not known:
         return None
-    nullable = {"null"} if schema.get("nullable") is True else set()  # OpenAPI's notation
-    return set.intersection(*known) | nullable
+    return set.intersection(*known) | ({"null"} if schema.get("nullable") is True else set())  # OpenAPI's notation
 
 
 def _referred(path: str, root: Any) -> Any:
@@ -95,12 +101,6 @@ def _referred(path: str, root: Any) -> Any:
 
 def _of(value: Any) -> set[str]:
     """The JSON Schema types that a value has."""
-    if value is None:
-        return {"null"}
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, int):
+    if isinstance(value, float) and value.is_integer():
         return {"number", "integer"}
-    if isinstance(value, float):
-        return {"number", "integer"} if value.is_integer() else {"number"}
-    return {"string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"}
+    return TYPES[type(value)]

@@ -78,28 +78,29 @@ class TrajectoryGroup:
         return len(self.trajectories)
 
 
-WANTED = "groups of trajectories are expected, such as [gspo.TrajectoryGroup([a, b]), ...] or [[a, b], ...]"
+GROUPS = "groups of trajectories are expected, such as [gspo.TrajectoryGroup([a, b]), ...] or [[a, b], ...]"
+TRAJECTORY = "a trajectory is expected, such as gspo.Trajectory(messages, reward=1.0)"
 
 
 def groups_of(given: Any) -> list[TrajectoryGroup]:
     """The trajectories given for training, as groups. Raises ValueError for anything else, with its value and position."""
     if not _listed(given) or hasattr(given, "trajectories"):
-        raise ValueError(f"groups = {given!r:.80}, {type_of(given)}: {WANTED}")
+        raise _wrong("groups", given, GROUPS)
     return [_group_of(group, f"groups[{number}]") for number, group in enumerate(given)]
 
 
 def trajectories_of(given: Any) -> list[Any]:
     """The trajectories of groups, or of one group, without exceptions. Raises ValueError for anything else."""
     if not _listed(given):
-        raise ValueError(f"groups = {given!r:.80}, {type_of(given)}: {WANTED}")
-    alone = [item if _listed(item) or hasattr(item, "trajectories") else [item] for item in given]
-    return [trajectory for number, group in enumerate(alone) for trajectory in _group_of(group, f"groups[{number}]")]
+        raise _wrong("groups", given, GROUPS)
+    groups = groups_of([item if _listed(item) or hasattr(item, "trajectories") else [item] for item in given])
+    return [trajectory for group in groups for trajectory in group]
 
 
 def _group_of(given: Any, name: str) -> TrajectoryGroup:
     results = getattr(given, "trajectories", given)
     if not _listed(results):
-        raise ValueError(f"{name} = {given!r:.80}, {type_of(given)}: {WANTED}")
+        raise _wrong(name, given, GROUPS)
     group = TrajectoryGroup(results, getattr(given, "metadata", None))
     group.exceptions += getattr(given, "exceptions", ())
     for number, trajectory in enumerate(group):
@@ -112,12 +113,13 @@ def _listed(value: Any) -> bool:
     return isinstance(value, Iterable) and not (isinstance(value, (str, bytes, dict)) or hasattr(value, "reward"))
 
 
+def _wrong(name: str, value: Any, expected: str) -> ValueError:
+    return ValueError(f"{name} = {value!r:.80}, {type_of(value)}: {expected}")
+
+
 def _check(trajectory: Any, name: str) -> None:
     if not hasattr(trajectory, "messages_and_choices") or not hasattr(trajectory, "reward"):
-        raise ValueError(
-            f"{name} = {trajectory!r:.80}, {type_of(trajectory)}: a trajectory is expected, such as "
-            "gspo.Trajectory(messages, reward=1.0)"
-        )
+        raise _wrong(name, trajectory, TRAJECTORY)
     for history in (trajectory, *(getattr(trajectory, "additional_histories", None) or ())):
         if not _listed(getattr(history, "messages_and_choices", None)):
             raise ValueError(f"{name}: messages_and_choices is no list, in {history!r:.80}")
@@ -127,7 +129,7 @@ def _check(trajectory: Any, name: str) -> None:
         try:
             float(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{name}: {key} = {value!r:.80}, {type_of(value)}: a number is expected") from None
+            raise _wrong(f"{name}: {key}", value, "a number is expected") from None
 
 
 @dataclass(frozen=True)
@@ -156,9 +158,7 @@ def plain(item: Any) -> dict[str, Any]:
         if not isinstance(message, dict):
             raise ValueError(f"a trajectory holds a choice whose message is {type_of(message)}: a dict is expected")
         return message
-    if hasattr(item, "choices"):
-        item = item.choices[0]
-    message = getattr(item, "message", item)
+    message = getattr(_choice_of(item), "message", _choice_of(item))
     if hasattr(message, "model_dump"):
         return message.model_dump(exclude_none=True)
     raise ValueError(f"a trajectory holds {type_of(item)}: messages (dicts) and choices of responses are expected")
@@ -167,7 +167,11 @@ def plain(item: Any) -> dict[str, Any]:
 def id_of(item: Any) -> str | None:
     """The id of the call that produced a choice or a response; None without one."""
     if isinstance(item, dict):
-        return item.get("id") if "message" in item or item.get("role") == "assistant" else None
-    if hasattr(item, "choices"):
-        item = item.choices[0]
-    return getattr(item, "id", None)
+        id = item.get("id") if "message" in item or item.get("role") == "assistant" else None
+    else:
+        id = getattr(_choice_of(item), "id", None)
+    return id if isinstance(id, str) else None
+
+
+def _choice_of(item: Any) -> Any:
+    return item.choices[0] if hasattr(item, "choices") else item

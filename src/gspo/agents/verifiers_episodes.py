@@ -17,7 +17,6 @@ import verifiers.v1 as vf
 from verifiers.v1.interception import InterceptionServerConfig
 
 from gspo.agents import verifiers_harness
-from gspo.agents.chat import Chat
 from gspo.agents.episodes import Parts, WholeEpisodes
 from gspo.agents.token_tree import merge_turns
 from gspo.agents.verifiers_client import Playing, PolicyClient
@@ -84,10 +83,7 @@ class VerifiersEpisodes(WholeEpisodes):
     A context manager: it starts and stops what environments share (tool servers).
 
     Args:
-        sampler: Sampler behind `completer`; takes the weight updates.
-        completer: Samples the turns.
-        encoder: Applies the chat template.
-        context: Context length of the model in tokens; None: no limit.
+        sampler, completer, encoder, context: See WholeEpisodes.
         task: `step_timeout` limits the seconds that an environment may take between two requests to the policy, and for its
             rewards.
     """
@@ -95,14 +91,13 @@ class VerifiersEpisodes(WholeEpisodes):
     def __init__(
         self, sampler: Sampler, completer: StreamingCompleter, encoder: Encoder, context: int | None, task: TaskConfig
     ) -> None:
-        self.encoder, self.context, self.task = encoder, context, task
-        self._client = PolicyClient()
+        self.task, self._client = task, PolicyClient()
         self._environments = [
             (vf.load_environment(settings(source, task, split)), tasks_of(source, task, split))
             for source, split in sources(task)
         ]
         self._stack, self._gate = AsyncExitStack(), asyncio.Semaphore(AT_ONCE)
-        super().__init__(sampler, completer)
+        super().__init__(sampler, completer, encoder, context)
 
     def __enter__(self) -> Self:
         try:
@@ -134,11 +129,10 @@ class VerifiersEpisodes(WholeEpisodes):
         env, task = next((env, tasks.by_content[key]) for env, tasks in self._environments if key in tasks.by_content)
         task = copy.copy(task)
         task.data = copy.deepcopy(task.data)  # episodes must not see each other's changes
-        chat = Chat(self.completer, self.encoder, replace(sampling, seed=0), self.context)
         sampling_config = vf.SamplingConfig(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_new_tokens
         )
-        playing, traces = Playing(chat, seed, self.task.step_timeout), list[str]()
+        playing, traces = Playing(self._chat(sampling), seed, self.task.step_timeout), list[str]()
 
         def begun(trace: vf.Trace) -> None:
             traces.append(trace.id)
@@ -174,23 +168,8 @@ def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing, parts_of:
         why = "".join(f": {error.type}: {error.message}" for error in episode.errors[-1:])
         return _failed(prompt, f"{len(trained)} of its agents' runs are to be trained, one is expected{why}")
     trace, calls = trained[0], playing.calls[trained[0].id]
-    transcript = dialogue(trace)
-    unfit = [call.unfit for call in calls if call.unfit]
-    missing = [name for name, reward in trace.rewards.items() if reward is None]
-    if not (env.complete(episode) and trace.ok):
-        errors = [*episode.errors, *(error for run in episode.traces for error in run.errors), *trace.errors]
-        why = f"{errors[-1].type}: {errors[-1].message}" if errors else "verifiers calls the episode incomplete"
-        return _failed(prompt, why, transcript)
-    if not calls:
-        return _failed(
-            prompt, "it ended before the policy's first turn" + ": the context is full" * playing.full, transcript
-        )
-    if unfit:
-        return _failed(prompt, f"a turn was {unfit[0]}: take it out of the agent's `sampling`", transcript)
-    if missing or not trace.rewards:
-        return _failed(prompt, f"no reward of {', '.join(missing) or 'any kind'} was given", transcript)
-    if problem := reward_bounds.unfit(trace.reward):
-        return _failed(prompt, f"its reward is {problem}", transcript)
+    if problem := _problem(env, episode, trace, playing):
+        return _failed(prompt, problem, dialogue(trace))
     cut = trace.is_truncated or trace.is_timeout or playing.full
     own: Parts = {"reward": trace.reward, "turns": float(len(calls))}
     own |= {"turns/context_full": 1.0} if playing.full else {}
@@ -199,8 +178,25 @@ def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing, parts_of:
     rollout = merge_turns(replace(prompt, tokens=calls[0].rollout.prompt.tokens), list(enumerate(calls)))
     return replace(
         rollout, reward=trace.reward, reward_parts=parts_of(scored, trace.metrics), text=calls[-1].words,
-        dialogue=transcript, stop="length" if cut else rollout.stop,
+        dialogue=dialogue(trace), stop="length" if cut else rollout.stop,
     )  # fmt: skip
+
+
+def _problem(env: Any, episode: Any, trace: Any, playing: Playing) -> str:
+    """Why an episode cannot be trained on; empty if it can."""
+    if not (env.complete(episode) and trace.ok):
+        errors = [*episode.errors, *(error for run in episode.traces for error in run.errors), *trace.errors]
+        return f"{errors[-1].type}: {errors[-1].message}" if errors else "verifiers calls the episode incomplete"
+    if not playing.calls[trace.id]:
+        return "it ended before the policy's first turn" + ": the context is full" * playing.full
+    if unfit := [call.unfit for call in playing.calls[trace.id] if call.unfit]:
+        return f"a turn was {unfit[0]}: take it out of the agent's `sampling`"
+    missing = [name for name, reward in trace.rewards.items() if reward is None]
+    if missing or not trace.rewards:
+        return f"no reward of {', '.join(missing) or 'any kind'} was given"
+    if problem := reward_bounds.unfit(trace.reward):
+        return f"its reward is {problem}"
+    return ""
 
 
 def dialogue(trace: Any) -> tuple[dict[str, Any], ...]:

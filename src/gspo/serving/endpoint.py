@@ -6,13 +6,13 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as AnyHTTPException
 
@@ -35,6 +35,11 @@ class RunEnded(RuntimeError):
     """The run has ended and trains no more."""
 
 
+HANDLED = (
+    RequestValidationError, AnyHTTPException, ValueError, SamplerError, RunEnded, RankLost, OutOfMemory, Exception
+)  # fmt: skip
+
+
 def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Train) -> FastAPI:
     """The ASGI application.
 
@@ -45,10 +50,11 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
         config: Limits for requests.
         train: Handler of POST /v1/train.
     """
-    app = FastAPI(title="gspo", description="The policy that is being trained.", docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="gspo", description="The policy that is being trained.", docs_url=None, redoc_url=None,
+        exception_handlers=dict.fromkeys(HANDLED, _failure),
+    )  # fmt: skip
     app.add_middleware(RequestLimits, key=key, config=config)
-    for kind in HANDLED:
-        app.add_exception_handler(kind, _failure)
     app.openapi = lambda: _described(app, name)  # type: ignore[method-assign]
 
     def check_name(model: str) -> None:
@@ -77,9 +83,8 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
         id = f"chatcmpl-{secrets.token_hex(12)}"
         turns = chat.turn(messages, tools, _turn_options(request), request.n, id)
         calls = await _while_connected(http, turns, config.timeout)
-        choices = [_choice(i, call, chat, bool(request.logprobs)) for i, call in enumerate(calls)]
-        body = _response_body(id, "chat.completion", name, choices, calls)
-        return StreamingResponse(_chat_events(body), media_type="text/event-stream") if request.stream else body
+        choices = [_choice(i, call, chat, request) for i, call in enumerate(calls)]
+        return _response(request, id, "chat.completion" + ".chunk" * bool(request.stream), choices, calls)
 
     @app.post("/v1/completions", **ASKED)
     async def completions(request: CompletionRequest, http: Request) -> Any:
@@ -87,9 +92,8 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
         id = f"cmpl-{secrets.token_hex(12)}"
         turns = chat.complete(request.prompt, _turn_options(request), request.n, id)
         calls = await _while_connected(http, turns, config.timeout)
-        choices = [_text_choice(i, call, chat, request.logprobs is not None) for i, call in enumerate(calls)]
-        body = _response_body(id, "text_completion", name, choices, calls)
-        return StreamingResponse(_events(body, choices), media_type="text/event-stream") if request.stream else body
+        choices = [_text_choice(i, call, chat, request) for i, call in enumerate(calls)]
+        return _response(request, id, "text_completion", choices, calls)
 
     @app.post("/v1/train", **SENT)
     async def train_on(request: TrainRequest) -> dict[str, Any]:
@@ -127,11 +131,6 @@ def _described(app: FastAPI, name: str) -> dict[str, Any]:
                 operation["responses"].pop("422", None)
         app.openapi_schema = document
     return app.openapi_schema
-
-
-HANDLED = (
-    RequestValidationError, AnyHTTPException, ValueError, SamplerError, RunEnded, RankLost, OutOfMemory, Exception
-)  # fmt: skip
 
 
 async def _failure(request: Request, error: Exception) -> JSONResponse:
@@ -191,55 +190,40 @@ def _logprobs(call: Call, chat: Chat) -> tuple[list[str], list[float]]:
     return tokens, rollout.logp[rollout.sampled].tolist()
 
 
-def _choice(index: int, call: Call, chat: Chat, logprobs: bool) -> dict[str, Any]:
+def _choice(index: int, call: Call, chat: Chat, request: ChatRequest) -> dict[str, Any]:
     """A choice of a chat completion. `id` is our extension: it identifies the sampled tokens."""
-    message = dict(call.message) | {"refusal": None}
-    if call.message.get("tool_calls"):
+    message, entries = dict(call.message) | {"refusal": None}, None
+    if calls := message.get("tool_calls"):
         message["content"] = message["content"] or None
-    entries = [
-        {"token": token, "logprob": logp, "bytes": list(token.encode()), "top_logprobs": []}
-        for token, logp in zip(*_logprobs(call, chat))
-    ]
+        message["tool_calls"] = [{"index": i, **called} for i, called in enumerate(calls)] if request.stream else calls
+    if request.logprobs:
+        pairs = zip(*_logprobs(call, chat))
+        entries = [{"token": t, "logprob": x, "bytes": list(t.encode()), "top_logprobs": []} for t, x in pairs]
     return {
-        "index": index, "id": call.id, "message": message, "finish_reason": _reason(call),
-        "logprobs": {"content": entries, "refusal": None} if logprobs else None,
+        "index": index, "id": call.id, "delta" if request.stream else "message": message, "finish_reason": _reason(call),
+        "logprobs": None if entries is None else {"content": entries, "refusal": None},
     }  # fmt: skip
 
 
-def _text_choice(index: int, call: Call, chat: Chat, logprobs: bool) -> dict[str, Any]:
-    tokens, values = _logprobs(call, chat)
+def _text_choice(index: int, call: Call, chat: Chat, request: CompletionRequest) -> dict[str, Any]:
+    logprobs = None if request.logprobs is None else dict(zip(("tokens", "token_logprobs"), _logprobs(call, chat)))
     return {
-        "index": index, "id": call.id, "text": call.message["content"], "finish_reason": _reason(call),
-        "logprobs": {"tokens": tokens, "token_logprobs": values} if logprobs else None,
+        "index": index, "id": call.id, "text": call.message["content"], "finish_reason": _reason(call), "logprobs": logprobs
     }  # fmt: skip
 
 
-def _response_body(id: str, kind: str, name: str, choices: list[dict[str, Any]], calls: list[Call]) -> dict[str, Any]:
-    return {
-        "id": id, "object": kind, "created": int(time.time()), "model": name, "choices": choices, "usage": usage(calls),
+def _response(
+    request: SamplingRequest, id: str, kind: str, choices: list[dict[str, Any]], calls: list[Call]
+) -> dict[str, Any] | Response:
+    """A response, or a stream of it: an event for each choice and one for the usage, all at once."""
+    body = {
+        "id": id, "object": kind, "created": int(time.time()), "model": request.model,
         "system_fingerprint": f"version-{int(calls[0].rollout.version.max())}",
     }  # fmt: skip
-
-
-async def _chat_events(body: dict[str, Any]) -> AsyncIterator[str]:
-    """A complete response as the events of a stream."""
-    pieces = []
-    for choice in body["choices"]:
-        message, shared = choice["message"], {"index": choice["index"], "id": choice["id"], "finish_reason": None}
-        pieces.append({**shared, "delta": {"role": "assistant", "content": ""}, "logprobs": None})
-        if message["content"]:
-            pieces.append({**shared, "delta": {"content": message["content"]}, "logprobs": choice["logprobs"]})
-        if message.get("tool_calls"):
-            numbered = [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]
-            pieces.append({**shared, "delta": {"tool_calls": numbered}, "logprobs": None})
-        pieces.append({**shared, "delta": {}, "finish_reason": choice["finish_reason"], "logprobs": None})
-    async for event in _events(body | {"object": "chat.completion.chunk"}, pieces):
-        yield event
-
-
-async def _events(body: dict[str, Any], pieces: list[dict[str, Any]]) -> AsyncIterator[str]:
-    for piece in pieces:
-        chunk = {name: value for name, value in body.items() if name != "usage"} | {"choices": [piece]}
-        yield f"data: {json.dumps(chunk)}\n\n"
-    yield f"data: {json.dumps(body | {'choices': []})}\n\n"  # usage comes last
-    yield "data: [DONE]\n\n"
+    whole = body | {"choices": choices, "usage": usage(calls)}
+    if not request.stream:
+        return whole
+    events = [
+        json.dumps(chunk) for chunk in (*(body | {"choices": [choice]} for choice in choices), whole | {"choices": []})
+    ]
+    return Response("".join(f"data: {event}\n\n" for event in (*events, "[DONE]")), media_type="text/event-stream")

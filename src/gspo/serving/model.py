@@ -35,8 +35,7 @@ class ServedModel:
     """A policy that agents query and that trains on their trajectories. Created by gspo.serve.
 
     Attributes:
-        base_url: URL of the endpoint.
-        api_key: Its API key.
+        base_url, api_key: URL and API key of the endpoint.
         name: Name of the model in requests.
         folder: Folder of the run.
         lost: Why the ranks of the run cannot work together any more, or None.
@@ -186,7 +185,7 @@ class ServedModel:
             self.source.metrics = {
                 "turns/trained": float(len(result.calls)),
                 "turns/left_out": float(sum(result.left_out.values())),
-                "trajectories/left_out": float(sum(result.unusable.values()) + result.failed),
+                "trajectories/left_out": float(sum(result.unusable.values())),
             }
             before = run.step
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from gspo.agents.request_options import HARMLESS, NEUTRAL, check_granted
 from gspo.config.checks import nearest
@@ -32,14 +32,6 @@ Size = Annotated[int, Field(ge=1, le=1 << 30)]
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), AfterValidator(_warm)]
 
 
-class TextPart(BaseModel):
-    """A part of a message: text."""
-
-    model_config = ConfigDict(extra="forbid")
-    type: Literal["text"]
-    text: Text
-
-
 class FunctionCall(BaseModel):
     """The function that a tool call names."""
 
@@ -60,11 +52,10 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: Text | list[dict[str, Any]] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    id: str | None = None  # of the choice, where an agent returns a turn
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
@@ -162,23 +153,6 @@ class CompletionRequest(SamplingRequest):
     logprobs: int | None = Field(None, ge=0, le=1)
 
 
-class ReturnedChoice(BaseModel):
-    """A choice of a response, as the endpoint gave it."""
-
-    model_config = ConfigDict(extra="allow")
-    id: str | None = None
-    message: Message
-
-
-def _kind(item: Any) -> str:
-    return "choice" if hasattr(item, "message") or (isinstance(item, dict) and "message" in item) else "message"
-
-
-Item = Annotated[
-    Annotated[ReturnedChoice, Tag("choice")] | Annotated[Message, Tag("message")], Discriminator(_kind)
-]  # fmt: skip
-
-
 class TrainPart(BaseModel):
     """A part of a request to train. Unknown keys are refused."""
 
@@ -197,7 +171,7 @@ class TrainPart(BaseModel):
 class HistoryBody(TrainPart):
     """A conversation beside the main one as JSON."""
 
-    messages_and_choices: list[Item] = Field(max_length=MOST_MESSAGES)
+    messages_and_choices: list[dict[str, Any]] = Field(max_length=MOST_MESSAGES)
     tools: list[dict[str, Any]] | None = None
 
 
