@@ -41,11 +41,17 @@ def batching(model):
     made.close()
 
 
-def test_those_that_come_while_it_samples_are_sampled_together(batching):
+def held(batching):
+    """A completion that is being sampled, until the sampler may go on."""
     batching.sampler.go.clear()
-    jobs = [batching.begin(Rollout.begun(PROMPTS[0]), 0, SAMPLING)]
-    while not batching.sampler.batches:  # the first is under way
+    job = batching.begin(Rollout.begun(PROMPTS[0]), 0, SAMPLING)
+    while not batching.sampler.batches:
         threading.Event().wait(0.001)
+    return job
+
+
+def test_those_that_come_while_it_samples_are_sampled_together(batching):
+    jobs = [held(batching)]
     jobs += [batching.begin(Rollout.begun(prompt), i, SAMPLING) for i, prompt in enumerate(PROMPTS[1:], 1)]
     batching.sampler.go.set()
     found = [job.result() for job in jobs]
@@ -62,10 +68,7 @@ def test_a_completion_depends_on_its_seed_and_not_on_its_batch(batching):
 
 
 def test_other_settings_are_another_batch(batching):
-    batching.sampler.go.clear()
-    first = batching.begin(Rollout.begun(PROMPTS[0]), 0, SAMPLING)
-    while not batching.sampler.batches:
-        threading.Event().wait(0.001)
+    first = held(batching)
     jobs = [batching.begin(Rollout.begun(PROMPTS[1]), 1, Sampling(max_new_tokens=n)) for n in (1, 2, 1)]
     batching.sampler.go.set()
     assert [int(job.result().sampled.sum()) for job in jobs] == [1, 2, 1] and first.result()

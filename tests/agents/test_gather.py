@@ -42,29 +42,28 @@ def test_runs_that_fail_are_counted_and_a_group_of_fewer_than_two_is_dropped():
     assert line.startswith("3 of 6 runs") and "2 x ValueError: no such tool" in line and "1 of 2 groups are dropped" in line
 
 
-@pytest.mark.parametrize(("allowed", "raised"), [(0, True), (1, True), (2, False), (0.25, True), (0.5, False)])
-def test_too_many_that_fail_stop_the_rest(allowed, raised):
+def test_too_many_that_fail_stop_the_rest():
     ended = []
 
-    async def slow():
+    async def slow(seconds):
         try:
-            await asyncio.sleep(0 if not raised else 60)
+            await asyncio.sleep(seconds)
         finally:
             ended.append(1)
         return gspo.Trajectory([], 0.0)
 
-    groups = [[slow(), slow(), run("a", ValueError("x")), run("b", ValueError("x"), after=3)]]
-    if not raised:
-        assert len(gathered(groups, max_exceptions=allowed)[0][0]) == 2
-        return
-    with pytest.raises(
-        RuntimeError, match=rf"of 4 runs of the agent failed, more than max_exceptions = {allowed}: .* x ValueError: x"
-    ):
-        gathered(groups, max_exceptions=allowed)
-    assert ended == [1, 1]
+    def groups(seconds):
+        return [[slow(seconds), slow(seconds), run("a", ValueError("x")), run("b", ValueError("x"), after=3)]]
 
+    for allowed in (0, 1, 0.25):
+        ended.clear()
+        why = rf"of 4 runs of the agent failed, more than max_exceptions = {allowed}: .* x ValueError: x"
+        with pytest.raises(RuntimeError, match=why):
+            gathered(groups(60), max_exceptions=allowed)
+        assert ended == [1, 1]
+    for allowed in (2, 0.5):
+        assert len(gathered(groups(0), max_exceptions=allowed)[0][0]) == 2
 
-def test_what_is_no_trajectory_is_a_failure():
     async def forgot():
         return None
 
@@ -92,23 +91,17 @@ def test_as_many_at_once_as_asked_for(at_once):
         gathered([[run("a", ValueError("x"))], [run(name) for name in "bcdef"]], at_once=1)
 
 
-def test_a_group_does_not_await():
+def test_what_are_no_groups_of_runs():
+    for groups, why in (
+        (None, "groups = None, a NoneType"),
+        (run("a"), "groups = .*, a coroutine"),
+        ([run("a"), run("b")], r"groups = \[<coroutine.*, a list: groups of runs"),
+        ([[1, 2]], r"groups\[0\] = \[1, 2\], a list"),
+        (["ab"], r"groups\[0\] = 'ab', a str"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            gathered(groups)
     runs = [run("a")]
     with pytest.raises(ValueError, match=r"gspo\.gather"):
         gspo.TrajectoryGroup(runs)
     runs[0].close()
-
-
-@pytest.mark.parametrize(
-    ("groups", "why"),
-    [
-        (lambda: None, "groups = None, a NoneType"),
-        (lambda: run("a"), "groups = .*, a coroutine"),
-        (lambda: [run("a"), run("b")], r"groups = \[<coroutine.*, a list: groups of runs"),
-        (lambda: [[1, 2]], r"groups\[0\] = \[1, 2\], a list"),
-        (lambda: ["ab"], r"groups\[0\] = 'ab', a str"),
-    ],
-)
-def test_what_are_no_groups_of_runs(groups, why):
-    with pytest.raises(ValueError, match=why):
-        gathered(groups())

@@ -126,70 +126,53 @@ def test_two_turns_in_the_same_words_are_two_where_their_ids_say_so():
     assert sum(result.left_out.values()) == 2
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf])
-def test_a_reward_that_is_no_number(reward):
-    talk = chat(seed=2)
-    result = found_in(talk, group(*pair(talk, Trajectory([], reward)), *pair(talk, Trajectory([], reward))))
-    assert result.unusable == Counter({UNFIT: 2}) and len(result.groups[0].rollouts) == 2
-    huge = group(Trajectory(talked(talk)[0], 1e308, turn_rewards=[1e308]))
-    assert found_in(talk, huge).unusable == Counter({UNFIT: 1})
+def test_what_is_left_out_and_why():
+    talk, other = chat(seed=2), chat(seed=3)
+    items, (call,) = talked(talk)
+    made_up = [*ASK, {"role": "assistant", "content": "I made this up"}]
+    elsewhere = choice(replace(talked(other)[1][0], id="chatcmpl-elsewhere"))
+    for trajectory, options, why in (
+        (Trajectory(made_up, 1.0), {}, matching.NONE),
+        (Trajectory([*ASK, elsewhere], 1.0), {}, matching.UNKNOWN),
+        (Trajectory(items, 1.0), {"oldest": 4}, matching.OLD),
+        (Trajectory(items, 1.0), {"trained": [call.id]}, matching.TWICE),
+    ):
+        assert found_in(talk, group(trajectory), **options).left_out == Counter({why: 1})
+    twice = found_in(talk, pair(talk, Trajectory(items, 1.0)), group(Trajectory(items, 0.0)))
+    assert len(twice.groups) == 1 and twice.left_out == Counter({matching.TWICE: 1})
+    talk.calls.add(replace(call, id="again"))  # two calls gave this turn: it needs its id
+    result = found_in(talk, group(Trajectory(items, 1.0)))
+    assert result.left_out == Counter({matching.SEVERAL: 1})
+    assert call.id in found_in(talk, pair(talk, Trajectory([*ASK, choice(call)], 1.0))).calls
+    talk.calls.add(replace(call, unfit="sampled at temperature 0.5"))
+    unfit = found_in(talk, group(Trajectory([*ASK, choice(call)], 1.0)))
+    assert unfit.left_out == Counter({"sampled at temperature 0.5": 1})
 
 
-def test_what_the_policy_never_said():
+def test_trajectories_that_are_unusable():
     talk = chat(seed=2)
     made_up = [*ASK, {"role": "assistant", "content": "I made this up"}]
     result = found_in(talk, group(Trajectory(made_up, 1.0)), group(Trajectory(ASK, 1.0)), group())
-    assert result.left_out == Counter({matching.NONE: 1}) and result.empty == 1 and not result.groups
-    assert result.unusable == Counter({"none of its turns can be trained on": 2})
-    assert "2 trajectories" in result.reasons() and "1 groups without" in result.reasons()
-
-
-def test_an_id_of_another_run():
-    talk, other = chat(seed=2), chat(seed=3)
-    _, (call,) = talked(other)
-    result = found_in(talk, group(Trajectory([*ASK, choice(replace(call, id="chatcmpl-elsewhere"))], 1.0)))
-    assert result.left_out == Counter({matching.UNKNOWN: 1})
-
-
-def test_an_answer_that_two_calls_gave_needs_its_id():
-    talk = chat(seed=2)
-    _, (call,) = talked(talk)
-    talk.calls.add(replace(call, id="again"))
-    result = found_in(talk, group(Trajectory([*ASK, call.message], 1.0)))
-    assert result.left_out == Counter({matching.SEVERAL: 1})
-    assert call.id in found_in(talk, pair(talk, Trajectory([*ASK, choice(call)], 1.0))).calls
-
-
-def test_what_is_too_old_unfit_or_trained_on_already():
-    talk = chat(seed=2)
-    items, (call,) = talked(talk)
-    assert found_in(talk, group(Trajectory(items, 1.0)), oldest=4).left_out == Counter({matching.OLD: 1})
-    assert found_in(talk, group(Trajectory(items, 1.0)), trained=[call.id]).left_out == Counter({matching.TWICE: 1})
-    twice = found_in(talk, pair(talk, Trajectory(items, 1.0)), group(Trajectory(items, 0.0)))
-    assert len(twice.groups) == 1 and twice.left_out == Counter({matching.TWICE: 1})
-    talk.calls.add(replace(call, unfit="sampled at temperature 0.5"))
-    assert found_in(talk, group(Trajectory(items, 1.0))).left_out == Counter({"sampled at temperature 0.5": 1})
-
-
-def test_exceptions_in_place_of_trajectories_are_counted():
-    talk = chat(seed=2)
+    assert result.unusable == Counter({"none of its turns can be trained on": 2}) and result.empty == 1
+    assert "2 trajectories" in result.reasons() and "1 groups without" in result.reasons() and not result.groups
+    for reward in (math.nan, math.inf):
+        result = found_in(talk, group(*pair(talk, Trajectory([], reward)), *pair(talk, Trajectory([], reward))))
+        assert result.unusable == Counter({UNFIT: 2}) and len(result.groups[0].rollouts) == 2
+    huge = group(Trajectory(talked(talk)[0], 1e308, turn_rewards=[1e308]))
+    assert found_in(talk, huge).unusable == Counter({UNFIT: 1})
+    result = found_in(talk, group(Trajectory(talked(talk)[0], 1.0)))
+    assert result.unusable == Counter({matching.ALONE: 1}) and not result.groups and not result.calls
     result = found_in(talk, group(ValueError("the agent fell over"), *pair(talk, Trajectory(talked(talk)[0], 1.0))))
     assert result.unusable[matching.FAILED] == 1 and len(result.groups[0].rollouts) == 2
 
 
-def test_one_alone_in_its_group_waits_for_another():
-    talk = chat(seed=2)
-    items, _ = talked(talk)
-    result = found_in(talk, group(Trajectory(items, 1.0)))
-    assert result.unusable == Counter({matching.ALONE: 1}) and not result.groups and not result.calls
-
-
-def test_something_else_in_a_trajectory():
-    with pytest.raises(ValueError, match="holds an int"):
-        found_in(chat(), group(Trajectory([*ASK, 5], 1.0)))
-
-
-@pytest.mark.parametrize("call", [5, {"function": 5}])
-def test_a_tool_call_that_is_none(call):
-    with pytest.raises(ValueError, match="a tool call that is none"):
-        found_in(chat(), group(Trajectory([*ASK, {"role": "assistant", "content": "", "tool_calls": [call]}], 1.0)))
+def test_what_is_no_message():
+    for item, why in (
+        (5, "holds an int"),
+        ({"role": "assistant", "content": "", "tool_calls": [5]}, "a tool call that is none"),
+        ({"role": "assistant", "content": "", "tool_calls": 5}, "a tool call that is none"),
+        ({"role": "assistant", "content": "", "tool_calls": [{"function": 5}]}, "a tool call that is none"),
+        ({"content": "x"}, "no role"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            found_in(chat(), group(Trajectory([*ASK, item], 1.0)))

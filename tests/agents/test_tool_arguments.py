@@ -2,8 +2,6 @@ import copy
 import json
 from itertools import product
 
-import pytest
-
 from gspo.agents.tool_arguments import Untyped, typed
 from gspo.agents.tool_calls import convention
 from gspo.config.rollout import TaskConfig
@@ -46,36 +44,36 @@ def test_arguments_of_every_type_come_back_as_they_were(subtests):
 TEXT, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 
 
-@pytest.mark.parametrize(
-    ("schema", "text", "value"),
-    [
-        ({"type": ["string", "null"]}, "12", "12"),
-        ({"type": ["string", "null"]}, "null", None),
-        ({"anyOf": [TEXT, {"type": "null"}]}, "true", "true"),
-        ({"anyOf": [TEXT, INTEGER]}, "12", 12),
-        ({"anyOf": [TEXT, INTEGER]}, "1.5", "1.5"),
-        ({"oneOf": [TEXT, NUMBER]}, "1.5", 1.5),
-        ({"anyOf": [TEXT, {}]}, "12", 12),  # any value
-        ({"allOf": [{"$ref": "#/$defs/Name"}], "description": "d"}, "12", "12"),
-        ({"$ref": "#/$defs/Name"}, "12", "12"),
-        ({"$ref": "#/$defs/Self"}, "12", 12),
-        ({"$ref": "elsewhere.json"}, "12", 12),
-        ({"enum": ["1", "2"]}, "1", "1"),
-        ({"const": 1}, "1", 1),
-        ({"type": "string", "nullable": True}, "null", None),
-        ({"type": "string"}, "[" * 5000, "[" * 5000),
-        ({"type": "boolean"}, "True", True),  # as Qwen3-Coder's template writes it
-        ({"type": ["integer", "null"]}, "None", None),
-        ({"type": "integer"}, "several", "several"),  # the tool is to say what is wrong
-        ({"type": "string"}, "None", "None"),
-        ({}, "12", 12), ({}, "True", "True"), (None, "12", 12), (True, "null", None), ({"description": "d"}, "a b", "a b"),
-    ],
-)  # fmt: skip
-def test_what_a_schema_says(schema, text, value):
+SAYS = [
+    ({"type": ["string", "null"]}, "12", "12"),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"anyOf": [TEXT, {"type": "null"}]}, "true", "true"),
+    ({"anyOf": [TEXT, INTEGER]}, "12", 12),
+    ({"anyOf": [TEXT, INTEGER]}, "1.5", "1.5"),
+    ({"oneOf": [TEXT, NUMBER]}, "1.5", 1.5),
+    ({"anyOf": [TEXT, {}]}, "12", 12),  # any value
+    ({"allOf": [{"$ref": "#/$defs/Name"}], "description": "d"}, "12", "12"),
+    ({"$ref": "#/$defs/Name"}, "12", "12"),
+    ({"$ref": "#/$defs/Self"}, "12", 12),
+    ({"$ref": "elsewhere.json"}, "12", 12),
+    ({"enum": ["1", "2"]}, "1", "1"),
+    ({"const": 1}, "1", 1),
+    ({"type": "string", "nullable": True}, "null", None),
+    ({"type": "string"}, "[" * 5000, "[" * 5000),
+    ({"type": "boolean"}, "True", True),  # as Qwen3-Coder's template writes it
+    ({"type": ["integer", "null"]}, "None", None),
+    ({"type": "integer"}, "several", "several"),  # the tool is to say what is wrong
+    ({"type": "string"}, "None", "None"),
+    ({}, "12", 12), ({}, "True", "True"), (None, "12", 12), (True, "null", None), ({"description": "d"}, "a b", "a b"),
+]  # fmt: skip
+
+
+def test_what_a_schema_says():
     defs = {"Name": TEXT, "Self": {"$ref": "#/$defs/Self"}}
-    for one in (tool({"x": schema}, **{"$defs": defs}), tool({"x": schema}, **{"$defs": defs})["function"]):
-        ((_, found),) = typed([("f", {"x": Untyped(text)})], [one])
-        assert same(found["x"], value) and type(found["x"]) is type(value)
+    for schema, text, value in SAYS:
+        for one in (tool({"x": schema}, **{"$defs": defs}), tool({"x": schema}, **{"$defs": defs})["function"]):
+            ((_, found),) = typed([("f", {"x": Untyped(text)})], [one])
+            assert same(found["x"], value) and type(found["x"]) is type(value)
 
 
 def test_arguments_that_no_property_names():
