@@ -37,7 +37,8 @@ def server_of(model):
     return next(one for one in servers if urlsplit(model.base_url).port == one.listening.getsockname()[1])
 
 
-def post(model, path, body, key=None, **options):
-    """A request, as JSON unless `options` say otherwise."""
-    headers = {"authorization": f"Bearer {model.api_key if key is None else key}"}
-    return httpx.post(f"{model.base_url}{path}", json=body, headers=headers, timeout=PATIENCE, verify=False, **options)
+def post(model, path, body=None, key=None, method="POST", **options):
+    """A request with this body, as JSON unless `options` say otherwise."""
+    headers = {"content-type": "application/json", "authorization": f"Bearer {model.api_key if key is None else key}"}
+    options = {"json": body, "timeout": PATIENCE, "verify": False} | options
+    return httpx.request(method, f"{model.base_url}{path}", headers=headers, **options)

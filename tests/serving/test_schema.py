@@ -2,11 +2,8 @@ import dataclasses
 import json
 from functools import reduce
 
-import httpx
-
 import gspo
 from tests.agents.talking import TOOLS
-from tests.patience import PATIENCE
 from tests.serving.served import post
 from tests.serving.tools import ASK, GOOD
 
@@ -20,7 +17,6 @@ def called(arguments):
 
 
 def test_bad_requests_are_answered_with_the_reason(model, subtests):
-    headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
     for number, (body, status, why) in enumerate(
         [
             ({}, 400, "model"),
@@ -30,7 +26,11 @@ def test_bad_requests_are_answered_with_the_reason(model, subtests):
             (GOOD | {"messages": "hello"}, 400, "messages"),
             (GOOD | {"messages": [{"role": "king", "content": "x"}]}, 400, "role"),
             (GOOD | {"messages": [{"role": "user"}]}, 400, "without content"),
-            (GOOD | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400, "part that is no text"),
+            (
+                GOOD | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+                400,
+                "part that is no text",
+            ),
             (GOOD | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "surrogate"),
             (GOOD | {"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "reads at most 512"),
             (GOOD | {"messages": [{"role": "user", "content": "x", "more": deep(101)}]}, 400, "100 levels deep"),
@@ -58,7 +58,7 @@ def test_bad_requests_are_answered_with_the_reason(model, subtests):
     ):
         with subtests.test(number=number, why=why):
             content = body if isinstance(body, str) else json.dumps(body)
-            answer = httpx.post(f"{model.base_url}/chat/completions", content=content, headers=headers, timeout=PATIENCE)
+            answer = post(model, "/chat/completions", content=content)
             assert answer.status_code == status and why in answer.json()["error"]["message"]
 
 
@@ -73,8 +73,7 @@ def test_neutral_settings_are_granted(model):
 
 
 def test_the_document_tells_what_is_granted(model):
-    headers = {"authorization": f"Bearer {model.api_key}"}
-    told = httpx.get(model.base_url.removesuffix("/v1") + "/openapi.json", headers=headers, timeout=PATIENCE).json()
+    told = post(model, "/../openapi.json", method="GET").json()
     asking = told["components"]["schemas"]["ChatRequest"]
     assert asking["properties"]["model"]["enum"] == ["policy"] and not asking["additionalProperties"]
     assert asking["properties"]["min_p"]["enum"] == [0, None] and asking["properties"]["user"] == {}
