@@ -29,7 +29,7 @@ def test_bad_requests_are_answered_with_the_reason(model, subtests):
             (
                 GOOD | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
                 400,
-                "part that is no text",
+                "messages",
             ),
             (GOOD | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "surrogate"),
             (GOOD | {"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "reads at most 512"),

@@ -166,7 +166,7 @@ class Calls:
     def get(self, id: str) -> Call | None:
         """The call with this id, or None."""
         kept = self._by_id.get(id)
-        return kept and kept.call
+        return None if kept is None else kept.call
 
     def ending(self, trace: bytes) -> list[Call]:
         """The calls whose conversation, including their own turn, has the hash `trace` (see `follow`); newest first."""

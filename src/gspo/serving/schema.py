@@ -32,6 +32,14 @@ Size = Annotated[int, Field(ge=1, le=1 << 30)]
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), AfterValidator(_warm)]
 
 
+class TextPart(BaseModel):
+    """A part of a message: text."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text"]
+    text: Text
+
+
 class FunctionCall(BaseModel):
     """The function that a tool call names."""
 
@@ -47,28 +55,32 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
-class Message(BaseModel):
-    """A message of a conversation."""
+HAS_CONTENT: dict[str, Any] = {
+    "anyOf": [
+        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+        {"required": ["tool_calls"], "properties": {"role": {"const": "assistant"}, "tool_calls": {"minItems": 1}}},
+    ]
+}
 
-    model_config = ConfigDict(extra="allow")
+
+class Message(BaseModel):
+    """A message for the policy to read."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=HAS_CONTENT)
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[dict[str, Any]] | None = None
+    content: Text | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("a message without content")
         for name, remedy in UNREADABLE.items():
             if (self.model_extra or {}).get(name) is not None:
                 raise ValueError(f"{name}: the policy does not read it; {remedy}")
         return self
-
-
-def _with_content(message: Message) -> Message:
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
-        raise ValueError("a message without content")
-    return message
 
 
 class ToolFunction(BaseModel):
@@ -139,7 +151,7 @@ class SamplingRequest(Request):
 class ChatRequest(SamplingRequest):
     """POST /v1/chat/completions."""
 
-    messages: list[Annotated[Message, AfterValidator(_with_content)]] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     logprobs: bool | None = False
