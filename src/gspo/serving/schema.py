@@ -99,7 +99,7 @@ class Tool(BaseModel):
     function: ToolFunction
 
 
-class Request(BaseModel):
+class Body(BaseModel):
     """A whole body."""
 
     @model_validator(mode="before")
@@ -126,7 +126,7 @@ def _document_options(schema: dict[str, Any]) -> None:
     schema["additionalProperties"] = False
 
 
-class SamplingRequest(Request):
+class SamplingRequest(Body):
     """The options that both kinds of request share."""
 
     model_config = ConfigDict(strict=True, json_schema_extra=_document_options)
@@ -213,7 +213,7 @@ class GroupBody(TrainPart):
     logs: Any = None
 
 
-class TrainRequest(Request, TrainPart):
+class TrainRequest(Body, TrainPart):
     """POST /v1/train."""
 
     groups: list[GroupBody] = Field(min_length=1)
