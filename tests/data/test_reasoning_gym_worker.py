@@ -1,14 +1,12 @@
-import socket
 import threading
+from multiprocessing import Pipe
 
 import pytest
 
 from gspo.data import reasoning_gym
 from gspo.data.reasoning_gym_worker import generate
 from gspo.workers.json_codec import packed, unpacked
-from gspo.workers.messages import Frames
 from tests.data.tools import load
-from tests.patience import PATIENCE
 
 pytest.importorskip("reasoning_gym")
 
@@ -22,7 +20,7 @@ def test_warnings_come_out_of_the_process_that_makes_the_items():
 
 def heard(source, train=4, held_out=2, **config):
     """What is sent for a task, in order."""
-    ours, theirs = map(Frames, socket.socketpair())
+    ours, theirs = Pipe()
 
     def make():
         generate(theirs, reasoning_gym.ItemsRequest(source, config, 0, train, held_out))
@@ -33,7 +31,7 @@ def heard(source, train=4, held_out=2, **config):
     found = []
     while True:
         try:
-            found.append(unpacked(ours.receive(PATIENCE)))
+            found.append(unpacked(ours.recv_bytes()))
         except EOFError:
             break
     maker.join()

@@ -5,20 +5,19 @@ import time
 
 import pytest
 
-from gspo.workers.json_codec import unpacked
-from gspo.workers.processes import kill, spawn
+from gspo.workers.processes import Process
 from tests.patience import PATIENCE
 
 linux = pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
 
 SCRIPT = """
-import os, pickle, signal, subprocess, sys, time
+import os, pickle, signal, struct, subprocess, sys, time
 from gspo.workers.json_codec import packed
 from gspo.workers.processes import opened
 
 connection = opened(sys.argv[1])
-say = lambda value: connection.send(packed(value))
-wish = pickle.loads(connection.receive())
+say = lambda value: connection.send_bytes(packed(value))
+wish = pickle.loads(connection.recv_bytes())
 if wish == "talk":
     print("chatter")
     say([sys.stdin.read(), os.environ["PYTHONHASHSEED"], os.environ["OMP_NUM_THREADS"]])
@@ -34,8 +33,18 @@ if wish == "status":
     os._exit(7)
 if wish == "signal":
     os.kill(os.getpid(), signal.SIGSEGV)
-if wish == "kill the keeper":
+if wish == "kill the supervisor":
     os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(1000)
+if wish == "half a message":
+    os.write(connection.fileno(), struct.pack("!i", 10) + b"half")
+    time.sleep(1000)
+if wish == "too long a message":
+    os.write(connection.fileno(), struct.pack("!i", 1 << 30))
+if wish == "a pickle":
+    connection.send_bytes(pickle.dumps(print))
+if wish == "read nothing":
+    say("begun")
     time.sleep(1000)
 if wish.startswith("leave"):
     # Children that live on by themselves: one with the socket, one of another session, one whose parent has ended.
@@ -57,16 +66,12 @@ def started(tmp_path, monkeypatch):
     begun = []
 
     def start(wish):
-        begun.append(spawn("wishes_of_processes", wish))
+        begun.append(Process("wishes_of_processes", wish))
         return begun[-1]
 
     yield start
-    for process, _ in begun:
-        kill(process)
-
-
-def heard(connection):
-    return unpacked(connection.receive(PATIENCE))
+    for process in begun:
+        process.kill()
 
 
 def alive(pid):

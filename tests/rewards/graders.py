@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import pickle
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tests.leap import leap
@@ -134,12 +132,6 @@ def talks(prompts, completions, **columns):
     return [2.0] * len(completions)
 
 
-def leaves_child(prompts, completions, path):
-    child = subprocess.Popen(["sleep", "1000"])
-    Path(path[0]).write_text(str(child.pid))
-    hang()
-
-
 async def judges(prompts, completions, **columns):
     return list(await asyncio.gather(*map(judge, completions)))
 
@@ -189,11 +181,6 @@ def compares(prompts, completions, **columns):
 compares.by_group = True
 
 
-def _trainers_end() -> int:
-    """The socket that this process answers through."""
-    return int(sys.argv[1])
-
-
 class Code:
     """Unpickled, it writes a file."""
 
@@ -204,44 +191,13 @@ class Code:
         return Path.write_text, (Path(self.path), "run")
 
 
-def _frame(data):
-    return struct.pack("!Q", len(data)) + data
-
-
-def _message(number=1, level=2, results=((1.0, None),), rest=("", False, False)):
-    return _frame(json.dumps(["results", number, level, results, *rest]).encode())
-
-
-MESSAGES = {
-    "junk": b"\xff" * 64,
-    "junk frame": _frame(b"no json"),
-    "too long": struct.pack("!Q", 1 << 40),
-    "half a header": b"\0\0\0",
-    "no body": struct.pack("!Q", 100),
-    "half a body": struct.pack("!Q", 100) + b"[",
-    "deep": _frame(b"[" * 50_000),
-    "no list": _frame(b'"results"'),
-    "another kind": _frame(b'["ready", ""]'),
-    "more results than rows": _message(results=[(1.0, None)] * 9),
-    "another call": _message(0),
-    "a text as reward": _message(results=[("1.0", None)]),
-    "both": _message(results=[(1.0, "error")]),
-    "an unknown level": _message(level=7),
-    "nothing again and again": _message(level=0, results=[]) * 100,
-}
-
-
 def sends(prompts, completions, path):
     """Writes into its process's socket, in the midst of a call."""
     for completion in completions:
         if completion == "pickle":
-            os.write(_trainers_end(), _frame(pickle.dumps(Code(path[0]))))
-        if completion in MESSAGES:
-            stalls = "half" in completion or "no body" in completion
-            if stalls:
-                say_that_it_hangs()
-            os.write(_trainers_end(), MESSAGES[completion])
-            time.sleep(1000 if stalls else 0)
+            Connection(int(sys.argv[1])).send(Code(path[0]))
+        if completion == "junk":
+            os.write(int(sys.argv[1]), b"\xff" * 64)
     return [1.0] * len(completions)
 
 
@@ -260,11 +216,11 @@ def variables(prompts, completions, names):
 
 
 def leaves_children(prompts, completions, path):
-    """Programs of its own and of another session; "hang" does not come back."""
+    """Programs of its own and of another session, in a file with its process; "hang" does not come back."""
     for i in range(len(completions)):
         child = subprocess.Popen(["sleep", "1000"], start_new_session=i % 2 == 1)
         with open(path[0], "a") as file:
-            file.write(f"{child.pid}\n")
+            file.write(f"{child.pid}\n{os.getpid()}\n")
     if "hang" in completions:
         hang(BURN)
     return [1.0] * len(completions)

@@ -138,7 +138,7 @@ def test_a_function_may_have_time_outs_of_its_own():
     with in_process(judge) as rewards:
         scored = rewards.score([rollout("1"), rollout("x")])
         assert scored[1].error == "judge: TimeoutError: the judge's line is busy"
-        assert rewards.ways["judge"].level == graders.BATCH
+        assert rewards.modes["judge"].level == graders.BATCH
 
 
 def shapes(rewards, count=2):

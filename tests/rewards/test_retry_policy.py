@@ -1,13 +1,14 @@
+from gspo.rewards.graders import CallFailed
 from gspo.rewards.retry_policy import SKIPPED, CallMode
 
 FAILED, FINE = (None, "ValueError: x"), (1.0, None)
 
 
 def said(results, late=False):
-    way = CallMode()
-    way.failed(len(results), "took longer than 1 s" if late else "ValueError: x", late)
-    (text,) = way.news(results)
-    assert way.news(results) == []
+    mode = CallMode()
+    mode.failed(len(results), "completion", CallFailed("took longer than 1 s" if late else "ValueError: x", late))
+    (text,) = mode.news(results)
+    assert mode.news(results) == []
     return text
 
 
@@ -23,9 +24,9 @@ def test_one_that_fares_better_shows_that_others_are_to_blame():
 
 
 def test_each_kind_of_failure_is_told_once():
-    way = CallMode()
+    mode = CallMode()
     for late in (False, True, False, True):
-        way.failed(2, "why", late)
-    assert len(way.news([FAILED])) == 2
-    way.failed(2, "why", late=True)
-    assert way.news([FAILED]) == []
+        mode.failed(2, "prompt", CallFailed("why", late))
+    assert len(mode.news([FAILED])) == 2
+    mode.failed(2, "prompt", CallFailed("why", late=True))
+    assert mode.news([FAILED]) == []

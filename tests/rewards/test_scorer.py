@@ -141,7 +141,7 @@ def test_ctrl_c_while_scoring_leaves_nothing_behind(tmp_path, monkeypatch):
         START
         + """
     rewards.wait()
-    old = rewards.workers[0].process
+    old = rewards.workers[0].process.popen
     def interrupt():
         while not os.listdir(os.environ["TMPDIR"] + "/hangs"):
             time.sleep(0.01)

@@ -1,6 +1,5 @@
 """Rewards by name and by callable, and scripts that score."""
 
-import contextlib
 import os
 import select
 import subprocess
@@ -8,7 +7,6 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -54,15 +52,16 @@ def hang(statuses, tmp_path, monkeypatch):
     (tmp_path / "hangs").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(channels, "GRACE", 0.1)
-    worker, thread, hangs, over = channels.Worker._read, channels.Thread.receive, threading.Event(), threading.Event()
+    worker, thread, hangs, over = channels.Worker._receive, channels.Thread._receive, threading.Event(), threading.Event()
 
-    def of_worker(self, timeout, limit):
-        said, work = tmp_path / "hangs" / str(self.process.pid), TaskTimes(self.process.pid)
+    def of_worker(self, timeout):
+        process = self.process
+        said, work = tmp_path / "hangs" / str(process.popen.pid), TaskTimes(process.popen.pid)
         before = work.now()[0]
-        while not select.select([self.connection], [], [], 0.02)[0] and not said.exists():
+        while not select.select([process.connection], [], [], 0.02)[0] and not said.exists():
             if self.ready and work.now()[0] - before > timeout:
-                return worker(self, 0.0, limit)
-        return worker(self, timeout if said.exists() else PATIENCE, limit)
+                break
+        return worker(self, timeout)
 
     def of_thread(self, timeout):
         while self.outbox.empty() and not hangs.is_set():
@@ -71,8 +70,8 @@ def hang(statuses, tmp_path, monkeypatch):
             hangs.clear()
         return thread(self, timeout)
 
-    monkeypatch.setattr(channels.Worker, "_read", of_worker)
-    monkeypatch.setattr(channels.Thread, "receive", of_thread)
+    monkeypatch.setattr(channels.Worker, "_receive", of_worker)
+    monkeypatch.setattr(channels.Thread, "_receive", of_thread)
     yield lambda: hangs.set() or over.wait()
     over.set()
 
@@ -101,13 +100,3 @@ START = """
 
 def ended(pid):
     return all_end([pid])
-
-
-def children(pid):
-    """The processes whose parent is `pid`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(path.parent.name))
-    return found

@@ -19,11 +19,10 @@ from gspo.data.benchmarks import table as benchmarks
 from gspo.data.files import rows_of
 from gspo.data.verifiers_tasks import tasks_of
 from gspo.safe import without_secrets
-from gspo.workers.json_codec import Junk, unpacked
-from gspo.workers.processes import kill, spawn
+from gspo.workers.processes import Lost, Process
 
-SILENCE, LONGEST = 3600.0, 1 << 26
-"""Seconds that item generation may take without a message, and maximum bytes of one item."""
+SILENCE = 3600.0
+"""Seconds that item generation may take without a message."""
 
 
 @dataclass(frozen=True)
@@ -184,12 +183,12 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
     Raises ValueError for an unknown task, bad options, or too few distinct items; warns of suspicious ones.
     """
     request = reasoning_gym.ItemsRequest(source, task.config, task.seed, train, held_out)
-    process, connection = spawn("gspo.data.reasoning_gym_worker", request)
+    process = Process("gspo.data.reasoning_gym_worker", request)
     wanted = {"train": train, "held out": held_out}
     items: dict[str, list[dict[str, Any]]] = {kind: [] for kind in wanted}
     try:
         while True:
-            match unpacked(connection.receive(SILENCE, LONGEST)):
+            match process.receive(SILENCE):
                 case ["error", str(text)]:
                     raise ValueError(text)
                 case ["note", str(text)]:
@@ -199,14 +198,12 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
                 case ["end", ""]:
                     break
                 case message:
-                    raise Junk(f"{message!r:.80}")
+                    raise Lost(f"sent {message!r:.80}")
     except TimeoutError:
         raise RuntimeError(f"{source}: the process that makes its items sent none for {SILENCE:.0f} s") from None
-    except (EOFError, OSError):
-        raise RuntimeError(f"{source}: the process that makes its items died") from None
-    except Junk as error:
-        raise RuntimeError(f"{source}: the process that makes its items sent {error}") from None
+    except Lost as error:
+        raise RuntimeError(f"{source}: the process that makes its items {error}") from None
     finally:
-        kill(process)
+        process.kill()
     first, second = (Table(source, entries, range(len(entries))) for entries in items.values())
     return first, second

@@ -8,20 +8,20 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
+from multiprocessing.connection import Connection
 from typing import Any
 
 from gspo.config.import_function import describe
 from gspo.data import reasoning_gym
 from gspo.workers.json_codec import packed
-from gspo.workers.messages import Frames
 from gspo.workers.processes import GONE, opened
 
 
-def generate(connection: Frames, request: reasoning_gym.ItemsRequest) -> None:
+def generate(connection: Connection, request: reasoning_gym.ItemsRequest) -> None:
     """Sends ["note", text] ..., then ["train", item] ... and ["held out", item] ..., and ["end", ""]; or ["error", text]."""
 
     def say(kind: str, content: Any) -> None:
-        connection.send(packed([kind, content]))
+        connection.send_bytes(packed([kind, content]))
 
     try:
         train, held_out = reasoning_gym.generate(request, lambda text: say("note", text))
@@ -42,4 +42,4 @@ def generate(connection: Frames, request: reasoning_gym.ItemsRequest) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(*GONE), contextlib.closing(opened(sys.argv[1])) as parent:
-        generate(parent, pickle.loads(parent.receive()))
+        generate(parent, pickle.loads(parent.recv_bytes()))

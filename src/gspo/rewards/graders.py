@@ -7,7 +7,8 @@ import inspect
 import logging
 import math
 import numbers
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from decimal import Decimal, InvalidOperation
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -24,27 +25,51 @@ from gspo.rewards.code import CodeReward
 from gspo.rewards.programs import Programs
 
 BATCH, TOGETHER, SINGLY = 0, 1, 2
-"""Call levels: a call for all completions; a call per completion, concurrently (async); a call per completion, in turn."""
+"""Call levels: a call for all completions; a call per unit, concurrently (async); a call per unit, in turn. A unit is one
+completion, or all completions of a prompt."""
 
 Result = tuple[float | None, str | None]
 """A value (None: no opinion) and an error (None: none)."""
 
 
-class NextResults(NamedTuple):
-    """Results of the next rows.
+class Signature(NamedTuple):
+    """How a reward can be called.
 
     Attributes:
-        level: Call level in use.
-        failed: Why the previous level was abandoned, or "".
-        late: Whether that was a timeout.
-        grouped: Whether a call takes all completions of a prompt.
+        levels: Its call levels, in the order in which they are tried.
+        by_group: Whether a unit is all completions of a prompt.
+        required: Columns without which it cannot be called.
     """
 
-    level: int
-    results: Sequence[Result] = ()
-    failed: str = ""
-    late: bool = False
-    grouped: bool = False
+    levels: Sequence[int]
+    by_group: bool = False
+    required: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Optional attributes of a reward callable, and their defaults.
+
+    Attributes:
+        by_group: It compares completions: each call gets all completions of one prompt and no others.
+        spoken: It gets completions without their thinking.
+        limit: Seconds per call; None: reward.timeout.
+        needs: Required columns, each with the configuration key that names it.
+        wait: Called before the run. May raise ValueError.
+        counts: Returns numbers for the metrics: the counts since the last call.
+    """
+
+    by_group: bool = False
+    spoken: bool = False
+    limit: float | None = None
+    needs: Mapping[str, str] = field(default_factory=dict)
+    wait: Callable[[], None] = lambda: None
+    counts: Callable[[], dict[str, float]] = dict
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Traits:
+        """The attributes that `function` has."""
+        return cls(**{each.name: getattr(function, each.name) for each in fields(cls) if hasattr(function, each.name)})
 
 
 class Late(Exception):
@@ -52,6 +77,20 @@ class Late(Exception):
 
     def __init__(self, timeout: float) -> None:
         super().__init__(f"took longer than {timeout:g} s (reward.timeout)")
+
+
+class CallFailed(Exception):
+    """A call without results. late: Whether it exceeded its time limit."""
+
+    def __init__(self, why: str, late: bool = False) -> None:
+        super().__init__(why)
+        self.late = late
+
+    @classmethod
+    def by(cls, error: BaseException) -> CallFailed:
+        """The failure of a call that raised `error`."""
+        late = isinstance(error, Late)
+        return cls(str(error) if late else describe(error), late)
 
 
 class WrongLength(ValueError):
@@ -69,71 +108,65 @@ def by_group(function: Callable[..., Any]) -> Callable[..., Any]:
 class PerCompletion:
     """A built-in scorer, called once per completion. notice: Text for the run to show."""
 
+    signature = Signature((SINGLY,))
+
     def __init__(self, score: Callable[[RewardInput], float | None], notice: str = "") -> None:
         self.score, self.notice = score, notice
 
-    def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[NextResults]:
+    def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[list[Result]]:
         """Yields each row's result as soon as it is available."""
-        yield NextResults(SINGLY)
         for row in rows:
             try:
                 result = checked(self.score(row))
             except BaseException as error:
                 result = None, describe(error)
-            yield NextResults(SINGLY, [result])
+            yield [result]
 
 
 class RewardFunction:
     """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async, or one with TRL's signature.
 
-    Without `**columns` in its signature it gets the columns that it names. Optional attributes of the function: by_group,
-    see there; spoken: it gets completions without their thinking. Raises ValueError as Arguments does.
+    Without `**columns` in its signature it gets the columns that it names. It may have the attributes of Traits. Raises
+    ValueError as Arguments does.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.by_group = bool(getattr(function, "by_group", False))
-        self.text_of = spoken if getattr(function, "spoken", False) else lambda row: row.completion
+        self.function, self.traits, self.arguments = function, Traits.of(function), Arguments(function)
+        self.text_of = spoken if self.traits.spoken else lambda row: row.completion
         call = getattr(function, "__call__", None)  # noqa: B004
-        self.concurrent = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-        self.arguments = Arguments(function)
+        concurrent = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+        levels = [TOGETHER, SINGLY] if concurrent else [SINGLY]
+        if not self.traits.by_group:
+            levels = [BATCH, *levels]
+        self.signature = Signature(levels, self.traits.by_group, self.arguments.required)
 
-    def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[NextResults]:
-        """Yields the results in row order, from one call if that works, else from one call per row; by group, from one call
-        per group.
-
-        A message without results announces the next level.
+    def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[list[Result]]:
+        """Yields the results in row order. Raises CallFailed if a call for all rows fails: a call per unit will show which
+        of them is to blame.
 
         Args:
             timeout: Seconds after which an async call is cancelled. The caller must detect a plain call that hangs.
         """
-        failed, late = "", False
-        if level == BATCH and len(rows) > 1 and not self.by_group:
+        if level == BATCH:
             try:
                 results = self._call(rows, runner, timeout)
             except WrongLength as error:  # a call per completion may return a value, but maybe not its own
-                yield NextResults(BATCH, [(None, describe(error))] * len(rows))
-                return
-            except BaseException as error:  # one row at a time shows which is to blame
-                failed, late = _why(error), isinstance(error, Late)
-            else:
-                yield NextResults(BATCH, results)
-                return
-        if level < SINGLY and self.concurrent:
-            yield NextResults(TOGETHER, (), failed, late, self.by_group)
-            yield NextResults(TOGETHER, runner.run(self._together(self._units(rows), timeout)))
-            return
-        yield NextResults(SINGLY, (), failed, late, self.by_group)
-        for unit in self._units(rows):
-            try:
-                results = self._call(unit, runner, timeout)
+                results = [(None, describe(error))] * len(rows)
             except BaseException as error:
-                results = [(None, _why(error))] * len(unit)
-            yield NextResults(SINGLY, results)
+                raise CallFailed.by(error) from None
+            yield results
+        elif level == TOGETHER:
+            yield runner.run(self._together(self._units(rows), timeout))
+        else:
+            for unit in self._units(rows):
+                try:
+                    results = self._call(unit, runner, timeout)
+                except BaseException as error:
+                    results = _failed(error, unit)
+                yield results
 
     def _units(self, rows: list[RewardInput]) -> list[list[RewardInput]]:
-        """The rows of each call, if there are several calls."""
-        if not self.by_group:
+        if not self.traits.by_group:
             return [[row] for row in rows]
         return [list(group) for _, group in groupby(rows, lambda row: row.group)]
 
@@ -151,7 +184,7 @@ class RewardFunction:
             try:
                 return _results(await _within(self._start(unit), timeout), len(unit))
             except BaseException as error:
-                return [(None, _why(error))] * len(unit)
+                return _failed(error, unit)
 
         return [result for results in await asyncio.gather(*map(results_of, units)) for result in results]
 
@@ -167,8 +200,8 @@ async def _within(awaitable: Awaitable[Any], timeout: float) -> Any:
         raise
 
 
-def _why(error: BaseException) -> str:
-    return str(error) if isinstance(error, Late) else describe(error)
+def _failed(error: BaseException, unit: list[RewardInput]) -> list[Result]:
+    return [(None, str(CallFailed.by(error)))] * len(unit)
 
 
 def _results(returned: Any, count: int) -> list[Result]:

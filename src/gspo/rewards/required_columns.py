@@ -31,9 +31,9 @@ class RequiredColumns:
         if self.coded:
             self.needs[code.tests_column] = "code.tests_column"
         for function in functions.values():
-            self.needs |= getattr(function.function, "needs", {})
+            self.needs |= function.traits.needs
         self.of_benchmarks = {spec: needed for spec in specs if (needed := columns_of(spec))}
-        self.asked: dict[str, Sequence[str]] = {name: function.arguments.required for name, function in functions.items()}
+        self.parameters: dict[str, Sequence[str]] = {name: f.signature.required for name, f in functions.items()}
         self.columns: dict[str, set[str]] = {}  # columns of the checked prompts, by task
 
     def check(self, prompts: Iterable[Prompt]) -> None:
@@ -44,14 +44,14 @@ class RequiredColumns:
                 self._check(prompt)
             except ValueError as error:
                 raise ValueError(f"prompt {prompt.id}: {error}") from None
-        self.check_asked({})
+        self.add({})
 
-    def check_asked(self, asked: Mapping[str, Sequence[str]]) -> None:
+    def add(self, parameters: Mapping[str, Sequence[str]]) -> None:
         """Adds columns required by function parameters. Raises ValueError for one that all prompts of a task lack."""
-        self.asked |= asked
-        for name, parameters in self.asked.items():
+        self.parameters |= parameters
+        for name, required in self.parameters.items():
             for task, columns in self.columns.items():
-                if lacking := [parameter for parameter in parameters if parameter not in columns]:
+                if lacking := [parameter for parameter in required if parameter not in columns]:
                     raise ValueError(_lacking(name, lacking, task, sorted(columns)))
 
     def _check(self, prompt: Prompt) -> None:

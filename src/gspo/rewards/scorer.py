@@ -24,21 +24,17 @@ from gspo.data.reasoning_gym import PREFIX
 from gspo.data.reward_bounds import NO_OPINION, unfit
 from gspo.rewards import code as programs
 from gspo.rewards.arguments import TrainerState
-from gspo.rewards.channels import Channel, Thread, Worker, score_rows
+from gspo.rewards.channels import Channel, Thread, Worker
 from gspo.rewards.graders import Result, RewardFunction, RewardInput
 from gspo.rewards.programs import PATIENCE
 from gspo.rewards.required_columns import RequiredColumns
-from gspo.rewards.retry_policy import CallMode
+from gspo.rewards.retry_policy import CallMode, score_rows
 from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout
 
 
 class Rewards:
-    """The weighted sum of reward functions.
-
-    A callable may have these attributes: by_group and spoken (graders.py); limit, seconds per call in place of
-    reward.timeout; needs, required columns, each with the configuration key that names it; wait(), called before the run;
-    counts(), numbers for the metrics.
+    """The weighted sum of reward functions. A callable may have the attributes of graders.py:Traits.
 
     Args:
         reward: Settings. Its named rewards (`reward.functions`) run in subprocesses that start here, at once and in the
@@ -85,17 +81,12 @@ class Rewards:
         named_callables = named_callables or {}
         self.specs = {name: spec for name, spec in zip(self.names, specs) if spec not in named_callables}
         own = {name: named_callables[spec] for name, spec in zip(self.names, specs) if spec in named_callables}
-        self.callables = own | dict(zip(self.names[len(specs) :], functions))
-        self.functions = {name: RewardFunction(f) for name, f in self.callables.items()}
-        self.limits = {name: getattr(f, "limit", reward.timeout) for name, f in self.callables.items()}
+        callables = own | dict(zip(self.names[len(specs) :], functions))
+        self.functions = {name: RewardFunction(function) for name, function in callables.items()}
         self.code = code or CodeConfig()
-        self.demands = RequiredColumns(reward, self.code, specs, self.functions)
-        self.needs = self.demands.needs
-        if self.demands.coded:
-            self.limits["code"] = programs.longest(self.code)
-        self.limits |= {name: PATIENCE for name, spec in self.specs.items() if spec in self.demands.of_benchmarks}
-        self.timeout = reward.timeout
-        self.ways = {name: CallMode() for name in self.names}
+        self.required = RequiredColumns(reward, self.code, specs, self.functions)
+        self.limits = {name: self._limit(name, reward.timeout) for name in self.names}
+        self.modes = {name: CallMode() for name in self.names}
         self._settings = list(self.specs.values()), reward, task
         self._start()
 
@@ -103,6 +94,16 @@ class Rewards:
         specs, reward, task = self._settings
         self.workers = [Worker(specs, reward, task, self.code) for _ in range(reward.workers if specs else 0)]
         self.threads = {name: Thread(function, self.limits[name]) for name, function in self.functions.items()}
+
+    def _limit(self, name: str, timeout: float) -> float:
+        """Seconds per call."""
+        if name in self.functions:
+            limit = self.functions[name].traits.limit
+            return timeout if limit is None else limit
+        spec = self.specs[name]
+        if spec == "code":
+            return programs.longest(self.code)
+        return PATIENCE if spec in self.required.of_benchmarks else timeout
 
     def at(self, step: int, steps: int) -> None:
         """Sets the completed and total steps, for functions that take `trainer_state`."""
@@ -112,7 +113,7 @@ class Rewards:
         """Raises ValueError if a prompt lacks a column, such as the right answer or one that a function requires, or if
         `exact` or `math` cannot compare with its value.
         """
-        self.demands.check(prompts)
+        self.required.check(prompts)
 
     def wait(self) -> None:
         """Waits until the workers are ready and shows their notices. Raises ValueError for a reward function that cannot be
@@ -121,14 +122,14 @@ class Rewards:
         for worker in self.workers:
             worker.wait()
         for worker in self.workers[:1]:
-            self.demands.check_asked({name: worker.asked.get(spec, ()) for name, spec in self.specs.items()})
+            self.required.add({name: worker.signatures[spec].required for name, spec in self.specs.items()})
         for notice in dict.fromkeys(filter(None, (worker.notice for worker in self.workers))):
             warnings.warn(notice if self.code.sandbox == "none" else Notice(notice), stacklevel=1)
-        self._tell_changes()
-        for function in self.callables.values():
-            getattr(function, "wait", lambda: None)()
+        self._warn_of_changes()
+        for function in self.functions.values():
+            function.traits.wait()
 
-    def _tell_changes(self) -> None:
+    def _warn_of_changes(self) -> None:
         """Warns of workers that restarted with changed source files."""
         if any(worker.changed for worker in self.workers):
             for worker in self.workers:
@@ -141,9 +142,7 @@ class Rewards:
 
     def counts(self) -> dict[str, float]:
         """The callables' counts since the last call, as `scoring/NAME/...`."""
-        counted: dict[str, dict[str, float]] = {
-            name: getattr(function, "counts", dict)() for name, function in self.callables.items()
-        }
+        counted = {name: function.traits.counts() for name, function in self.functions.items()}
         return {f"scoring/{name}/{key}": value for name, counts in counted.items() for key, value in counts.items()}
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
@@ -167,8 +166,7 @@ class Rewards:
 
         def run(channel: Channel, name: str, spec: str, start: int, stop: int) -> None:
             rows = [self._row(rollout) for rollout in rollouts[start:stop]]
-            limit = self.limits.get(name, self.timeout)
-            results[name][start:stop] = score_rows(channel, spec, rows, limit, self.ways[name], note_results)
+            results[name][start:stop] = score_rows(channel, spec, rows, self.limits[name], self.modes[name], note_results)
 
         jobs: queue.SimpleQueue[tuple[str, str, int, int]] = queue.SimpleQueue()
         for start, stop in _chunks(rollouts, len(self.workers)):
@@ -182,9 +180,9 @@ class Rewards:
             self.close()
             self._start()
             raise
-        self._tell_changes()
-        for name, way in self.ways.items():
-            for text in way.news(results[name]):
+        self._warn_of_changes()
+        for name, mode in self.modes.items():
+            for text in mode.news(results[name]):
                 # stacklevel=1, so that it comes from this file: the run's log takes warnings from gspo's own files.
                 warnings.warn(f"reward {name}: {text}", stacklevel=1)
         by_rollout = zip(*(results[name] for name in self.names))

@@ -11,6 +11,7 @@ import hashlib
 import os
 import pickle
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +20,47 @@ from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.rewards import graders
 from gspo.workers.json_codec import packed
-from gspo.workers.messages import Frames
 from gspo.workers.processes import GONE, opened
 
+LONGEST = 300
+"""Maximum characters of an error or a notice."""
 
-def serve(connection: Frames, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
+
+def serve(connection: Connection, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
     """Loads the rewards `names`, then serves scoring requests.
 
-    First it sends ["ready", problem, notice for the run, checksum of the modules, required columns by name]; problem is ""
-    on success. A request is a pickled (call number, pickled (name, rows, level)). The replies are ["results", number,
-    *NextResults] until all rows are done, or ["unreadable", number, why].
+    First it sends [problem, notice for the run, checksum of the modules, signatures by name]; problem is "" on success. A
+    request is a pickled (name, rows, level). The replies are ["results", results] until all rows are done, or one
+    ["failed", why, late] or ["unreadable", why].
     """
 
     def say(*message: Any) -> None:
-        connection.send(packed(list(message)))
+        connection.send_bytes(packed(list(message)))
 
     _limit_memory(int(reward.memory * 2**30))
     try:
         functions = {name: graders.load(name, reward, task, code) for name in names}
     except BaseException as error:
-        say("ready", str(error) if isinstance(error, (ValueError, RuntimeError)) else describe(error), "", "", {})
+        say(str(error) if isinstance(error, (ValueError, RuntimeError)) else describe(error), "", "", {})
         return
     notice = "; ".join(filter(None, (getattr(f, "notice", "") for f in functions.values())))
-    asked = {name: list(f.arguments.required) for name, f in functions.items() if isinstance(f, graders.RewardFunction)}
-    say("ready", "", notice, _mark(names), asked)
+    say("", notice[:LONGEST], _checksum(names), {name: list(f.signature) for name, f in functions.items()})
     with asyncio.Runner() as runner:
         while True:
-            number, data = pickle.loads(connection.receive())
+            data = connection.recv_bytes()
             try:
                 name, rows, level = pickle.loads(data)
             except BaseException as error:  # a class that this process cannot import
-                say("unreadable", number, describe(error))
+                say("unreadable", describe(error))
                 continue
-            for message in functions[name].stream(rows, level, runner, reward.timeout):
-                say("results", number, message.level, [*map(list, message.results)], *message[2:])
+            try:
+                for results in functions[name].stream(rows, level, runner, reward.timeout):
+                    say("results", [[value, error and error[:LONGEST]] for value, error in results])
+            except graders.CallFailed as failed:
+                say("failed", str(failed)[:LONGEST], failed.late)
 
 
-def _mark(names: list[str]) -> str:
+def _checksum(names: list[str]) -> str:
     """A checksum of the source files of the named modules."""
     found = hashlib.sha256()
     for name in names:
@@ -77,4 +82,4 @@ def _limit_memory(size: int) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(*GONE), contextlib.closing(opened(sys.argv[1])) as parent:
-        serve(parent, *pickle.loads(parent.receive()))
+        serve(parent, *pickle.loads(parent.recv_bytes()))

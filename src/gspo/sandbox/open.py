@@ -18,7 +18,7 @@ from gspo.sandbox.image import SandboxImage, no_compiler, scratch
 from gspo.sandbox.runner import DETAIL
 from gspo.sandbox.types import STATUSES, Case, Choice, Limits, Outcome, Program
 from gspo.sandbox.watch import BACKSTOP
-from gspo.workers.json_codec import Junk, unpacked
+from gspo.workers.json_codec import unpacked
 
 START = 60.0
 """Timeout for starting a sandbox, in seconds; generous, for busy machines."""
@@ -167,7 +167,7 @@ class _Process:
         texts = [bytes(part or b"").decode("utf-8", "replace") for part in (parts[0], parts[2])]
         try:
             result = unpacked(bytes(parts[1])) if parts[1] and word == "ok" else None
-        except Junk:
+        except ValueError:
             return Outcome("error", texts[0], None, spent * 1e-6, "what it returned is no plain data")
         return Outcome(word, texts[0], result, spent * 1e-6, texts[1])  # type: ignore[arg-type]
 

@@ -8,10 +8,6 @@ from typing import Any
 KIND = "!"  # marks a JSON object that encodes another type
 
 
-class Junk(Exception):
-    """A message that no honest sender sends."""
-
-
 def packed(value: Any) -> bytes:
     """Encodes plain data as JSON: None, bool, numbers, text; lists, tuples, sets and dicts of them. Raises ValueError for
     others.
@@ -23,11 +19,11 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """Decodes the result of `packed`, with the same types. Raises Junk."""
+    """Decodes the result of `packed`, with the same types. Raises ValueError for anything else."""
     try:
         return _unmarked(json.loads(data))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Junk(f"no message: {data[:40]!r}") from error
+        raise ValueError(f"no message: {data[:40]!r}") from error
 
 
 def _marked(value: Any) -> Any:

@@ -1,4 +1,9 @@
-"""Subprocesses for code that may hang, crash or print, each with a socket for requests. Imports no torch."""
+"""Subprocesses for code that may hang, crash or print: they get pickled requests and send plain data. Imports no torch.
+
+Guaranteed: a process can be killed at any time, with everything that it started, and all of it ends when this process ends,
+however it ends. What it prints goes to stderr. Its messages are JSON of limited size and are never executed. No call here
+waits longer than its time limit. Not guaranteed: anything about code that damages its own connection on purpose.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +13,23 @@ import pickle
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from gspo.workers.messages import Frames
+from gspo.workers.json_codec import unpacked
 from gspo.workers.supervisor import LONGEST, keep
 
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)  # the other side has ended
+STALLED = 60
+"""Seconds that one read or write may take within a message."""
+LARGEST = 1 << 26
+"""Maximum bytes of a message from a process."""
 PASSED = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TERM|TMPDIR|TEMP|TMP|VIRTUAL_ENV|CONDA_PREFIX|PYTHON\w+"
     r"|(?:DY)?LD_LIBRARY_PATH|(?:OMP|MKL|OPENBLAS|NUMEXPR)_\w+|CUDA_\w+|XDG_\w+|(?:SSL_CERT|REQUESTS_CA|CURL_CA)_\w+"
@@ -27,29 +38,83 @@ PASSED = re.compile(
 """Environment variables passed on: those that programs need to run, and none that may hold a key or a password."""
 
 
-def spawn(module: str, request: Any, variables: Iterable[str] = ()) -> tuple[subprocess.Popen[bytes], Frames]:
-    """Starts `python -m MODULE FD`, sends it a request, and returns at once. The process must call `opened` with its FD.
+class Lost(Exception):
+    """A process that died, does not read, or sent no valid message. The text continues "the process"."""
+
+
+class Process:
+    """A running `python -m MODULE FD`, which must call `opened` with its FD. It starts at once and in the background.
+
     Does not use multiprocessing, which would run the user's script again in the new process.
 
     Args:
         module: The module to run.
-        request: The first message, pickled.
+        request: The first message.
         variables: Names of environment variables to pass on in addition to PASSED.
     """
-    ours, theirs = socket.socketpair()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # stderr: graders' prints must not mix with our output
-        env=environment(variables),
-        pass_fds=[theirs.fileno()],
-        start_new_session=True,  # so that Ctrl-C does not reach it
-    )
-    theirs.close()
-    connection = Frames(ours)
-    with contextlib.suppress(OSError):  # already dead: `receive` will raise
-        connection.send(pickle.dumps(request))
-    return process, connection
+
+    def __init__(self, module: str, request: Any, variables: Iterable[str] = ()) -> None:
+        ours, theirs = socket.socketpair()
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", STALLED, 0))
+        self.popen = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # stderr: graders' prints must not mix with our output
+            env=environment(variables),
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # so that Ctrl-C does not reach it
+        )
+        theirs.close()
+        self.connection = Connection(ours.detach())
+        self.send(pickle.dumps(request))
+
+    def send(self, data: bytes) -> None:
+        """Sends a message. Raises Lost if the process does not read it; if it has ended, `receive` will say so."""
+        try:
+            self.connection.send_bytes(data)
+        except BlockingIOError:
+            raise Lost("does not read what it is sent") from None
+        except OSError:
+            pass
+
+    def receive(self, timeout: float) -> Any:
+        """The next message. Raises TimeoutError if none arrives within `timeout` seconds, or Lost."""
+        if not self.connection.poll(timeout):
+            raise TimeoutError
+        try:
+            return unpacked(self.connection.recv_bytes(LARGEST))
+        except ValueError as error:
+            raise Lost(f"sent {error}") from None
+        except BlockingIOError:
+            raise Lost("does not finish its message") from None
+        except (EOFError, OSError):
+            raise Lost(self._fate()) from None
+
+    def _fate(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(1)
+        code = self.popen.returncode
+        if code is None:
+            return "broke its connection"
+        return f"died ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})"
+
+    def kill(self) -> None:
+        """Ends the process and all its descendants.
+
+        The connection is left to the garbage collector: another thread may be about to read from it. If the descriptor were
+        closed here, its number could be reused for the next process's connection, and that thread would steal its first
+        message.
+        """
+        if self.popen.returncode is not None:  # reaped: its pid may be in use again
+            return
+        self.popen.terminate()  # the supervisor ends its descendants first
+        try:
+            self.popen.wait(2 * LONGEST)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.popen.pid, signal.SIGKILL)
+            self.popen.wait()
 
 
 def environment(variables: Iterable[str] = ()) -> dict[str, str]:
@@ -69,31 +134,14 @@ def module_path() -> list[str]:
     return list(dict.fromkeys([*sorted(entries, key=lambda entry: entry not in standard), ours]))
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends a worker and all its descendants.
-
-    Its connection is left to the garbage collector: another thread may be about to read from it. If the descriptor were
-    closed here, its number could be reused for the next worker's connection, and that thread would steal its first message.
-    """
-    if process.returncode is not None:  # reaped: its pid may be in use again
-        return
-    process.terminate()  # the keeper ends its descendants first
-    try:
-        process.wait(2 * LONGEST)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def opened(fd: str) -> Frames:
+def opened(fd: str) -> Connection:
     """In the process: the connection to its parent. The first message is the request.
 
-    Returns in a child process, which a keeper kills with all its descendants.
+    Returns in a child process, which a supervisor kills with all its descendants.
     """
     os.set_inheritable(int(fd), False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     keep(int(fd))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")  # out of memory: the kernel kills this process rather than the training
-    return Frames(socket.socket(fileno=int(fd)))
+    return Connection(int(fd))

@@ -1,5 +1,5 @@
-"""A keeper process that stays with a worker and kills it with all its descendants. Imports nothing of gspo: as a script it
-runs a command in a child process (`step_aside`).
+"""A supervisor process that stays with a worker and kills it with all its descendants. Imports nothing of gspo: as a script
+it runs a command in a child process (`step_aside`).
 
 A worker cannot do this itself: a grader may hold the GIL, crash, or start programs that leave its session.
 """
@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -26,28 +27,20 @@ def keep(fd: int) -> None:
     closes, or SIGTERM arrives; then it kills all remaining descendants of the child, and ends with the child's status, or by
     SIGKILL.
     """
-    wake, write = os.pipe()
-    for end in (wake, write):
-        os.set_blocking(end, False)
-    before = signal.set_wakeup_fd(write)
-    for number in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, lambda number, frame: None)  # the signal number arrives in `wake`
+    signals = {signal.SIGTERM, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     _prctl(SUBREAPER, 1)  # orphaned descendants become children of this process
-    keeper = os.getpid()
+    supervisor = os.getpid()
     child = os.fork()
     if not child:
-        signal.set_wakeup_fd(before)
-        for number in (signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        os.close(wake)
-        os.close(write)
-        end_with_parent(keeper)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        end_with_parent(supervisor)
         return
+    threading.Thread(target=_terminate_at_hang_up, args=(fd,), daemon=True).start()
     status = None
-    try:
-        status = _wait(child, fd, wake)
-    finally:  # in any case, this process must never continue with the work
-        _end(status)
+    while status is None and signal.sigwait(signals) == signal.SIGCHLD:
+        status = _reaped().get(child)
+    _end(status)
 
 
 def step_aside() -> None:
@@ -73,33 +66,27 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _wait(child: int, fd: int, wake: int) -> int | None:
-    """The child's status when it ends; None if the keeper must end it."""
+def _terminate_at_hang_up(fd: int) -> None:
     poll = select.poll()
     poll.register(fd, 0)  # no events: reading is up to the child, and poll always reports a hang-up
-    poll.register(wake, select.POLLIN)
-    while True:
-        for number, status in _reaped():
-            if number == child:
-                return status
-        events = dict(poll.poll())
-        if fd in events or (wake in events and signal.SIGTERM in os.read(wake, 1 << 10)):
-            return None
+    poll.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _reaped() -> list[tuple[int, int]]:
-    """Children that have ended, with their statuses."""
-    ended = []
+def _reaped() -> dict[int, int]:
+    """The statuses of children that have ended since the last call, adopted ones too."""
+    statuses = {}
     with contextlib.suppress(ChildProcessError):
-        while (one := os.waitpid(-1, os.WNOHANG))[0]:
-            ended.append(one)
-    return ended
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            statuses[ended[0]] = ended[1]
+    return statuses
 
 
 def _end(status: int | None) -> None:
+    """Kills children until none is left: those of a killed child are adopted, and their turn comes."""
     deadline = time.monotonic() + LONGEST
-    while (left := _descendants(os.getpid())) and time.monotonic() < deadline:
-        for number in left:
+    while (children := _children(os.getpid())) and time.monotonic() < deadline:
+        for number in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(number, signal.SIGKILL)
         time.sleep(0.001)
@@ -110,28 +97,26 @@ def _end(status: int | None) -> None:
         _end_as(status)
 
 
+def _children(parent: int) -> list[int]:
+    """The processes whose parent is `parent`. Empty if there is no /proc."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text(errors="replace").rpartition(")")[2].split()[1]) == parent:
+                found.append(int(path.parent.name))
+    return found
+
+
 def _end_as(status: int) -> None:
     if os.WIFSIGNALED(status):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         number = os.WTERMSIG(status)
         with contextlib.suppress(OSError):  # SIGKILL
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         os.kill(os.getpid(), number)
     else:
         os._exit(os.waitstatus_to_exitcode(status))
-
-
-def _descendants(ancestor: int) -> list[int]:
-    """Running processes that `ancestor` started, directly or indirectly. Empty if there is no /proc."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = path.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            children.setdefault(int(parent), []).append(0 if state in "ZX" else int(path.parent.name))
-    found = [ancestor]
-    for number in found:
-        found += children.get(number, ()) if number else ()
-    return [number for number in found[1:] if number]
 
 
 if __name__ == "__main__":
