@@ -13,25 +13,13 @@ from gspo.rewards.answers import boxed, final, integer, normal, same, tagged
 @pytest.mark.parametrize(
     ("text", "box"),
     [
-        (r"\boxed{12} no wait \boxed{33}", "33"),
-        (r"\boxed{33} \boxed{3", ""),
-        ("33", None),
-        (r"\boxed{33", ""),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}} }", r"\{1, 2\}"),
-        (r"\boxed{\text{a {b} c}}", r"\text{a {b} c}"),
-        (r"\boxed{\boxed{7}}", "7"),
-        (r"\fbox{7}", "7"),
-        (r"\boxed {7}", "7"),
-        (r"\boxed 7 or 8", "7"),
-        (r"\boxed", ""),
-        (r"\boxed{}", ""),
-        (r"\boxed{ 7 }", "7"),
-        (r"\boxedin{3}", None),
-        (r"\boxed{7}\unboxed{9}", "7"),
-        (r"\boxed{a\}", ""),
+        (r"\boxed{12} no wait \boxed{33}", "33"), (r"\boxed{33} \boxed{3", ""), ("33", None), (r"\boxed{33", ""),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{\{1, 2\}} }", r"\{1, 2\}"),
+        (r"\boxed{\text{a {b} c}}", r"\text{a {b} c}"), (r"\boxed{\boxed{7}}", "7"), (r"\fbox{7}", "7"),
+        (r"\boxed {7}", "7"), (r"\boxed 7 or 8", "7"), (r"\boxed", ""), (r"\boxed{}", ""), (r"\boxed{ 7 }", "7"),
+        (r"\boxedin{3}", None), (r"\boxed{7}\unboxed{9}", "7"), (r"\boxed{a\}", ""),
     ],
-)
+)  # fmt: skip
 def test_the_last_box_wins(text, box):
     assert boxed(text) == box
 
@@ -66,28 +54,11 @@ def test_tags_come_before_boxes_and_may_hold_one():
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("033", 33),
-        ("+33", 33),
-        ("-33", -33),
-        ("1,234", 1234),
-        ("1{,}234", 1234),
-        (r"1\,234", 1234),
-        (r"\text{33}", 33),
-        ("$33$", 33),
-        ("33.", 33),
-        ("33.0", 33),
-        (r"\mathbf{\text{33}}", 33),
-        ("33.5", None),
-        (r"33\%", None),
-        ("1,23", None),
-        ("x", None),
-        ("", None),
-        ("٣", None),
-        ("1" * 5000, None),
-        ("33 34", None),
-        (" 33 ", 33),
+        ("033", 33), ("+33", 33), ("-33", -33), ("1,234", 1234), ("1{,}234", 1234), (r"1\,234", 1234), (r"\text{33}", 33),
+        ("$33$", 33), ("33.", 33), ("33.0", 33), (r"\mathbf{\text{33}}", 33), ("33.5", None), (r"33\%", None),
+        ("1,23", None), ("x", None), ("", None), ("٣", None), ("1" * 5000, None), ("33 34", None), (" 33 ", 33),
     ],
-)
+)  # fmt: skip
 def test_integers_as_people_write_them(text, number):
     assert integer(text) == number
 
@@ -100,35 +71,15 @@ def test_equal_integers_vote_alike():
 @pytest.mark.parametrize(
     ("answer", "right", "is_right"),
     [
-        ("33", "033", 1),
-        ("034", "33", 0),
-        (r"33\%", "33", 0),
-        ("33%", "33", 0),
-        (r"33\%", "0.33", 1),
-        (r"33\%", r"33\%", 1),
-        ("33", r"33\%", 1),
-        (r"\frac{66}{2}", "33", 1),
-        ("33.0", "33", 1),
-        (r"\$33", "33", 1),
-        (r"\$1,234.50", "1234.5", 1),
-        (r"\$1,234.50", "1234.6", 0),
-        ("$33", r"\$33", 1),
-        ("$1234.5", r"\$1,234.50", 1),
-        (r"33 \text{ miles}", "33", 1),
-        ("x = 33", "33", 1),
-        (r"33^\circ", "33", 1),
-        (r"\text{Evelyn}", "Evelyn", 1),
-        (r"\text{ Evelyn }", r"\text{Evelyn}", 1),
-        ("Eve", "Evelyn", 0),
-        (r"\{2, 1\}", r"\{1, 2\}", 1),
-        (r"\frac12", "0.5", 1),
-        (r"\sqrt{12}", r"2\sqrt{3}", 1),
-        ("", "33", 0),
-        ("(1, 2)", "(1,2)", 1),
-        ("99999999999999999999", "99999999999999999998", 0),
-        ("3" * 4500, "33", 0),
+        ("33", "033", 1), ("034", "33", 0), (r"33\%", "33", 0), ("33%", "33", 0), (r"33\%", "0.33", 1),
+        (r"33\%", r"33\%", 1), ("33", r"33\%", 1), (r"\frac{66}{2}", "33", 1), ("33.0", "33", 1), (r"\$33", "33", 1),
+        (r"\$1,234.50", "1234.5", 1), (r"\$1,234.50", "1234.6", 0), ("$33", r"\$33", 1), ("$1234.5", r"\$1,234.50", 1),
+        (r"33 \text{ miles}", "33", 1), ("x = 33", "33", 1), (r"33^\circ", "33", 1), (r"\text{Evelyn}", "Evelyn", 1),
+        (r"\text{ Evelyn }", r"\text{Evelyn}", 1), ("Eve", "Evelyn", 0), (r"\{2, 1\}", r"\{1, 2\}", 1),
+        (r"\frac12", "0.5", 1), (r"\sqrt{12}", r"2\sqrt{3}", 1), ("", "33", 0), ("(1, 2)", "(1,2)", 1),
+        ("99999999999999999999", "99999999999999999998", 0), ("3" * 4500, "33", 0),
     ],
-)
+)  # fmt: skip
 def test_the_same_answer_in_another_form(answer, right, is_right):
     assert same(answer, right) == is_right
 
@@ -136,26 +87,13 @@ def test_the_same_answer_in_another_form(answer, right, is_right):
 @pytest.mark.parametrize(
     ("completion", "right"),
     [
-        (r"\boxed{12} no wait \boxed{33}", 1),
-        (r"\boxed{33} no wait \boxed{12}", 0),
-        (r"\boxed{33\%}", 0),
-        ("It is 33%.", 0),
-        (r"It is $33\%$.", 0),
-        ("It is 33.", 1),
-        (r"\boxed{\$33}", 1),
-        (r"\boxed{\$34}", 0),
-        (r"\boxed{\$33.00}", 1),
-        (r"\boxed{\$\frac{66}{2}}", 1),
-        (r"\boxed{33} and so \boxed{3", 0),
-        (r"\boxed{33", 0),
-        (r"\boxed{033}", 1),
-        (r"\boxed{\text{33}}", 1),
-        (r"\boxed{\frac{330}{10}}", 1),
-        (r"<think>\boxed{33}</think> \boxed{12}", 0),
-        ("", 0),
-        (r"<think>\boxed{33}", 0),
+        (r"\boxed{12} no wait \boxed{33}", 1), (r"\boxed{33} no wait \boxed{12}", 0), (r"\boxed{33\%}", 0),
+        ("It is 33%.", 0), (r"It is $33\%$.", 0), ("It is 33.", 1), (r"\boxed{\$33}", 1), (r"\boxed{\$34}", 0),
+        (r"\boxed{\$33.00}", 1), (r"\boxed{\$\frac{66}{2}}", 1), (r"\boxed{33} and so \boxed{3", 0), (r"\boxed{33", 0),
+        (r"\boxed{033}", 1), (r"\boxed{\text{33}}", 1), (r"\boxed{\frac{330}{10}}", 1),
+        (r"<think>\boxed{33}</think> \boxed{12}", 0), ("", 0), (r"<think>\boxed{33}", 0),
     ],
-)
+)  # fmt: skip
 def test_the_reward_math_reads_the_last_box(completion, right):
     score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
     assert score(graders.RewardInput("?", completion, "", {"answer": "33"})) == right

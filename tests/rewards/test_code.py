@@ -22,23 +22,12 @@ from tests.sandbox.boxes import box_of
 @pytest.mark.parametrize(
     ("output", "expected", "same"),
     [
-        ("3\n", "3", True),
-        ("  1 2 \n3  ", "1 2\n3", True),
-        ("1.0 2", "1 2.00", True),
-        ("1e3", "1000", True),
-        ("1\n2", "1 2", False),
-        ("1\n\n2", "1\n2", False),
-        ("yes", "YES", False),
-        ("0.1", "0.10000001", False),
-        ("", "", True),
-        ("", "0", False),
-        ("nan", "NaN", False),
-        ("sNaN", "1", False),
-        ("1_0", "10", True),  # Decimal's own reading
-        ("9" * 20_000, "9" * 20_000, True),
-        ("9" * 20_000, "9" * 20_000 + ".0", False),
+        ("3\n", "3", True), ("  1 2 \n3  ", "1 2\n3", True), ("1.0 2", "1 2.00", True), ("1e3", "1000", True),
+        ("1\n2", "1 2", False), ("1\n\n2", "1\n2", False), ("yes", "YES", False), ("0.1", "0.10000001", False),
+        ("", "", True), ("", "0", False), ("nan", "NaN", False), ("sNaN", "1", False), ("1_0", "10", True),  # as in Decimal
+        ("9" * 20_000, "9" * 20_000, True), ("9" * 20_000, "9" * 20_000 + ".0", False),
     ],
-)
+)  # fmt: skip
 def test_output(output, expected, same):
     assert same_stdout(output, expected) is same
 
@@ -46,16 +35,10 @@ def test_output(output, expected, same):
 @pytest.mark.parametrize(
     ("value", "expected", "same"),
     [
-        ((1, 2), [1, 2], True),
-        ([1, 2], (1, 2), True),
-        ([(1, 2)], [[1, 2]], False),
-        (1, 1.0, True),
-        ({"a": 1}, {"a": 1}, True),
-        ("1", 1, False),
-        (math.nan, math.nan, False),
-        (None, None, True),
+        ((1, 2), [1, 2], True), ([1, 2], (1, 2), True), ([(1, 2)], [[1, 2]], False), (1, 1.0, True),
+        ({"a": 1}, {"a": 1}, True), ("1", 1, False), (math.nan, math.nan, False), (None, None, True),
     ],
-)
+)  # fmt: skip
 def test_values(value, expected, same):
     assert same_value(value, expected) is same
 
@@ -76,15 +59,13 @@ def test_the_last_complete_block_is_the_program():
     assert program_of("a\n``` C++ \nint x;\n```") == ("int x;\n", "cpp")
 
 
-@pytest.mark.parametrize("word", ["c", "cc", "cxx", "cpp", "cpp20", "C++", "c++17", "C++20", "g++", "gnu++17", "CPP"])
-def test_a_fence_names_cpp_in_many_ways(word):
-    assert program_of(f"```{word}\nint x;\n```") == ("int x;\n", "cpp")
-    assert program_of(f"``` {word} main.cpp\nint x;\n```") == ("int x;\n", "cpp")
-
-
-@pytest.mark.parametrize("word", ["python", "py", "Python3", "csharp", "cython", "clojure"])
-def test_a_fence_that_names_another_language_is_python(word):
-    assert program_of(f"```{word}\nx\n```") == ("x\n", "python")
+def test_a_fence_names_cpp_in_many_ways_and_else_python():
+    for word in ("c", "cc", "cxx", "cpp", "cpp20", "C++", "c++17", "C++20", "g++", "gnu++17", "CPP"):
+        assert (
+            program_of(f"```{word}\nint x;\n```") == program_of(f"``` {word} main.cpp\nint x;\n```") == ("int x;\n", "cpp")
+        )
+    for word in ("python", "py", "Python3", "csharp", "cython", "clojure"):
+        assert program_of(f"```{word}\nx\n```") == ("x\n", "python")
 
 
 def test_lines_may_end_as_on_windows():
@@ -165,15 +146,14 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_rows_without_tests_are_refused_before_anything_is_sampled(name):
-    tests, message = BAD[name]
+def test_rows_without_tests_are_refused_before_anything_is_sampled(subtests):
     with Rewards(RewardConfig(functions=["code"]), TaskConfig()) as rewards:
-        with pytest.raises(ValueError, match=r"prompt .*: .*mend the row") as caught:
-            rewards.check([rollout("", tests=tests).prompt])
-        assert message in str(caught.value)
         with pytest.raises(ValueError, match="there is no column 'tests' with the tests"):
             rewards.check([rollout("").prompt])
+        for name, (tests, message) in BAD.items():
+            with subtests.test(name), pytest.raises(ValueError, match=r"prompt .*: .*mend the row") as caught:
+                rewards.check([rollout("", tests=tests).prompt])
+            assert message in str(caught.value)
 
 
 def test_the_named_reward_scores_in_workers_and_says_how():

@@ -117,16 +117,13 @@ def test_ranks_are_evenly_spaced(ranks, expected):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: wins(2, [(0, 0, 1)]), "two different completions"),
-        (lambda: wins(2, [(0, 2, 1)]), "numbered from 0 to 1"),
-        (lambda: wins(2, [(0, 1, float("nan"))]), "expected 1 "),
-        (lambda: wins(2, [(0, 1, 2)]), "expected 1 "),
-        (lambda: bradley_terry(np.zeros((2, 2)), 0.0), "prior = 0.0"),
-        (lambda: from_ranks([1, float("inf")]), "finite"),
+        (lambda: wins(2, [(0, 0, 1)]), "two different completions"), (lambda: wins(2, [(0, 2, 1)]), "numbered from 0 to 1"),
+        (lambda: wins(2, [(0, 1, float("nan"))]), "expected 1 "), (lambda: wins(2, [(0, 1, 2)]), "expected 1 "),
+        (lambda: bradley_terry(np.zeros((2, 2)), 0.0), "prior = 0.0"), (lambda: from_ranks([1, float("inf")]), "finite"),
         (lambda: rewards(2, [], "elo"), "bradley_terry, win_rate"),
         (lambda: rewarded(gspo.TrajectoryGroup([]), [1.0]), "1 rewards for 0 trajectories"),
     ],
-)
+)  # fmt: skip
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()

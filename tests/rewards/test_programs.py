@@ -161,11 +161,6 @@ def test_programs_of_benchmarks_run_in_the_sandbox_that_is_asked_for(sandbox):
     assert [one.reward for one in scored] == [1.0]
 
 
-def test_columns_come_without_thinking():
-    assert all(getattr(function, "spoken", False) for function in (livecodebench, codeforces, humaneval))
-    assert programs.Programs(CodeConfig()).humaneval.spoken
-
-
 def test_programs_have_their_own_time_and_each_completion_a_call_of_its_own():
     """reward.timeout is for functions that may hang; a checker that fails costs its completion alone."""
     config = RewardConfig(functions=["gspo.rewards.programs:codeforces"], timeout=0.5)

@@ -1,7 +1,6 @@
 """What rewards need of the data is told before anything is sampled."""
 
 import functools
-import inspect
 import re
 
 import pytest
@@ -41,14 +40,10 @@ def test_a_parameter_that_no_prompt_has_is_told_by_its_name(function, rows, mess
 @pytest.mark.parametrize(
     "function",
     [
-        lambda prompts, completions, **columns: 0,
-        lambda completions, answer: 0,
-        lambda completions, gold=None: 0,
-        lambda *args, **kwargs: 0,
-        lambda **kwargs: 0,
-        trl,
+        lambda prompts, completions, **columns: 0, lambda completions, answer: 0, lambda completions, gold=None: 0,
+        lambda *args, **kwargs: 0, lambda **kwargs: 0, trl,
     ],
-)
+)  # fmt: skip
 def test_what_some_prompt_has_is_there_and_a_default_is_enough(function):
     with in_process(function) as rewards:
         rewards.check(prompts({}, {"answer": 1}))  # where files leave a column out of a row, it is None
@@ -71,14 +66,13 @@ def by_position(prompts, completions, /):
     return [2.0] * len(completions)
 
 
-def of_trl(prompts, completions, log_extra, completion_ids):
-    log_extra("column", completion_ids)
-    return [2.0] * len(completions)
-
-
 @functools.wraps(by_position)
 def by_name(*, prompts, completions, **columns):
     return by_position(prompts, completions)
+
+
+def of_trl(prompts, completions, log_extra, completion_ids):
+    return [2.0] * len(completions)
 
 
 @functools.wraps(of_trl)
@@ -97,38 +91,20 @@ def with_answer(prompts, completions, answer):
     return [2.0 if answer == ["b"] else 0.0]
 
 
-def shown(*args, **columns):
-    return judged(*args, judge=2.0, **columns)
-
-
-shown.__wrapped__, shown.__signature__ = judged, inspect.signature(judged)
-
-
 class Called:
     @judging
     def __call__(self, prompts, completions, judge):
         return judged(prompts, completions, judge)
 
 
-class CalledByName:
-    @functools.wraps(by_position)
-    def __call__(self, *, prompts, completions):
-        return by_position(prompts, completions)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        judging(judged), by_name, logged, alone, with_answer, shown, Called(), CalledByName(), CalledByName().__call__,
-        *map(functools.partial, (judging(judged), by_name, logged, with_answer)),
-    ],
-)  # fmt: skip
-def test_a_decorator_may_give_what_the_function_within_asks_for(function):
-    with in_process(function) as rewards:
-        rewards.check(prompts({"answer": "b"}))
-        rewards.wait()
-        scored = rewards.score([rollout("a", answer="b")])[0]
-        assert (scored.error, scored.reward) == (None, 2.0)
+def test_a_decorator_may_give_what_the_function_within_asks_for(subtests):
+    plain = (judging(judged), by_name, logged, alone, with_answer, Called())
+    for function in (*plain, *map(functools.partial, (judging(judged), by_name))):
+        with subtests.test(function=function), in_process(function) as rewards:
+            rewards.check(prompts({"answer": "b"}))
+            rewards.wait()
+            scored = rewards.score([rollout("a", answer="b")])[0]
+            assert (scored.error, scored.reward) == (None, 2.0)
 
 
 def test_what_a_decorator_itself_cannot_do_without_is_demanded():

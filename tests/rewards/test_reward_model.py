@@ -42,13 +42,6 @@ def test_scores_that_are_no_numbers_cost_their_completions(folder, tmp_path):
     assert scored[1].error == "model: returned nan, which is not a finite number"
 
 
-def test_a_text_that_the_tokenizer_refuses_costs_its_completion(folder):
-    warned = pytest.warns(UserWarning, match="reward model: a call for 3 completions failed")
-    with Rewards(RewardConfig(), TaskConfig(), [reward_model(folder)]) as rewards, warned:
-        scored = rewards.score([rollout(completion) for completion in ("a", "é", "b")])
-    assert [r.reward is None for r in scored] == [False, True, False]
-
-
 def test_thinking_is_not_scored(folder):
     model = reward_model(folder)
     with Rewards(RewardConfig(), TaskConfig(), [model]) as rewards:

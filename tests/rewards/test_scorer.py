@@ -1,3 +1,4 @@
+import itertools
 import time
 
 import pytest
@@ -64,58 +65,32 @@ def test_what_a_callable_says_of_itself(monkeypatch):
             rewards.check([rollout("", gole="").prompt])
 
 
-@pytest.mark.parametrize(
-    ("reward", "task", "functions", "message"),
-    [
-        (
-            {},
-            {"source": "rows.jsonl"},
-            (),
-            'rows.jsonl has no scorer of its own for "task"; use "exact" or "math"',
-        ),
+def test_bad_settings(subtests):
+    known = "'exakt' is none of task, exact, math, code, model, judge, module:function, did you mean exact"
+    for reward, task, functions, message in (
+        ({}, {"source": "rows.jsonl"}, (), 'rows.jsonl has no scorer of its own for "task"; use "exact" or "math"'),
         ({}, {"source": "reasoning_gym:gcd", "eval_source": "a.csv"}, (), "a.csv has no scorer of its own"),
         ({}, {}, (), "this data set has no scorer of its own"),
         ({"functions": []}, {}, (), "there is no reward function"),
-        (
-            {"functions": ["exakt"]},
-            {},
-            (),
-            "'exakt' is none of task, exact, math, code, model, judge, module:function, did you mean exact",
-        ),
-        (
-            {"functions": ["exact"], "weights": [1.0]},
-            {},
-            (len,),
-            r"2 reward functions need as many weights: exact, len",
-        ),
-    ],
-)
-def test_bad_settings(reward, task, functions, message):
-    with pytest.raises(ValueError, match=message):
-        Rewards(RewardConfig(**reward), TaskConfig(**task), functions)
-
-
-def test_a_missing_answer_column():
-    with (
-        named("exact") as rewards,
-        pytest.raises(
-            ValueError,
-            match=r"there is no column 'answer'.*did you mean answr\?; set reward\.answer_col",
-        ),
+        ({"functions": ["exakt"]}, {}, (), known),
+        ({"functions": ["exact"], "weights": [1.0]}, {}, (len,), r"2 reward functions need as many weights: exact, len"),
+        ({"functions": ["exact"], "env": ["NO_KEY"]}, {}, (), "reward.env: there is no environment variable 'NO_KEY'"),
     ):
+        with subtests.test(message=message), pytest.raises(ValueError, match=message):
+            Rewards(RewardConfig(**reward), TaskConfig(**task), functions)
+
+
+def test_a_right_answer_that_is_missing_or_that_nothing_can_equal_is_refused(subtests):
+    missing = r"there is no column 'answer'.*did you mean answr\?; set reward\.answer_col"
+    with named("exact") as rewards, pytest.raises(ValueError, match=missing):
         rewards.check([rollout("a", number=3, answr=1).prompt])
-
-
-@pytest.mark.parametrize("answer", [{"value": 7}, ["7"], ("7",), True, b"7"])
-@pytest.mark.parametrize("name", ["exact", "math"])
-def test_a_right_answer_that_nothing_can_equal_is_refused(answer, name):
-    kind = type(answer).__name__
-    with named(name) as rewards:
-        with pytest.raises(
-            ValueError, match=rf"prompt train-3: reward.answer_column = 'answer' holds a {kind}, .*module:func"
-        ):
-            rewards.check([rollout("", number=3, answer=answer).prompt])
-        rewards.check([rollout("", answer=right).prompt for right in ("7", 7, 7.5, None)])
+    for name, answer in itertools.product(("exact", "math"), ({"value": 7}, ["7"], ("7",), True, b"7")):
+        kind = type(answer).__name__
+        refused = rf"prompt train-3: reward.answer_column = 'answer' holds a {kind}, .*module:func"
+        with subtests.test(name=name, kind=kind), named(name) as rewards:
+            with pytest.raises(ValueError, match=refused):
+                rewards.check([rollout("", number=3, answer=answer).prompt])
+            rewards.check([rollout("", answer=right).prompt for right in ("7", 7, 7.5, None)])
 
 
 def test_a_weighted_sum_has_bounds_too():
@@ -127,11 +102,6 @@ def test_a_weighted_sum_has_bounds_too():
         scored[1].error
         == "the weighted sum is 1.2e+09, which is beyond 1e+09: scale the reward down, or lower reward.weights"
     )
-
-
-def test_a_variable_that_is_not_there():
-    with pytest.raises(ValueError, match=r"reward.env: there is no environment variable 'NO_SUCH_KEY'"):
-        named("length", env=["NO_SUCH_KEY"])
 
 
 def test_ctrl_c_while_scoring_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -46,8 +46,3 @@ def test_a_trajectory_with_two_histories_is_one_conversation():
     first, second = ([{"role": "user", "content": word}] for word in "ab")
     group = gspo.TrajectoryGroup([gspo.Trajectory(first, additional_histories=[gspo.History(second)])])
     assert conversations(group) == [first + second]
-
-
-def test_as_many_values_as_trajectories():
-    with pytest.raises(ValueError, match="2 rewards for 1 trajectories"):
-        rewarded([gspo.Trajectory([])], [1.0, None])

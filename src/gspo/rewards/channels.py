@@ -1,7 +1,7 @@
 """Where reward functions run, so that a call can be abandoned: subprocesses can be killed, threads can be left behind.
 
-workers/processes.py says what is guaranteed about a subprocess. A grader that hangs, crashes, prints, starts programs or
-takes too much memory costs the completions of its call, never the run.
+A grader that hangs, crashes, prints, starts programs or takes too much memory costs the completions of its call, never the
+run. workers/processes.py says what is guaranteed about a subprocess.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import pickle
 import queue
 import threading
-from typing import Any, Protocol
+from typing import Any
 
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
@@ -21,47 +21,27 @@ START = 300.0
 """Seconds for a worker to import what it needs."""
 GRACE = 0.5
 """Seconds beyond a call's timeout, for messages and for async calls to be cancelled from within."""
-MODULE = "gspo.rewards.worker"
-
-
-class Channel(Protocol):
-    """A subprocess or thread that runs reward functions, one request at a time.
-
-    `send` and `receive` raise CallFailed for a request that failed; then the channel is ready for another one.
-    """
-
-    def signature(self, name: str) -> Signature:
-        """How a reward can be called. Waits until it is loaded."""
-        ...
-
-    def send(self, name: str, rows: list[RewardInput], level: int) -> None:
-        """Requests the scores of `rows`."""
-        ...
-
-    def receive(self, timeout: float) -> list[Result]:
-        """Returns the next results, in the order of the rows. timeout: Seconds for the call that gives them."""
-        ...
 
 
 class Worker:
     """A subprocess for the named rewards. It starts at once; the first call waits for it.
 
+    `send` and `receive` raise CallFailed for a request that failed; then it is ready for another one.
+
     Attributes:
         signatures: How each reward can be called, once it has started.
         notice: Text for the run to show.
-        changed: Whether source files of its rewards had changed when it restarted.
     """
 
     def __init__(self, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
         self.request, self.variables = (names, reward, task, code), reward.env
         self.signatures: dict[str, Signature] = {}
-        self.notice = self.checksum = ""
-        self.changed = self.closed = False
+        self.notice, self.closed = "", False
         self.lock = threading.Lock()
         self._start()
 
     def _start(self) -> None:
-        self.process, self.ready = Process(MODULE, self.request, self.variables), False
+        self.process, self.ready = Process("gspo.rewards.worker", self.request, self.variables), False
 
     def wait(self) -> None:
         """Waits until the imports are done. Raises ValueError if they fail and RuntimeError if the process does not start;
@@ -70,7 +50,7 @@ class Worker:
         if self.ready:
             return
         try:
-            problem, notice, checksum, signatures = self._receive(START)
+            problem, self.notice, signatures = self._receive(START)
         except CallFailed as error:
             if self.signatures:
                 raise
@@ -80,18 +60,17 @@ class Worker:
             raise CallFailed(f"it could not start again: {problem}")
         if problem:
             raise ValueError(problem)
-        self.changed |= self.checksum not in ("", checksum)
-        self.notice, self.checksum, self.ready = notice, checksum, True
         self.signatures = {name: Signature(*fields) for name, fields in signatures.items()}
+        self.ready = True
 
     def signature(self, name: str) -> Signature:
-        """As in Channel. Raises as `wait` does, if it has not started yet."""
+        """How a reward can be called. Waits until it is loaded; raises as `wait` does."""
         if not self.signatures:
             self.wait()
         return self.signatures[name]
 
     def send(self, name: str, rows: list[RewardInput], level: int) -> None:
-        """As in Channel. Raises ValueError for a column that cannot be sent to another process."""
+        """Requests the scores of `rows`. Raises ValueError for a column that cannot be sent to another process."""
         self.wait()
         try:
             data = pickle.dumps((name, rows, level))
@@ -104,17 +83,16 @@ class Worker:
             raise CallFailed(f"its process {error}") from None
 
     def receive(self, timeout: float) -> list[Result]:
-        """As in Channel. Raises ValueError for rows with values that the worker cannot import."""
+        """Returns the next results, in the order of the rows. Raises ValueError for rows with values that the worker cannot
+        import. timeout: Seconds for the call that gives them.
+        """
         match self._receive(timeout):
             case ["results", results]:
                 return [(value, error) for value, error in results]
             case ["failed", why, late]:
                 raise CallFailed(why, late)
-            case ["unreadable", why]:
-                raise ValueError(f"the reward workers cannot read the rows ({why:.300}): use plain values")
-            case message:
-                self._restart()
-                raise CallFailed(f"its process sent {message!r:.80}")
+            case unreadable:
+                raise ValueError(f"the reward workers cannot read the rows ({unreadable[1]:.300}): use plain values")
 
     def _receive(self, timeout: float) -> Any:
         try:
@@ -142,30 +120,41 @@ class Worker:
 
 
 class Thread:
-    """A daemon thread for a Python callable. A hanging one is left behind, since Python cannot kill it."""
+    """A daemon thread for a Python callable, with the methods of Worker. A hanging one is left behind, since Python cannot
+    kill it.
+    """
 
     def __init__(self, function: RewardFunction, timeout: float) -> None:
         self.function, self.timeout = function, timeout
-        self.closed = False
         self._start()
 
     def _start(self) -> None:
         self.inbox: queue.SimpleQueue[tuple[list[RewardInput], int] | None] = queue.SimpleQueue()
         self.outbox: queue.SimpleQueue[list[Result] | CallFailed] = queue.SimpleQueue()
-        self.abandoned = threading.Event()
-        arguments = (self.function, self.timeout, self.inbox, self.outbox, self.abandoned)
-        threading.Thread(target=_serve, args=arguments, daemon=True).start()
+        threading.Thread(target=self._serve, args=(self.inbox, self.outbox), daemon=True).start()
+
+    def _serve(self, inbox: Any, outbox: Any) -> None:
+        with asyncio.Runner() as runner:
+            while (request := inbox.get()) is not None:
+                rows, level = request
+                try:
+                    for results in self.function.stream(rows, level, runner, self.timeout):
+                        if outbox is not self.outbox:  # left behind
+                            return
+                        outbox.put(results)
+                except CallFailed as failed:
+                    outbox.put(failed)
 
     def signature(self, name: str) -> Signature:
-        """As in Channel."""
+        """As in Worker."""
         return self.function.signature
 
     def send(self, name: str, rows: list[RewardInput], level: int) -> None:
-        """As in Channel."""
+        """As in Worker."""
         self.inbox.put((rows, level))
 
     def receive(self, timeout: float) -> list[Result]:
-        """As in Channel. Raises RuntimeError if closed."""
+        """As in Worker."""
         message = self._receive(timeout)
         if isinstance(message, CallFailed):
             raise message
@@ -175,30 +164,14 @@ class Thread:
         try:
             return self.outbox.get(timeout=timeout + GRACE)
         except queue.Empty:
-            if self.closed:
-                raise RuntimeError("the reward thread is closed") from None
-        self._leave()
-        self._start()
-        return CallFailed.by(Late(timeout))
+            self.inbox.put(None)
+            self._start()
+            return CallFailed.by(Late(timeout))
 
     def close(self) -> None:
-        """Lets the thread end for good."""
-        self.closed = True
-        self._leave()
-
-    def _leave(self) -> None:
-        self.abandoned.set()
+        """Lets the thread end; a call in progress is left behind."""
         self.inbox.put(None)
+        self.outbox = queue.SimpleQueue()
 
 
-def _serve(function: RewardFunction, timeout: float, inbox: Any, outbox: Any, abandoned: threading.Event) -> None:
-    with asyncio.Runner() as runner:
-        while (request := inbox.get()) is not None:
-            try:
-                rows, level = request
-                for results in function.stream(rows, level, runner, timeout):
-                    if abandoned.is_set():
-                        return
-                    outbox.put(results)
-            except CallFailed as failed:
-                outbox.put(failed)
+Channel = Worker | Thread

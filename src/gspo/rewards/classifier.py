@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +70,7 @@ class Classifier:
                 f"sequence classifier (config.json: {', '.join(self.config.architectures or ['?'])}); give one with a head"
             )
         self.model = model.to(self.device).eval().requires_grad_(False)
+        self.pad = model.config.get_text_config().pad_token_id
 
     def encode(self, messages: Messages) -> tuple[list[int], list[int]] | None:
         """Token ids and token types of a conversation that ends with the completion; None if it is too long.
@@ -108,32 +108,21 @@ class Classifier:
 
     def _batch(self, rows: Sequence[tuple[list[int], list[int]]]) -> Tensor:
         """Scores [B] of a batch, padded on the right so that no earlier token sees the padding."""
-        config = self.model.config.get_text_config()
-        pad = config.pad_token_id
+        pad = self.pad
         if pad is None:  # the score is read at the last token that differs from the padding: choose one that ends no row
             ends = {ids[-1] for ids, _ in rows}
             pad = next(token for token in range(len(ends) + 1) if token not in ends)
+        self.model.config.get_text_config().pad_token_id = pad
         ids = pad_sequence([torch.tensor(ids) for ids, _ in rows], True, pad).to(self.device)
         mask = pad_sequence([torch.ones(len(ids), dtype=torch.int64) for ids, _ in rows], True, 0).to(self.device)
         extra_inputs = {}
         if "token_type_ids" in self.tokenizer.model_input_names:
-            extra_inputs["token_type_ids"] = pad_sequence([torch.tensor(types) for _, types in rows], True, 0).to(
-                self.device
-            )
-        with self._padded_by(config, pad):
-            logits = self.model(input_ids=ids, attention_mask=mask, **extra_inputs).logits.float()  # [B, labels]
+            types = pad_sequence([torch.tensor(types) for _, types in rows], True, 0)
+            extra_inputs["token_type_ids"] = types.to(self.device)
+        logits = self.model(input_ids=ids, attention_mask=mask, **extra_inputs).logits.float()  # [B, labels]
         if self.cfg.output == "logit":
             return logits[:, self.label]
         return (logits.softmax(-1) if self.several else logits.sigmoid())[:, self.label]
-
-    @contextlib.contextmanager
-    def _padded_by(self, config: Any, pad: int) -> Any:
-        before = config.pad_token_id
-        config.pad_token_id = pad
-        try:
-            yield
-        finally:
-            config.pad_token_id = before
 
 
 def label_of(config: Any, cfg: RewardModelConfig) -> int:

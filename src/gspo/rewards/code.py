@@ -63,10 +63,11 @@ def _same_line(line: str, wanted: str) -> bool:
     if line.strip() == wanted.strip():
         return True
     words, numbers = line.split(), wanted.split()
-    return len(words) == len(numbers) > 0 and all(map(_same_number, words, numbers))
+    return len(words) == len(numbers) > 0 and all(map(same_number, words, numbers))
 
 
-def _same_number(word: str, wanted: str) -> bool:
+def same_number(word: str, wanted: str) -> bool:
+    """Whether two words are the same decimal number."""
     if max(len(word), len(wanted)) > DIGITS:
         return False
     try:

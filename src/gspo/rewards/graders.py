@@ -9,7 +9,7 @@ import math
 import numbers
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from gspo.data import reasoning_gym, reward_bounds
 from gspo.rewards import answers
 from gspo.rewards.answers import tagged
 from gspo.rewards.arguments import Arguments, RewardInput
-from gspo.rewards.code import CodeReward
+from gspo.rewards.code import CodeReward, same_number
 from gspo.rewards.programs import Programs
 
 BATCH, TOGETHER, SINGLY = 0, 1, 2
@@ -113,14 +113,13 @@ class PerCompletion:
     def __init__(self, score: Callable[[RewardInput], float | None], notice: str = "") -> None:
         self.score, self.notice = score, notice
 
-    def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[list[Result]]:
+    def stream(self, rows: list[RewardInput], *_: Any) -> Iterator[list[Result]]:
         """Yields each row's result as soon as it is available."""
         for row in rows:
             try:
-                result = checked(self.score(row))
-            except BaseException as error:
-                result = None, describe(error)
-            yield [result]
+                yield [checked(self.score(row))]
+            except Exception as error:
+                yield _failed(error, [row])
 
 
 class RewardFunction:
@@ -129,6 +128,8 @@ class RewardFunction:
     Without `**columns` in its signature it gets the columns that it names. It may have the attributes of Traits. Raises
     ValueError as Arguments does.
     """
+
+    notice = ""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.traits, self.arguments = function, Traits.of(function), Arguments(function)
@@ -170,11 +171,8 @@ class RewardFunction:
             return [[row] for row in rows]
         return [list(group) for _, group in groupby(rows, lambda row: row.group)]
 
-    def _start(self, rows: list[RewardInput]) -> Any:
-        return self.function(**self.arguments.of(rows, self.text_of))
-
     def _call(self, rows: list[RewardInput], runner: asyncio.Runner, timeout: float) -> list[Result]:
-        returned = self._start(rows)
+        returned = self.function(**self.arguments.of(rows, self.text_of))
         if inspect.isawaitable(returned):
             returned = runner.run(_within(returned, timeout))
         return _results(returned, len(rows))
@@ -182,7 +180,8 @@ class RewardFunction:
     async def _together(self, units: list[list[RewardInput]], timeout: float) -> list[Result]:
         async def results_of(unit: list[RewardInput]) -> list[Result]:
             try:
-                return _results(await _within(self._start(unit), timeout), len(unit))
+                returned = self.function(**self.arguments.of(unit, self.text_of))
+                return _results(await _within(returned, timeout), len(unit))
             except BaseException as error:
                 return _failed(error, unit)
 
@@ -231,10 +230,11 @@ def load(
     name: str, reward: RewardConfig, task: TaskConfig, code: CodeConfig | None = None
 ) -> PerCompletion | RewardFunction:
     """The reward named `name`. Raises ValueError if it is unavailable."""
+    code = code or CodeConfig()
     if name == "task":
         sources = [s for s in (task.source, task.eval_source) if s and s.startswith(reasoning_gym.PREFIX)]
         datasets = {source: reasoning_gym.open_task(source, task.config, seed=0, size=1) for source in sources}
-        return PerCompletion(lambda row: _task(row, datasets))
+        return PerCompletion(lambda row: reasoning_gym.score(datasets[row.task], tagged(spoken(row)), row.columns))
     if name == "exact":
         return PerCompletion(lambda row: _exact(row, reward.answer_column))
     if name == "math":
@@ -245,12 +245,12 @@ def load(
             raise ValueError(f"reward math needs math-verify: pip install 'gspo[tasks]' ({error})") from None
         return PerCompletion(lambda row: _math(row, reward.answer_column))
     if name == "code":
-        graded = CodeReward(code or CodeConfig())
+        graded = CodeReward(code)
         return PerCompletion(lambda row: graded(spoken(row), row.columns), graded.notice)
     function = load_function(name, "reward.functions")
     if not isinstance(getattr(function, "__self__", None), Programs):
         return RewardFunction(function)
-    programs = Programs(code or CodeConfig(), [name])  # a benchmark's reward, in the configured sandbox
+    programs = Programs(code, [name])  # a benchmark's reward, in the configured sandbox
     score = getattr(programs, function.__name__)
     arguments = Arguments(score)
     return PerCompletion(lambda row: score(**arguments.of([row], spoken))[0], programs.notice)
@@ -281,15 +281,9 @@ def gold(row: RewardInput, column: str) -> str:
     return text
 
 
-def _task(row: RewardInput, datasets: dict[str, Any]) -> float:
-    return reasoning_gym.score(datasets[row.task], tagged(spoken(row)), row.columns)
-
-
 def uncomparable(value: Any) -> str:
     """Why a right answer cannot be compared with a completion, or an empty string."""
-    if value is None or isinstance(value, (str, Decimal)):
-        return ""
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if value is None or (isinstance(value, (str, Decimal, numbers.Real)) and not isinstance(value, bool)):
         return ""
     return f"holds {type_of(value)}, and a completion is compared with text and numbers alone: make it one of these"
 
@@ -298,15 +292,8 @@ def _exact(row: RewardInput, column: str) -> float:
     completion = spoken(row)
     answer = tagged(completion)
     text, right = completion.strip() if answer is None else answer, gold(row, column)
-    return float(text == right or (not isinstance(row.columns[column], str) and _same_number(text, right)))
-
-
-def _same_number(text: str, right: str) -> bool:
-    """Whether a text is another spelling of a number, such as 7 for 7.0, which a column of numbers may turn it into."""
-    try:
-        return Decimal(text) == Decimal(right)
-    except InvalidOperation:
-        return False
+    # A column of numbers may turn 7 into 7.0.
+    return float(text == right or (not isinstance(row.columns[column], str) and same_number(text, right)))
 
 
 def _math(row: RewardInput, column: str) -> float:

@@ -64,7 +64,7 @@ class EndpointClient:
         retries: Retries after 429, 5xx and lost connections, by the openai client with its backoff and Retry-After.
 
     Attributes:
-        total: Counters.
+        total: Counters since the last call of `counts`.
         reasons: How often each reason left a question without an opinion.
     """
 
@@ -79,7 +79,6 @@ class EndpointClient:
         self.total: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self._warned: set[str] = set()
-        self._reported: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(max_concurrent)
         self._client = openai.AsyncOpenAI(api_key=key, base_url=self.url, timeout=timeout, max_retries=retries)
@@ -101,18 +100,15 @@ class EndpointClient:
             except (TimeoutError, self._errors.APITimeoutError):
                 raise Failed(f"no response within {self.timeout:g} s", late=True) from None
             except self._errors.APIStatusError as error:
-                raise Failed(self._clean(f"HTTP {error.status_code}: {error.message}"), error.status_code) from None
+                why, status = f"HTTP {error.status_code}: {error.message}", error.status_code
             except self._errors.APIConnectionError as error:
-                raise Failed(self._clean(f"cannot be reached ({describe(error.__cause__ or error)})")) from None
+                why, status = f"cannot be reached ({describe(error.__cause__ or error)})", None
             except (self._errors.OpenAIError, json.JSONDecodeError) as error:
-                raise Failed(self._clean(describe(error))) from None
+                why, status = describe(error), None
             finally:
                 self.total["seconds"] += time.perf_counter() - begin  # type: ignore[assignment]
-
-    def _clean(self, text: str) -> str:
-        """An error on one line, without the key, which an endpoint may echo."""
-        cleaned = text if self._key == NO_KEY else text.replace(self._key, "***")
-        return " ".join(cleaned.split())[:200]
+        cleaned = why if self._key == NO_KEY else why.replace(self._key, "***")  # an endpoint may echo the key
+        raise Failed(" ".join(cleaned.split())[:200], status)
 
     def note(self, reason: str) -> None:
         """Counts a question that got no opinion."""
@@ -126,11 +122,8 @@ class EndpointClient:
             if kind not in self._warned:
                 self._warned.add(kind)
                 warnings.warn(f"{self.name}: no opinion {count} times: {reason}", stacklevel=1)
-        now = self.total.copy()
-        names = ("requests", "cached", "retries", "failed", "tokens", "seconds")
-        new = {name: float(now[name] - self._reported[name]) for name in names}
-        self._reported = now
-        return new
+        total, self.total = self.total, Counter()
+        return {name: float(total[name]) for name in ("requests", "cached", "retries", "failed", "tokens", "seconds")}
 
     def close(self) -> None:
         """Closes the client and cancels pending requests."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -53,9 +55,8 @@ class Judge:
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
         """A reward or None for each completion; by group, the completions are those of one prompt."""
         cells = columns.get(self.config.reference_column or "") or [None] * len(completions)
-        questions = [text_of(prompt) for prompt in prompts]
         references = [None if reference is None else str(reference) for reference in cells]
-        return await self._in_loop(lambda: self._judge(questions, list(completions), references))
+        return await self._judged([text_of(prompt) for prompt in prompts], list(completions), references)
 
     async def score_group(self, group: Any, reference: str | None = None) -> TrajectoryGroup:
         """The group with rewards set, for `model.train`. The common prefix of all trajectories is the question, the rest of
@@ -65,8 +66,8 @@ class Judge:
         start = common_start(transcripts)
         question = text_of(transcripts[0][:start]) if transcripts else ""
         completions = [text_of(messages[start:]) for messages in transcripts]
-        arguments = [question] * len(completions), completions, [reference] * len(completions)
-        return rewarded(group, await self._in_loop(lambda: self._judge(*arguments)), "judge")
+        count = len(completions)
+        return rewarded(group, await self._judged([question] * count, completions, [reference] * count), "judge")
 
     def wait(self) -> None:
         """Sends one small question. Raises ValueError if the endpoint refuses it or cannot be reached."""
@@ -90,80 +91,67 @@ class Judge:
         self.line.close()
         self.cache.close()
 
-    async def _in_loop(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.wrap_future(self.line.run(work()))
+    async def _judged(self, prompts: list[str], completions: list[str], references: list[str | None]) -> list[float | None]:
+        if self.by_group and completions:
+            work = self._group(prompts[0], completions, references[0])
+        else:
+            work = self._each(prompts, completions, references)
+        return await asyncio.wrap_future(self.line.run(work))
 
     # The methods below run in the client's own event loop.
 
-    async def _judge(self, prompts: list[str], completions: list[str], references: list[str | None]) -> list[float | None]:
+    async def _each(self, prompts: list[str], completions: list[str], references: list[str | None]) -> list[float | None]:
+        rows = zip(prompts, completions, references)
+        rubric, scale = self.config.rubric, self.config.scale
+        return list(await asyncio.gather(*(self._ask(judge_prompts.scored(rubric, *row, scale)) for row in rows)))
+
+    async def _group(self, prompt: str, completions: list[str], reference: str | None) -> list[float | None]:
         config = self.config
-        if not self.by_group:
-            requests = [
-                self._ask(judge_prompts.scored(config.rubric, prompt, completion, reference, config.scale))
-                for prompt, completion, reference in zip(prompts, completions, references)
-            ]
-            return list(await asyncio.gather(*requests))
         if len(completions) < 2:
-            if completions:
-                self.line.note(ALONE)
+            self.line.note(ALONE)
             return [None] * len(completions)
         distinct = sorted(set(completions))
-        random.Random(key_of([config.seed, prompts[0], distinct])).shuffle(distinct)
-        if config.mode == "pairs":
-            values = await self._pairs(prompts[0], distinct, references[0])
-        else:
-            values = await self._together(prompts[0], distinct, references[0])
-        if config.mode == "rank":  # each completion takes a place, duplicates too
-            return from_ranks([values[distinct.index(completion)] for completion in completions])
-        return [values[distinct.index(completion)] for completion in completions]
-
-    async def _together(self, prompt: str, completions: list[str], reference: str | None) -> list[float | None]:
-        config = self.config
-        if config.mode == "rank":
-            question = judge_prompts.ranked(config.rubric, prompt, completions, reference)
-        else:
-            question = judge_prompts.together(config.rubric, prompt, completions, reference, config.scale)
-        return await self._ask(question) or [None] * len(completions)
+        random.Random(key_of([config.seed, prompt, distinct])).shuffle(distinct)
+        match config.mode:
+            case "pairs":
+                values = await self._pairs(prompt, distinct, reference)
+            case "rank":
+                values = await self._ask(judge_prompts.ranked(config.rubric, prompt, distinct, reference))
+            case _:
+                values = await self._ask(judge_prompts.together(config.rubric, prompt, distinct, reference, config.scale))
+        each = [values[distinct.index(completion)] if values else None for completion in completions]
+        return from_ranks(each) if config.mode == "rank" else each  # duplicates take a place, too
 
     async def _pairs(self, prompt: str, completions: list[str], reference: str | None) -> list[float | None]:
         """Bradley-Terry strengths; each pair is judged in both orders, which count as one game."""
         if len(completions) == 1:
             return [0.0]
-        rubric = self.config.rubric
-        pairs = list(combinations(range(len(completions)), 2))
-        requests = [
-            self._ask(judge_prompts.paired(rubric, prompt, completions[a], completions[b], reference))
-            for i, j in pairs
-            for a, b in ((i, j), (j, i))
-        ]
-        verdicts = await asyncio.gather(*requests)
-        outcomes = []
-        for (i, j), first, second in zip(pairs, verdicts[::2], verdicts[1::2]):
-            opinions = [first] if first is not None else []
-            opinions += [1 - second] if second is not None else []
-            if opinions:
-                outcomes.append((i, j, sum(opinions) / len(opinions)))
-        return rewards(len(completions), outcomes)
+
+        async def game(i: int, j: int) -> tuple[int, int, float] | None:
+            paired = partial(judge_prompts.paired, self.config.rubric, prompt)
+            first, second = await asyncio.gather(
+                self._ask(paired(completions[i], completions[j], reference)),
+                self._ask(paired(completions[j], completions[i], reference)),
+            )
+            opinions = [x for x in (first, None if second is None else 1 - second) if x is not None]
+            return (i, j, sum(opinions) / len(opinions)) if opinions else None
+
+        games = await asyncio.gather(*(game(i, j) for i, j in combinations(range(len(completions)), 2)))
+        return rewards(len(completions), [one for one in games if one is not None])
 
     async def _ask(self, question: Question) -> Any:
         """The judge's verdict, or None, which is counted. A question in flight is not sent twice."""
         config = self.config
         key = key_of([self.line.url, config.model, config.request, question.messages("")])
         cached = self.cache.get(key)
-        if cached is not None:
-            try:
-                verdict = question.read(judge_prompts.object_of(cached))
-            except Unreadable:
-                pass  # the cache file was changed from outside
-            else:
-                self.line.total["cached"] += 1
-                return verdict
         task = self._pending.get(key)
+        self.line.total["cached"] += cached is not None or task is not None
+        if cached is not None:
+            with contextlib.suppress(Unreadable):  # one that another version has kept
+                return question.read(judge_prompts.object_of(cached))
         if task is None:
             task = self._pending[key] = asyncio.ensure_future(self._attempts(question, key))
             task.add_done_callback(lambda _: self._pending.pop(key))
-        else:
-            self.line.total["cached"] += 1
         verdict, reason = await asyncio.shield(task)
         if reason:
             self.line.note(reason)

@@ -6,7 +6,6 @@ import asyncio
 import math
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +34,7 @@ class RewardModel:
         self.config = config or from_dict({"reward_model": fields}).reward_model
         check_reward_model(self.config)
         self.scorer: Local | Served = Served(self.config) if self.config.url else Local(self.config)
+        self.wait, self.counts, self.close = self.scorer.wait, self.scorer.counts, self.scorer.close
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
         """The score of each completion; None if it is too long, or the server returned none."""
@@ -48,20 +48,6 @@ class RewardModel:
         finite = [value if value is not None and math.isfinite(value) else None for value in values]
         return rewarded(group, finite, "model")
 
-    def wait(self) -> None:
-        """Loads the classifier, or probes the server. Raises ValueError on failure."""
-        self.scorer.wait()
-
-    def counts(self) -> dict[str, float]:
-        """Counts since the last call: completions that were too long (`too_long`), or with a server the same counts as a
-        judge. Warns the first time that a completion is too long.
-        """
-        return self.scorer.counts()
-
-    def close(self) -> None:
-        """Closes the connections to the server, or releases the classifier."""
-        self.scorer.close()
-
 
 class Local:
     """The classifier in this process, loaded on first use."""
@@ -71,8 +57,7 @@ class Local:
 
         self.classifier = Classifier(config)
         self.lock = threading.Lock()
-        self.total: Counter[str] = Counter()
-        self.warned = False
+        self.too_long, self.warned = 0, False
 
     def wait(self) -> None:
         """Loads the classifier."""
@@ -85,20 +70,20 @@ class Local:
             self.classifier.load()
             rows = [self.classifier.encode(messages) for messages in conversations]
             scores = iter(self.classifier.scores([row for row in rows if row is not None]))
-            self.total["too_long"] += sum(row is None for row in rows)
+            self.too_long += sum(row is None for row in rows)
             return [None if row is None else next(scores) for row in rows]
 
     def counts(self) -> dict[str, float]:
-        """As RewardModel.counts."""
-        new, self.total = float(self.total["too_long"]), Counter()
+        """Completions that were too long since the last call (`too_long`). Warns the first time that there are some."""
+        new, self.too_long = self.too_long, 0
         if new and not self.warned:
             self.warned = True
             warnings.warn(
-                f"reward model: {new:g} completions, with their prompts, are longer than {self.classifier.longest} tokens "
+                f"reward model: {new} completions, with their prompts, are longer than {self.classifier.longest} tokens "
                 'and get no score; reward_model.too_long = "left" or "right" scores what is left of them',
                 stacklevel=1,
             )
-        return {"too_long": new}
+        return {"too_long": float(new)}
 
     def close(self) -> None:
         """Releases its memory."""
@@ -135,10 +120,7 @@ class Served:
                 self.line.note(str(error))
                 return None
 
-        async def every_score() -> list[float | None]:
-            return list(await asyncio.gather(*map(score_or_none, conversations)))
-
-        return self.line.run(every_score()).result()
+        return [future.result() for future in [self.line.run(score_or_none(messages)) for messages in conversations]]
 
     async def _score(self, messages: Messages) -> float:
         config = self.config

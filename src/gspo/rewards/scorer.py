@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import itertools
@@ -123,22 +124,10 @@ class Rewards:
             worker.wait()
         for worker in self.workers[:1]:
             self.required.add({name: worker.signatures[spec].required for name, spec in self.specs.items()})
-        for notice in dict.fromkeys(filter(None, (worker.notice for worker in self.workers))):
-            warnings.warn(notice if self.code.sandbox == "none" else Notice(notice), stacklevel=1)
-        self._warn_of_changes()
+            if worker.notice:
+                warnings.warn(worker.notice if self.code.sandbox == "none" else Notice(worker.notice), stacklevel=1)
         for function in self.functions.values():
             function.traits.wait()
-
-    def _warn_of_changes(self) -> None:
-        """Warns of workers that restarted with changed source files."""
-        if any(worker.changed for worker in self.workers):
-            for worker in self.workers:
-                worker.changed = False
-            warnings.warn(
-                f"a reward worker started again, and the files of {', '.join(self.specs.values())} have changed since it "
-                "began: it scores by the new ones, others may still score by the old ones",
-                stacklevel=1,
-            )
 
     def counts(self) -> dict[str, float]:
         """The callables' counts since the last call, as `scoring/NAME/...`."""
@@ -153,6 +142,20 @@ class Rewards:
         column.
         """
         self.check(rollout.prompt for rollout in rollouts)
+        try:
+            results = self._results(rollouts, progress)
+        except BaseException:  # such as Ctrl-C: no result may be left over for the next call
+            self.close()
+            self._start()
+            raise
+        for name, mode in self.modes.items():
+            for text in mode.news(results[name]):
+                # stacklevel=1, so that it comes from this file: the run's log takes warnings from gspo's own files.
+                warnings.warn(f"reward {name}: {text}", stacklevel=1)
+        return [self._scored(rollout, {name: results[name][i] for name in self.names}) for i, rollout in enumerate(rollouts)]
+
+    def _results(self, rollouts: list[Rollout], progress: Callable[[int], None] | None) -> dict[str, list[Result]]:
+        """The results of each reward: those of workers in chunks, which idle workers take, those of threads at once."""
         results: dict[str, list[Result]] = {name: [(None, None)] * len(rollouts) for name in self.names}
         lock = threading.Lock()
         count = 0
@@ -164,32 +167,20 @@ class Rewards:
                 if progress is not None:
                     progress(count // len(self.names))
 
-        def run(channel: Channel, name: str, spec: str, start: int, stop: int) -> None:
-            rows = [self._row(rollout) for rollout in rollouts[start:stop]]
-            results[name][start:stop] = score_rows(channel, spec, rows, self.limits[name], self.modes[name], note_results)
+        def run(channel: Channel, jobs: queue.SimpleQueue[tuple[str, int, int]]) -> None:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    name, start, stop = jobs.get_nowait()
+                    rows = [self._row(rollout) for rollout in rollouts[start:stop]]
+                    results[name][start:stop] = score_rows(
+                        channel, self.specs.get(name, name), rows, self.limits[name], self.modes[name], note_results
+                    )
 
-        jobs: queue.SimpleQueue[tuple[str, str, int, int]] = queue.SimpleQueue()
-        for start, stop in _chunks(rollouts, len(self.workers)):
-            for name, spec in self.specs.items():
-                jobs.put((name, spec, start, stop))
-        lanes = [partial(_drain, jobs, worker, run) for worker in self.workers]
-        lanes += [partial(run, thread, name, name, 0, len(rollouts)) for name, thread in self.threads.items()]
-        try:
-            _in_parallel(lanes)
-        except BaseException:  # such as Ctrl-C: no result may be left over for the next call
-            self.close()
-            self._start()
-            raise
-        self._warn_of_changes()
-        for name, mode in self.modes.items():
-            for text in mode.news(results[name]):
-                # stacklevel=1, so that it comes from this file: the run's log takes warnings from gspo's own files.
-                warnings.warn(f"reward {name}: {text}", stacklevel=1)
-        by_rollout = zip(*(results[name] for name in self.names))
-        return [
-            self._scored(rollout, dict(zip(self.names, rollout_results)))
-            for rollout, rollout_results in zip(rollouts, by_rollout)
-        ]
+        shared = _queue((name, *chunk) for chunk in _chunks(rollouts, len(self.workers)) for name in self.specs)
+        lanes = [partial(run, worker, shared) for worker in self.workers]
+        lanes += [partial(run, thread, _queue([(name, 0, len(rollouts))])) for name, thread in self.threads.items()]
+        _in_parallel(lanes)
+        return results
 
     def _scored(self, rollout: Rollout, results: dict[str, Result]) -> Rollout:
         parts = {name: value for name, (value, _) in results.items()}
@@ -252,13 +243,11 @@ def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def _drain(jobs: queue.SimpleQueue[tuple[str, str, int, int]], worker: Worker, run: Callable[..., None]) -> None:
-    while True:
-        try:
-            job = jobs.get_nowait()
-        except queue.Empty:
-            return
-        run(worker, *job)
+def _queue(jobs: Iterable[tuple[str, int, int]]) -> queue.SimpleQueue[tuple[str, int, int]]:
+    filled: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
+    for job in jobs:
+        filled.put(job)
+    return filled
 
 
 def _in_parallel(lanes: Sequence[Callable[[], None]]) -> None:
