@@ -16,8 +16,6 @@ ALWAYS = ("prompts", "completions")
 TRL = {"completion_ids", "trainer_state", *NOT_SUPPLIED}
 """Parameters that mark a function as written for TRL."""
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-Parameters = list[inspect.Parameter] | None
-"""The parameters of a function; None if Python cannot tell."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,13 @@ class Arguments:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.names: set[str] | None = None
-        own, within = _own_parameters(function), _parameters(function, follow_wrapped=True)
-        last = within if _takes_any(own) else own
-        names = {p.name for parameters in (own, last) for p in parameters or () if p.kind not in VARIADIC}
-        if not _takes_any(last):
-            self.names = names
+        own, last = _parameters(function, follow_wrapped=False), _parameters(function, follow_wrapped=True)
+        if not _takes_any(own):
+            last = own
+        names = {p.name for p in [*own, *last] if p.kind not in VARIADIC}
+        self.names = None if _takes_any(last) else names
         self.like_trl = bool(TRL & names)
-        needed = [p for p in own or () if p.default is p.empty and p.kind not in VARIADIC]
+        needed = [p for p in own if p.default is p.empty and p.kind not in VARIADIC]
         self.required = tuple(p.name for p in needed if p.name not in (*ALWAYS, *TRL))
         label = getattr(function, "__name__", type(function).__name__)
         for parameter in needed:
@@ -108,22 +105,16 @@ class Arguments:
         return self.names is None or name in self.names
 
 
-def _own_parameters(function: Callable[..., Any]) -> Parameters:
-    """The parameters of the function itself, which may be a decorator."""
-    if hasattr(function, "__wrapped__") and hasattr(function, "__signature__"):
-        return None  # a decorator that shows the signature of the wrapped function
-    return _parameters(function, follow_wrapped=False)
-
-
-def _parameters(function: Callable[..., Any], follow_wrapped: bool) -> Parameters:
+def _parameters(function: Callable[..., Any], follow_wrapped: bool) -> list[inspect.Parameter]:
+    """The parameters of the function itself, which may be a decorator, or of the function within."""
     try:
         return [*inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values()]
-    except (TypeError, ValueError):
-        return None
+    except (TypeError, ValueError):  # Python cannot tell
+        return [inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)]
 
 
-def _takes_any(parameters: Parameters) -> bool:
-    return parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters)
+def _takes_any(parameters: Sequence[inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _message(prompt: Any, text: str) -> Any:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import itertools
 import os
-import queue
 import threading
 import warnings
 from array import array
@@ -167,18 +165,15 @@ class Rewards:
                 if progress is not None:
                     progress(count // len(self.names))
 
-        def run(channel: Channel, jobs: queue.SimpleQueue[tuple[str, int, int]]) -> None:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    name, start, stop = jobs.get_nowait()
-                    rows = [self._row(rollout) for rollout in rollouts[start:stop]]
-                    results[name][start:stop] = score_rows(
-                        channel, self.specs.get(name, name), rows, self.limits[name], self.modes[name], note_results
-                    )
+        def run(channel: Channel, jobs: Iterable[tuple[str, int, int]]) -> None:
+            for name, start, stop in jobs:
+                rows = [self._row(rollout) for rollout in rollouts[start:stop]]
+                spec, limit, mode = self.specs.get(name, name), self.limits[name], self.modes[name]
+                results[name][start:stop] = score_rows(channel, spec, rows, limit, mode, note_results)
 
-        shared = _queue((name, *chunk) for chunk in _chunks(rollouts, len(self.workers)) for name in self.specs)
+        shared = iter([(name, *chunk) for chunk in _chunks(rollouts, len(self.workers)) for name in self.specs])
         lanes = [partial(run, worker, shared) for worker in self.workers]
-        lanes += [partial(run, thread, _queue([(name, 0, len(rollouts))])) for name, thread in self.threads.items()]
+        lanes += [partial(run, thread, [(name, 0, len(rollouts))]) for name, thread in self.threads.items()]
         _in_parallel(lanes)
         return results
 
@@ -241,13 +236,6 @@ def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:
     count = min(count, len(starts))
     cuts = [starts[len(starts) * k // count] for k in range(count)] + [len(ids)] if count else []
     return list(itertools.pairwise(cuts))
-
-
-def _queue(jobs: Iterable[tuple[str, int, int]]) -> queue.SimpleQueue[tuple[str, int, int]]:
-    filled: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
-    for job in jobs:
-        filled.put(job)
-    return filled
 
 
 def _in_parallel(lanes: Sequence[Callable[[], None]]) -> None:
