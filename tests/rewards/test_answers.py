@@ -99,12 +99,8 @@ def test_the_reward_math_reads_the_last_box(completion, right):
     assert score(graders.RewardInput("?", completion, "", {"answer": "33"})) == right
 
 
-def test_a_right_answer_that_cannot_be_read_is_an_error():
-    score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
-    with pytest.raises(ValueError, match="math-verify cannot read the right answer"):
-        score(graders.RewardInput("?", r"\boxed{33}", "", {"answer": r"$$"}))
-
-
-def test_a_right_answer_in_a_box_is_what_stands_in_it():
+def test_the_right_answer_is_read_from_a_box_or_refused():
     score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
     assert score(graders.RewardInput("?", r"\boxed{33}", "", {"answer": r"So it is $\boxed{033}$."})) == 1
+    with pytest.raises(ValueError, match="math-verify cannot read the right answer"):
+        score(graders.RewardInput("?", r"\boxed{33}", "", {"answer": r"$$"}))

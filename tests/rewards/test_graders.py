@@ -17,16 +17,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:reward .*a call for")
 def test_the_reasoning_gym_scorer():
     entry = {"question": "?", "answer": "8", "metadata": {}}
     task = TaskConfig(source="reasoning_gym:count_bits")
-    completions = [
-        "<answer>8</answer>",
-        "8",
-        "<answer>9</answer>",
-        "<think>1</think><answer> 8 </answer>",
-        "<answer></answer>",
-    ]
+    texts = ["<answer>8</answer>", "8", "<answer>9</answer>", "<think>1</think><answer> 8 </answer>", "<answer></answer>"]
     with Rewards(RewardConfig(), task) as rewards:
-        scored = rewards.score([rollout(completion, task=task.source, **entry) for completion in completions * 40])
-    assert [r.reward for r in scored] == [1, 0, 0, 1, 0] * 40
+        scored = rewards.score([rollout(text, task=task.source, **entry) for text in texts])
+    assert [r.reward for r in scored] == [1, 0, 0, 1, 0]
     assert scored[0].reward_parts == {"task": 1.0} and scored[0].error is None
 
 
@@ -110,23 +104,6 @@ def test_closures_lambdas_and_async_functions():
     assert columns == {"answer": ["a", "a"], "extra": [None, 3]}  # and no more
 
 
-def test_a_failed_batch_of_async_calls_is_repeated_all_at_once():
-    at_work = most = 0
-
-    async def judge(prompts, completions, **columns):
-        nonlocal at_work, most
-        if len(completions) > 1:
-            raise ConnectionError
-        at_work += 1
-        most = max(most, at_work)
-        await asyncio.sleep(0.05)
-        at_work -= 1
-        return [1.0]
-
-    assert outcome(in_process(judge), *"abcdefgh")[0] == [1.0] * 8
-    assert most == 8
-
-
 def test_a_function_may_have_time_outs_of_its_own():
     """They are failures like others: the call did not exceed reward.timeout."""
 
@@ -171,14 +148,6 @@ def test_async_groups_are_scored_at_the_same_time():
     assert most == 2
 
 
-def test_tensors_and_arrays_are_lists_of_numbers():
-    import numpy
-    import torch
-
-    for make in (torch.tensor, numpy.array):
-        assert outcome(in_process(lambda prompts, completions, m=make: m([1.0, 2.0])), "a", "b")[0] == [1, 2]
-
-
 def test_what_a_function_changes_no_other_call_sees():
     """Not its next call, not the other functions, not the completions to the same prompt, not the row itself."""
 
@@ -202,16 +171,10 @@ def test_what_a_function_changes_no_other_call_sees():
     assert row == {"list": [0]} and len(completions[0].prompt.messages) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("tests.rewards.graders:lenght", "tests.rewards.graders has no function 'lenght', did you mean length?"),
-        ("tests.rewards.graders:not_a_function", "not_a_function is an int, not a function"),
-        ("no_such_module:f", "there is no module 'no_such_module' in"),
-        ("tests.rewards.graders:", "expected module:function"),
-    ],
-)
-def test_functions_that_cannot_be_loaded(name, message):
-    with Rewards(RewardConfig(functions=[name]), TaskConfig()) as rewards, pytest.raises(ValueError) as error:
+def test_a_function_that_cannot_be_loaded():
+    config = RewardConfig(functions=["no_such_module:f"])
+    with (
+        Rewards(config, TaskConfig()) as rewards,
+        pytest.raises(ValueError, match=r"reward.functions = .* no module 'no_such"),
+    ):
         rewards.score([rollout("a")])
-    assert message in str(error.value) and "reward.functions" in str(error.value)

@@ -21,33 +21,28 @@ def trl(prompts, completions, completion_ids, trainer_state, answer):
     """All of TRL's, and a column."""
 
 
-@pytest.mark.parametrize(
-    ("function", "rows", "message"),
-    [
-        (wrong, [{"answer": 1}], "reward wrong: it cannot be called without 'prompt', 'completion': it gets prompts, "
+def test_a_parameter_that_no_prompt_has_is_told_by_its_name(subtests):
+    many = {f"c{i:02}": 0 for i in range(20)}
+    for function, row, message in (
+        (wrong, {"answer": 1}, "reward wrong: it cannot be called without 'prompt', 'completion': it gets prompts, "
          "completions, and columns of the data, and the data has the columns answer; rename the parameter"),
-        (lambda completions, gold: 0, [{}], "reward lambda: .* without 'gold': .* the data has no other column"),
-        (lambda completions, gold, **_: 0, [{"answer": 1}], "reward lambda: .* without 'gold'"),
-        (lambda prompts, *, gold: 0, [{f"c{i:02}": 0 for i in range(20)}], "c00, .*, c11 and 8 more; rename"),
-        (trl, [{"gold": 1}], "reward trl: .* without 'answer'"),
-    ],
-)  # fmt: skip
-def test_a_parameter_that_no_prompt_has_is_told_by_its_name(function, rows, message):
-    with in_process(function) as rewards, pytest.raises(ValueError, match=message):
-        rewards.check(prompts(*rows))
+        (lambda completions, gold: 0, {}, "reward lambda: .* without 'gold': .* the data has no other column"),
+        (lambda completions, gold, **_: 0, {"answer": 1}, "reward lambda: .* without 'gold'"),
+        (lambda prompts, *, gold: 0, many, "c00, .*, c11 and 8 more; rename"),
+        (trl, {"gold": 1}, "reward trl: .* without 'answer'"),
+    ):  # fmt: skip
+        with subtests.test(message), in_process(function) as rewards, pytest.raises(ValueError, match=message):
+            rewards.check(prompts(row))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
+def test_what_some_prompt_has_is_there_and_a_default_is_enough():
+    for function in (
         lambda prompts, completions, **columns: 0, lambda completions, answer: 0, lambda completions, gold=None: 0,
         lambda *args, **kwargs: 0, lambda **kwargs: 0, trl,
-    ],
-)  # fmt: skip
-def test_what_some_prompt_has_is_there_and_a_default_is_enough(function):
-    with in_process(function) as rewards:
-        rewards.check(prompts({}, {"answer": 1}))  # where files leave a column out of a row, it is None
-        rewards.wait()
+    ):  # fmt: skip
+        with in_process(function) as rewards:
+            rewards.check(prompts({}, {"answer": 1}))  # where files leave a column out of a row, it is None
+            rewards.wait()
 
 
 def judged(prompts, completions, judge):
