@@ -57,7 +57,7 @@ def working(*names):
 def test_it_says_that_it_is_ready_limits_its_memory_and_streams_each_result():
     with working("exact", "tests.rewards.graders:raises") as process:
         raises = "tests.rewards.graders:raises"
-        problem, notice, _, signatures = process.receive(PATIENCE)
+        problem, notice, signatures = process.receive(PATIENCE)
         assert (problem, notice) == ("", "")
         assert signatures == {"exact": [(SINGLY,), False, ()], raises: [[BATCH, SINGLY], False, ()]}
         (worker,) = supervisor._children(process.popen.pid)
