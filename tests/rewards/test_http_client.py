@@ -66,7 +66,7 @@ def test_what_asking_again_cannot_help_is_asked_once():
     with listening(lambda body: wrong) as endpoint, closing(judge(endpoint, retries=3)) as judged:
         assert rewards(judged, ["a"]) == [None]
         assert len(endpoint.asked) == 1
-        (reason,) = judged.line.reasons
+        (reason,) = judged.endpoint.reasons
         assert "no such model" in reason and KEY not in reason
         with pytest.raises(ValueError, match=r"judge.url = .* HTTP 404") as error:
             judged.wait()
@@ -77,14 +77,14 @@ def test_a_slow_answer_is_no_opinion():
     def answer(body):
         if material(body)["REPLY"] == "quick":
             return score(5)
-        while not judged.line.total["seconds"]:  # the other one may take as long as it needs
+        while not judged.endpoint.total["seconds"]:  # the other one may take as long as it needs
             time.sleep(0.01)
-        leap(judged.line._loop)
+        leap(judged.endpoint._loop)
         return 0.5, score(1)
 
     with listening(answer) as endpoint, closing(judge(endpoint, retries=2)) as judged:
         assert rewards(judged, ["slow", "quick"]) == [None, 0.5]
-        assert list(judged.line.reasons) == [f"no response within {PATIENCE:g} s"] and len(endpoint.asked) == 2
+        assert list(judged.endpoint.reasons) == [f"no response within {PATIENCE:g} s"] and len(endpoint.asked) == 2
 
 
 def test_so_many_requests_at_once_and_no_more():

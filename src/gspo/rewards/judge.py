@@ -49,7 +49,7 @@ class Judge:
         self.by_group = config.mode != "score"
         self.needs = {config.reference_column: "judge.reference_column"} if config.reference_column else {}
         self.cache = Cache(config.cache, "judge.cache")
-        self.line = EndpointClient("judge", config.url, key, config.timeout, config.retries, config.max_concurrent)
+        self.endpoint = EndpointClient("judge", config.url, key, config.timeout, config.retries, config.max_concurrent)
         self._pending: dict[str, asyncio.Task[Any]] = {}
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
@@ -73,22 +73,22 @@ class Judge:
         """Sends one small question. Raises ValueError if the endpoint refuses it or cannot be reached."""
         probe = judge_prompts.scored(self.config.rubric, "1 + 1 = ?", "2", None, self.config.scale)
         try:
-            self.line.run(self._complete(probe)).result()
+            self.endpoint.run(self._complete(probe)).result()
         except Failed as error:
             raise ValueError(f"judge.url = {self.config.url!r}, judge.model = {self.config.model!r}: {error}") from None
         except Unreadable:
             pass  # the next response may be readable; unreadable ones are counted
-        self.line.counts()  # excludes this request from the counts
+        self.endpoint.counts()  # excludes this request from the counts
 
     def counts(self) -> dict[str, float]:
         """Counts since the last call: requests, cache hits, retries, questions without an opinion (failed), tokens read and
         written, and seconds of waiting, summed over requests. Warns of new reasons for a missing opinion.
         """
-        return self.line.counts()
+        return self.endpoint.counts()
 
     def close(self) -> None:
         """Closes its connections and the cache."""
-        self.line.close()
+        self.endpoint.close()
         self.cache.close()
 
     async def _judged(self, prompts: list[str], completions: list[str], references: list[str | None]) -> list[float | None]:
@@ -96,7 +96,7 @@ class Judge:
             work = self._group(prompts[0], completions, references[0])
         else:
             work = self._each(prompts, completions, references)
-        return await asyncio.wrap_future(self.line.run(work))
+        return await asyncio.wrap_future(self.endpoint.run(work))
 
     # The methods below run in the client's own event loop.
 
@@ -108,7 +108,7 @@ class Judge:
     async def _group(self, prompt: str, completions: list[str], reference: str | None) -> list[float | None]:
         config = self.config
         if len(completions) < 2:
-            self.line.note(ALONE)
+            self.endpoint.note(ALONE)
             return [None] * len(completions)
         distinct = sorted(set(completions))
         random.Random(key_of([config.seed, prompt, distinct])).shuffle(distinct)
@@ -142,10 +142,10 @@ class Judge:
     async def _ask(self, question: Question) -> Any:
         """The judge's verdict, or None, which is counted. A question in flight is not sent twice."""
         config = self.config
-        key = key_of([self.line.url, config.model, config.request, question.messages("")])
+        key = key_of([self.endpoint.url, config.model, config.request, question.messages("")])
         cached = self.cache.get(key)
         task = self._pending.get(key)
-        self.line.total["cached"] += cached is not None or task is not None
+        self.endpoint.total["cached"] += cached is not None or task is not None
         if cached is not None:
             with contextlib.suppress(Unreadable):  # one that another version has kept
                 return question.read(judge_prompts.object_of(cached))
@@ -154,14 +154,14 @@ class Judge:
             task.add_done_callback(lambda _: self._pending.pop(key))
         verdict, reason = await asyncio.shield(task)
         if reason:
-            self.line.note(reason)
+            self.endpoint.note(reason)
         return verdict
 
     async def _attempts(self, question: Question, key: str) -> tuple[Any, str]:
         """The judge's verdict, or the reason for none."""
         reason = ""
         for attempt in range(self.config.retries + 1):
-            self.line.total["retries"] += attempt > 0
+            self.endpoint.total["retries"] += attempt > 0
             try:
                 text = await self._complete(question)
                 verdict = question.read(judge_prompts.object_of(text))
@@ -183,13 +183,13 @@ class Judge:
             raw = client.chat.completions.with_raw_response
             return await raw.create(model=config.model, messages=messages, extra_body=config.request)
 
-        response = await self.line.request(send)
-        self.line.total["retries"] += response.retries_taken
+        response = await self.endpoint.request(send)
+        self.endpoint.total["retries"] += response.retries_taken
         try:
             body = json.loads(response.text)
             choice = body["choices"][0]
             text = choice["message"]["content"]
-            self.line.total["tokens"] += int((body.get("usage") or {}).get("total_tokens") or 0)
+            self.endpoint.total["tokens"] += int((body.get("usage") or {}).get("total_tokens") or 0)
         except (ValueError, LookupError, TypeError, AttributeError):
             raise Unreadable("no chat completion") from None
         if choice.get("finish_reason") == "length":

@@ -126,38 +126,38 @@ def _accepted(sandbox: Sandbox, completion: str, cell: Any, checker: str | None,
     if found is None:
         return False
     limits = Limits(seconds=seconds, memory=max(16 << 20, int(memory * 1e6)))
-    said = []
+    outputs = []
     program = Program(found.source, found.language)  # type: ignore[arg-type]
     with contextlib.closing(sandbox.stream(program, [test.case for test in tests], limits)) as outcomes:
         for test, outcome in zip(tests, outcomes):
             if outcome.status != "ok" or (checker is None and not same_stdout(outcome.stdout, test.expected)):
                 return False
-            said.append((test.case.stdin or "", str(test.expected), outcome.stdout))
-    return checker is None or _checked(sandbox, checker, said)
+            outputs.append((test.case.stdin or "", str(test.expected), outcome.stdout))
+    return checker is None or _checked(sandbox, checker, outputs)
 
 
-def _checked(sandbox: Sandbox, checker: str, said: Sequence[tuple[str, str, str]]) -> bool:
-    """Whether the checker accepts every output. said: Input, expected output and output of each test. An output on which the
-    checker fails is wrong; raises RuntimeError if it fails on the expected output too.
+def _checked(sandbox: Sandbox, checker: str, outputs: Sequence[tuple[str, str, str]]) -> bool:
+    """Whether the checker accepts every output. outputs: Input, expected output and output of each test. An output on which
+    the checker fails is wrong; raises RuntimeError if it fails on the expected output too.
     """
-    with contextlib.closing(_asked(sandbox, checker, said)) as outcomes:
-        for (given, expected, _), outcome in zip(said, outcomes):
+    with contextlib.closing(_run_checker(sandbox, checker, outputs)) as outcomes:
+        for (given, expected, _), outcome in zip(outputs, outcomes):
             if outcome.status != "ok":
-                (again,) = _asked(sandbox, checker, [(given, expected, expected)])
+                (again,) = _run_checker(sandbox, checker, [(given, expected, expected)])
                 if again.status != "ok":
                     raise RuntimeError(f"the problem's checker failed: {again.status} {again.detail:.200}")
                 return False
-            if not _is_one(outcome.stdout):
+            if not _accepts(outcome.stdout):
                 return False
     return True
 
 
-def _asked(sandbox: Sandbox, checker: str, said: Sequence[tuple[str, str, str]]) -> Generator[Outcome]:
+def _run_checker(sandbox: Sandbox, checker: str, outputs: Sequence[tuple[str, str, str]]) -> Generator[Outcome]:
     names = ("input.txt", "expected.txt", "output.txt")
-    return sandbox.stream(Program(checker), [Case("", words=names, files=dict(zip(names, one))) for one in said], CHECKER)
+    return sandbox.stream(Program(checker), [Case("", words=names, files=dict(zip(names, one))) for one in outputs], CHECKER)
 
 
-def _is_one(text: str) -> bool:
+def _accepts(text: str) -> bool:
     try:
         return float(text.split()[-1]) >= 1.0
     except (IndexError, ValueError):
@@ -170,10 +170,10 @@ def fault_of(sandbox: Sandbox, row: Mapping[str, Any]) -> tuple[str, str]:
     """
     if checker := row.get("checker"):
         test = row["tests"][0]
-        (outcome,) = _asked(sandbox, checker, [(test["input"], test["output"], test["output"])])
+        (outcome,) = _run_checker(sandbox, checker, [(test["input"], test["output"], test["output"])])
         if outcome.status != "ok":
             return "generated_checker fails", outcome.detail
-        return ("", "") if _is_one(outcome.stdout) else ("generated_checker refuses the expected output", "")
+        return ("", "") if _accepts(outcome.stdout) else ("generated_checker refuses the expected output", "")
     if "canonical" in row:
         try:
             called(sandbox, row["start"], row["function"], row["canonical"], row["check"])

@@ -97,18 +97,20 @@ class Served:
         key = api_key_of(config.key_variable, "reward_model.key_variable")
         assert config.url is not None
         self.config = config
-        self.line = EndpointClient("reward model", config.url, key, config.timeout, config.retries, config.max_concurrent)
-        self.counts, self.close = self.line.counts, self.line.close
+        self.endpoint = EndpointClient(
+            "reward model", config.url, key, config.timeout, config.retries, config.max_concurrent
+        )
+        self.counts, self.close = self.endpoint.counts, self.endpoint.close
 
     def wait(self) -> None:
         """Requests one score. Raises ValueError if that fails."""
         try:
-            self.line.run(self._score(conversation_of("1 + 1 = ?", "2"))).result()
+            self.endpoint.run(self._score(conversation_of("1 + 1 = ?", "2"))).result()
         except Failed as error:
             raise ValueError(
                 f"reward_model.url = {self.config.url!r}, reward_model.path = {self.config.path!r}: {error}"
             ) from None
-        self.line.counts()
+        self.endpoint.counts()
 
     def scores(self, conversations: Sequence[Messages]) -> list[float | None]:
         """The score of each conversation."""
@@ -117,10 +119,10 @@ class Served:
             try:
                 return await self._score(messages)
             except Failed as error:
-                self.line.note(str(error))
+                self.endpoint.note(str(error))
                 return None
 
-        return [future.result() for future in [self.line.run(score_or_none(messages)) for messages in conversations]]
+        return [future.result() for future in [self.endpoint.run(score_or_none(messages)) for messages in conversations]]
 
     async def _score(self, messages: Messages) -> float:
         config = self.config
@@ -133,10 +135,10 @@ class Served:
         async def send(client: Any) -> Any:
             return await client.post("/classify", body=body, cast_to=object)
 
-        response = await self.line.request(send)
+        response = await self.endpoint.request(send)
         try:
             scores = [float(x) for x in response["data"][0]["probs"]]
-            self.line.total["tokens"] += int((response.get("usage") or {}).get("total_tokens") or 0)
+            self.endpoint.total["tokens"] += int((response.get("usage") or {}).get("total_tokens") or 0)
         except (LookupError, TypeError, ValueError, AttributeError):
             raise Failed("its response is not that of vLLM's /classify") from None
         label = 0 if config.label is None else int(config.label)
