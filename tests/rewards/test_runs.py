@@ -1,5 +1,6 @@
 """Whole runs whose reward is a model's or a judge's."""
 
+import html
 import json
 
 import pytest
@@ -127,6 +128,6 @@ def test_a_run_with_programs_learns_to_write_the_right_ones(tmp_path):
     assert sum(step["reward"] for step in steps[-3:]) > sum(step["reward"] for step in steps[:3]) + 0.3
     texts = [event["text"] for event in read_lines(tmp_path / "run" / "events.jsonl")]
     assert f"programs run in the sandbox '{sandbox}'" in texts
-    assert f"Programs run in the sandbox &#x27;{sandbox}&#x27;." in (tmp_path / "run" / "report.html").read_text()
+    assert f"Programs run in the sandbox '{sandbox}'." in html.unescape((tmp_path / "run" / "report.html").read_text())
     metrics, _ = gspo.evaluate(tiny.model, rows[:4], config=settings, tokenizer=tiny.tokenizer)
     assert 0 <= metrics["eval/accuracy"] <= 1 and metrics["eval/failed"] == 0
