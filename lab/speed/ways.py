@@ -44,16 +44,16 @@ def main() -> None:
             "broadcast": BroadcastTransfer(CPU),
             "ipc": IpcTransfer(CPU, Path(scratch)),
         }
-        members = {member: member.life for member in sampler.fleet.members}
+        members = {member: member.generation for member in sampler.fleet.members}
         version = 0
         for _ in range(options.rounds):
             for name, way in ways.items():
                 for again in (False, True):  # the first joins a group, of which an engine has one
                     version += 1
                     weights, begin = PolicyWeights(policy, version), time.perf_counter()
-                    way.take(weights)
-                    way.put(weights)
-                    for error in way.give(members, version).values():
+                    way.prepare(weights)
+                    way.commit(weights)
+                    for error in way.send(members, version).values():
                         raise error
                     if again:
                         seconds.setdefault(name, []).append(time.perf_counter() - begin)

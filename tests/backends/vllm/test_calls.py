@@ -11,8 +11,7 @@ import pytest
 
 from gspo.backends.vllm import server as module
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.server import WORKERS, Server
-from gspo.backends.vllm.weight_update_request import Swap
+from gspo.backends.vllm.server import WORKERS, Server, Swap
 from tests.patience import PATIENCE
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -108,10 +107,8 @@ def test_a_limit_holds_in_a_thread_with_a_loop_of_its_own(raw, monkeypatch):
 @pytest.mark.parametrize(
     ("body", "shown"),
     [
-        (b"oops", "oops"), (b"[1", "[1"), (b"[" * 100_000, "[[["), (b"9" * 5000, "999"), (b'{"results": [', "results"),
-        (b'{"results": {"a": 1}}', "'a': 1"), (b'{"results": []}', "results"), (b'{"results": 3}', "3"), (b"", "nothing"),
-        (b'{"result": [1]}', "'result'"), (b"[1]", "[1]"), (b"null", "None"), (b'"text"', "text"), (b"NaN", "nan"),
-        (b"\xff\xfe\x00", "cannot be read"),
+        (b"oops", "oops"), (b"[" * 100_000, "[[["), (b"9" * 5000, "999"), (b'{"results": {"a": 1}}', "'a': 1"),
+        (b'{"results": []}', "results"), (b"", "nothing"), (b"null", "None"), (b"\xff\xfe\x00", "cannot be read"),
     ],
     ids=lambda body: repr(body[:20]),
 )  # fmt: skip

@@ -19,11 +19,10 @@ import torch
 from safetensors.numpy import save_file
 
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.fleet import STRIKES, State
+from gspo.backends.vllm.fleet import MAX_FAILURES, State
 from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.sampler import VLLMSampler
-from gspo.backends.vllm.server import Server
-from gspo.backends.vllm.weight_update_request import Swap
+from gspo.backends.vllm.server import Server, Swap
 from gspo.interfaces import SamplerError
 from gspo.types import Prompt, Reading, Rollout, Sampling
 from tests.backends.vllm.engines import PACE, STAND_IN, until
@@ -35,7 +34,7 @@ LONG = Sampling(40, seed=5)
 
 @dataclass
 class Bigrams:
-    """ports.Weights of a table of bigrams."""
+    """interfaces.Weights of a table of bigrams."""
 
     version: int
     size: int = 24
@@ -62,7 +61,7 @@ class Bigrams:
 def fleet_of(engines, tmp_path, tiny, monkeypatch):
     """Makes a sampler of so many engines that hold version 1, and their ports. stale: numbers of those that stay at it."""
     monkeypatch.setattr("gspo.backends.vllm.fleet.PAUSE", 0.05)
-    monkeypatch.setattr("gspo.backends.vllm.fleet.LOOK", 0.1)
+    monkeypatch.setattr("gspo.backends.vllm.fleet.POLL", 0.1)
     samplers = []
 
     def make(count, stale=(), timeout=PATIENCE, batch_size=4):
@@ -247,7 +246,7 @@ def test_one_with_stale_weights_is_named_and_samples_nothing(fleet_of, engines):
     sampler.load(fleet_of.weights(2))
     assert f"{ports[0]} is left out" in sampler.notes[0]
     assert "vLLM and the trainer disagree about version 2 of the weights" in sampler.notes[0]
-    until(lambda: len(sampler.notes) == STRIKES)
+    until(lambda: len(sampler.notes) == MAX_FAILURES)
     assert (
         sampler.fleet.members[0].state is State.LOST
         and "samples otherwise than an engine that was proven" in sampler.notes[1]
@@ -387,8 +386,8 @@ def test_one_that_always_fails_is_given_up(fleet_of):
     sampler, _ = fleet_of(3)
     asked = failing(sampler.fleet.members[0])
     assert tokens(sampler.generate(PROMPTS, 20, LONG)) == expected(fleet_of, n=20)
-    until(lambda: len(sampler.notes) == 2 * STRIKES - 1)
-    assert sampler.fleet.members[0].state is State.LOST and len(asked) <= STRIKES * 4
+    until(lambda: len(sampler.notes) == 2 * MAX_FAILURES - 1)
+    assert sampler.fleet.members[0].state is State.LOST and len(asked) <= MAX_FAILURES * 4
     assert [("left out" in note, "is back" in note) for note in sampler.notes[:2]] == [(True, False), (False, True)]
 
 

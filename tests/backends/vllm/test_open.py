@@ -12,10 +12,9 @@ from gspo.backends.vllm.open import (
     check_sleep,
     devices,
     divided,
-    elsewhere,
     own_devices,
     seconds_of_layer,
-    started,
+    servers,
 )  # fmt: skip
 from gspo.backends.vllm.process import LocalHost
 from gspo.backends.vllm.transfer import LAYER
@@ -82,24 +81,11 @@ def test_ranks_do_not_wait_for_an_engine_longer_than_for_one_another(monkeypatch
     assert seconds_of_layer(60.0) == 30.0 and seconds_of_layer(600.0) == LAYER
 
 
-@pytest.mark.parametrize(
-    ("names", "taken", "engines", "size", "given"),
-    [
-        ("0123", [0], 3, 1, ["1", "2", "3"]),
-        ("0123", [0], 2, 1, ["1", "2"]),
-        ("01234567", range(4), 2, 2, ["4,5", "6,7"]),
-        ("2357", [1], 3, 1, ["2", "5", "7"]),  # as CUDA_VISIBLE_DEVICES names them: the learner counts from 0
-        ("01", [], 2, 1, ["0", "1"]),
-    ],
-)
-def test_each_engine_gets_gpus_of_its_own(names, taken, engines, size, given):
-    assert divided(list(names), taken, engines, size) == given
-
-
-def test_too_few_gpus_are_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"sampler.engines = 2: each needs 1 of the 1 GPUs .* leaves 0: .*sampler.urls"):
-        divided(["0"], [0], 2, 1)
-    with pytest.raises(ValueError, match=r"sampler.engines = 2: each needs 4 of the 8 GPUs .* leaves 7: "):
+def test_each_engine_gets_gpus_of_its_own():
+    assert divided(list("0123"), [0], 2, 1) == ["1", "2"]
+    assert divided(list("01234567"), range(4), 2, 2) == ["4,5", "6,7"]
+    assert divided(list("2357"), [1], 3, 1) == ["2", "5", "7"]  # as CUDA_VISIBLE_DEVICES names them: learners count from 0
+    with pytest.raises(ValueError, match=r"sampler.engines = 2: each needs 4 of the 8 GPUs .* leaves 7: .*sampler.urls"):
         divided(list("01234567"), [0], 2, 4)
 
 
@@ -132,22 +118,22 @@ def test_engines_elsewhere_listen_where_others_reach_them(tmp_path):
     """What they say lies beside the folder of the weights, which all machines see."""
     given = SamplerConfig(engine="vllm", engines=2, python="/opt/vllm/bin/python")
     hosts = [Elsewhere("10.0.0.1", 4001), Elsewhere("fd00::2", 4002)]
-    servers = elsewhere(given, tmp_path / "gspo-x" / "weights", "bfloat16", {}, hosts)
-    assert [server.url for server in servers] == ["http://10.0.0.1:4001", "http://[fd00::2]:4002"]
-    assert [server.log for server in servers] == [tmp_path / "gspo-x-vllm-0.log", tmp_path / "gspo-x-vllm-1.log"]
-    for server, host in zip(servers, hosts):
+    made = servers(given, tmp_path / "gspo-x" / "weights", "bfloat16", {}, [{}, {}], hosts)
+    assert [server.url for server in made] == ["http://10.0.0.1:4001", "http://[fd00::2]:4002"]
+    assert [server.log for server in made] == [tmp_path / "gspo-x-vllm-0.log", tmp_path / "gspo-x-vllm-1.log"]
+    for server, host in zip(made, hosts):
         at = server.command.index("--host")
         assert server.command[at : at + 4] == ["--host", host.address, "--port", str(host.port)]
         assert server.command[0] == given.python
-        assert server.begin is host.begin and server.ours
+        assert server.host is host and server.ours
 
 
 def test_an_engine_of_ours_sees_its_gpus_alone(tmp_path):
     given = SamplerConfig(engine="vllm", engines=2, python=sys.executable)
     gpus = [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
-    servers = started(given, tmp_path / "weights", "float32", {}, gpus)
-    assert len({server.url for server in servers}) == len({server.log for server in servers}) == 2
-    for server, sees in zip(servers, ("4", "6,7")):
+    made = servers(given, tmp_path / "weights", "float32", {}, gpus)
+    assert len({server.url for server in made}) == len({server.log for server in made}) == 2
+    for server, sees in zip(made, ("4", "6,7")):
         server.log = tmp_path / "vllm.log"
         server.command = [
             sys.executable,

@@ -33,26 +33,13 @@ def at_once(monkeypatch):
         (200, {"choices": [choice(reason="error")]}, "finish reason 'error'"),
         (200, {"choices": [choice(version="2")]}, r"version \['2'\] of the weights where 3 was loaded"),
         (200, {"choices": [choice(version="³")]}, r"version \['³'\] of the weights where 3 was loaded"),
-        (200, {"choices": [choice(version="03")]}, r"version \['03'\] of the weights"),
         (200, {"choices": [choice(version="9" * 5000)]}, r"version \['9+ of the weights"),
-        (200, {"choices": [choice(version=None)]}, r"version \['None'\] of the weights"),
-        (200, {"choices": [choice(tokens=(5, 6, float("inf")))]}, "cannot be read"),
         (200, {"choices": [choice(tokens=(5, 6, 1.5))]}, "cannot be read"),
-        (200, {"choices": [choice(tokens=(5, 6, "1"))]}, "cannot be read"),
         (200, {"choices": [choice(tokens=(5, 6, True))]}, "cannot be read"),
         (200, {"choices": [choice(tokens=(5, 6, 10**30))]}, "tokens outside of 0 to"),
-        (200, {"choices": [choice(logp=(-0.5, -(10**400), -1.0))]}, "cannot be read"),
-        (200, {"choices": [choice(logp=(-0.5, {}, -1.0))]}, "cannot be read"),
         (200, {"choices": [choice(tokens=[5] * 9, logp=[-1.0] * 9)]}, "9 tokens, more than it was asked for"),
-        (200, {"choices": [choice(reason=["stop"])]}, "finish reason"),
-        (200, {"choices": {}}, "cannot be read"),
         (200, {"choices": None}, "cannot be read"),
-        (200, {"choices": ["text"]}, "cannot be read"),
         (200, None, "cannot be read"),
-        (200, [], "cannot be read"),
-        (200, "text", "cannot be read"),
-        (200, b"", "cannot be read"),
-        (200, b'{"choices": [', "cannot be read"),
         (200, b"[" * 100_000, "cannot be read"),
         (200, b"\xff\xfe\x00", "cannot be read"),
     ],
@@ -66,8 +53,8 @@ def test_garbage_is_never_trained_on(engine, tmp_path, status, body, said):
 @pytest.mark.parametrize(
     "spans",
     [
-        [(0, 3), (2, 0)], [(3, 0), (0, 6)], [(0, -3)], [(0, 2)], [(0, 4)], [(1, 3)], [(0, 1), (2, 3)], [(0, 2), (1, 3)],
-        [(-1, 2)], [(0, 3.0)], [(0, "3")], [(False, 3)], [(0, 10**12)], [(0, None)],
+        [(0, 3), (2, 0)], [(0, -3)], [(0, 2)], [(1, 3)], [(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3.0)], [(False, 3)],
+        [(0, 10**12)],
     ],
 )  # fmt: skip
 def test_versions_that_do_not_cover_the_tokens_once_are_refused(engine, tmp_path, spans):
@@ -86,7 +73,7 @@ def test_an_interrupted_completion_goes_on(engine, tmp_path):
     def update(version):
         sampler.fleet.pause_all()
         sampler.version = version
-        sampler.fleet.admit(member, member.life)
+        sampler.fleet.admit(member, member.generation)
 
     engine.completions += [(*part(5, 6), lambda: update(4)), (*part(version="4"), lambda: update(4))]
     engine.completions += [part(7, version="4"), part(8, 1, reason="stop", version="4")]
@@ -108,19 +95,14 @@ def test_a_completion_that_ended_as_it_was_interrupted(engine, tmp_path):
     assert sampler.begin(Rollout.begun(PROMPTS[0]), 1, Sampling(8, stop_ids=(1,))).result().stop == "eos"
 
 
-def test_a_stop_string_that_two_parts_share(engine, tmp_path):
-    a, b = sampler_of(engine, tmp_path).model.tokenizer("a b")["input_ids"][::2]
-    engine.completions += [part(a, a), part(b, a, a, reason="length")]
-    found = sampler_of(engine, tmp_path).begin(Rollout.begun(PROMPTS[0]), 1, Sampling(5, stop=("ab",))).result()
-    assert (found.text, found.stop, found.tokens[found.sampled].tolist()) == ("aab", "stop", [a, a, b])
-
-
-def test_the_first_of_two_stop_strings_where_two_parts_share_it(engine, tmp_path):
-    """The engine sees the second alone."""
-    a, b = sampler_of(engine, tmp_path).model.tokenizer("a b")["input_ids"][::2]
-    engine.completions += [part(a, a), part(b, a, b, reason="stop")]
-    found = sampler_of(engine, tmp_path).begin(Rollout.begun(PROMPTS[0]), 1, Sampling(9, stop=("ab",))).result()
-    assert (found.text, found.stop, found.tokens[found.sampled].tolist()) == ("aab", "stop", [a, a, b])
+def test_the_first_stop_string_counts_where_two_parts_share_it(engine, tmp_path):
+    """The engine sees at most the second."""
+    sampler = sampler_of(engine, tmp_path)
+    a, b = sampler.model.tokenizer("a b")["input_ids"][::2]
+    for rest in (part(b, a, a, reason="length"), part(b, a, b, reason="stop")):
+        engine.completions[:] = [part(a, a), rest]
+        found = sampler.begin(Rollout.begun(PROMPTS[0]), 1, Sampling(5, stop=("ab",))).result()
+        assert (found.text, found.stop, found.tokens[found.sampled].tolist()) == ("aab", "stop", [a, a, b])
 
 
 TOKENIZER = longest_match_tokenizer([*"ab ", "ba"])

@@ -100,15 +100,10 @@ def test_one_that_is_whole_is_not_asked_for_again(tokens, stop):
     [
         (np.zeros((3, 2, 2), np.uint8), r"experts of shape \[3, 2, 2\] for 4 tokens"),
         (np.zeros((4, 2, 3), np.uint8), r"k = 2"),
-        (np.zeros((4, 1, 2), np.uint8), r"experts of shape \[4, 1, 2\]"),
         (np.full((4, 2, 2), 9, np.uint8), "experts outside of 0 to 8"),
-        (np.full((4, 2, 2), 65536, np.int32), "experts outside of 0 to 8"),
         (np.full((4, 2, 2), -1, np.int8), "experts outside of 0 to 8"),
         (np.full((4, 2, 2), 2**64 - 1, np.uint64), "experts outside of 0 to 8"),
         (np.full((4, 2, 2), 1.0), "experts of type float64"),
-        (np.full((4, 2, 2), np.nan), "experts of type float64"),
-        (np.full((4, 2, 2), "1"), "experts of type <U1"),
-        (np.full((4, 2, 2), True), "experts of type bool"),
         (np.zeros((4, 2, 2), [("a", "i4")]), "experts of type"),
     ],
 )

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.fleet import STRIKES, State
+from gspo.backends.vllm.fleet import MAX_FAILURES, State
 from gspo.backends.vllm.server import GENERATE
 from gspo.interfaces import SamplerError
 from gspo.learner.weights import PolicyWeights
@@ -56,7 +56,7 @@ def test_one_bad_answer_is_asked_for_again(engine, tmp_path):
     """After the weights were put in place once more; what else came stays."""
     engine.completions += [(500, b"busy"), (200, {"choices": [choice()]})]
     notes = []
-    rollouts = sampler_of(engine, tmp_path, batch_size=1, tell=notes.append).generate(PROMPTS, 2, Sampling(8))
+    rollouts = sampler_of(engine, tmp_path, batch_size=1, notify=notes.append).generate(PROMPTS, 2, Sampling(8))
     assert len(rollouts) == 4 and len(notes) == 2 and "status 500: busy" in notes[0] and "is back" in notes[1]
     paths = [path for path, _ in engine.asked]
     assert paths.count(GENERATE) == 5 and paths.count("/collective_rpc") == 1 and paths[-1] == GENERATE
@@ -72,7 +72,7 @@ def test_one_that_ends_requests_at_once_for_no_reason_is_given_up(engine, tmp_pa
             job.future.result(PATIENCE)
     finally:
         sampler.close()
-    assert [path for path, _ in engine.asked].count(GENERATE) == STRIKES
+    assert [path for path, _ in engine.asked].count(GENERATE) == MAX_FAILURES
     assert sampler.fleet.members[0].state is State.LOST
 
 
@@ -98,7 +98,7 @@ def test_a_request_that_is_refused_is_not_repeated(engine, tmp_path):
 
 
 def test_an_engine_that_is_lost_is_started_once_for_all(engine, tmp_path):
-    """Not once for each of its requests: STRIKES failures, of which one is that of the requests, and it is given up."""
+    """Not once for each of its requests: MAX_FAILURES failures, of which one is that of the requests, and it is given up."""
     sampler = sampler_of(engine, tmp_path)
     (member,) = sampler.fleet.members
     member.engine.url = "http://127.0.0.1:9"
@@ -107,7 +107,7 @@ def test_an_engine_that_is_lost_is_started_once_for_all(engine, tmp_path):
     for job in [sampler.begin(Rollout.begun(PROMPTS[0]), i, Sampling(8)) for i in range(6)]:
         with pytest.raises(EngineError, match="cannot start"):
             job.result()
-    assert (tmp_path / "vllm.log").read_text().count("cannot start") == STRIKES - 1
+    assert (tmp_path / "vllm.log").read_text().count("cannot start") == MAX_FAILURES - 1
     assert member.state is State.LOST
 
 
@@ -132,4 +132,4 @@ def test_no_room_for_the_weights_is_said_with_the_remedy(engine, tmp_path):
             raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.exchange"):
-        sampler.transfer.take(Full())
+        sampler.transfer.prepare(Full())

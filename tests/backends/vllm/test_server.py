@@ -8,37 +8,18 @@ import pytest
 
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.process import LocalHost, free_ports
-from gspo.backends.vllm.server import GENERATE, KEY, SIDE, Server, serving
+from gspo.backends.vllm.server import GENERATE, KEY, SIDE, Server, Swap, serving
 from gspo.interfaces import SamplerError
 from tests.patience import PATIENCE
 
 
-@pytest.mark.parametrize("path", ["/weight_info", GENERATE])
-def test_a_server_that_lacks_something(engine, path):
-    engine.lacks.add(path)
-    with pytest.raises(ValueError, match=rf"sampler.urls: .*{path} answers with 404: start it with .*gspo_vllm.py"):
-        Server(engine.url).check()
-
-
-def test_a_server_that_has_all(engine):
-    Server(engine.url).check()
-
-
-def test_one_that_ends_at_once(tmp_path):
-    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log", LocalHost(1))
-    server.command = ["python3", "-c", "raise SystemExit('an Error of its own')"]
-    with pytest.raises(EngineError, match=r"vLLM ended with status 1: .*an Error of its own"):
-        server.start()
-
-
-def test_a_cpus_cache_leaves_the_trainer_some_memory(tmp_path, monkeypatch):
-    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log", LocalHost(1))
-    server.command = ["python3", "-c", "import os; raise SystemExit('Error: ' + os.environ['VLLM_CPU_KVCACHE_SPACE'])"]
-    with pytest.raises(EngineError, match=r"Error: 4$"):
-        server.start()
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")  # whoever sets it is heard
-    with pytest.raises(EngineError, match=r"Error: 7$"):
-        server.start()
+def test_a_server_that_lacks_something(engine):
+    Server(engine.url).check()  # it has all
+    for path in ("/weight_info", GENERATE):
+        engine.lacks.clear()
+        engine.lacks.add(path)
+        with pytest.raises(ValueError, match=rf"sampler.urls: .*{path} answers with 404: start it with .*gspo_vllm.py"):
+            Server(engine.url).check()
 
 
 def test_arguments_become_flags(tmp_path):
@@ -117,6 +98,27 @@ def test_a_server_with_a_key_answers_nobody_else(tmp_path):
         ours.stop()
 
 
+def test_a_swap_that_was_given_up_ends_between_any_two_calls(engine):
+    paths = ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
+    for number in range(len(paths)):
+        swap, server = Swap(2, group="a"), Server(engine.url)
+        plain, made = server.call, []
+
+        def call(path, *args, plain=plain, made=made, swap=swap, number=number, **params):
+            made.append(path)
+            if len(made) == number + 1:
+                swap.give_up()
+            return plain(path, *args, **params)
+
+        server.call = call
+        if number == len(paths) - 1:
+            assert server.swap(swap) == 1  # it was done by then
+        else:
+            with pytest.raises(EngineError, match="given up"):
+                server.swap(swap)
+        assert made == paths[: number + 1]
+
+
 LISTENS = """
 import http.server, sys
 
@@ -150,10 +152,9 @@ def test_a_port_that_another_program_took_meanwhile_is_left_to_it(tmp_path, late
             begun.append(command)
             return LocalHost.begin(command, log, variables)
 
+        host.begin = begin
         command = [sys.executable, "-c", LISTENS, str(port)]
-        server = Server(
-            f"http://127.0.0.1:{port}", command, tmp_path / "vllm.log", {}, "", begin, another_port=host.another_port
-        )
+        server = Server(f"http://127.0.0.1:{port}", command, tmp_path / "vllm.log", host=host)
         stack.callback(server.stop)
         with pytest.warns(UserWarning, match=rf"another program listens at http://127.0.0.1:{port}: it gets port \d+$"):
             server.start()
@@ -164,9 +165,9 @@ def test_a_port_that_another_program_took_meanwhile_is_left_to_it(tmp_path, late
 
 def test_a_server_that_finds_no_port_says_so(tmp_path):
     with another_program() as port:
-        command = [sys.executable, "-c", LISTENS, str(port)]
-        at = f"http://127.0.0.1:{port}"
-        server = Server(at, command, tmp_path / "vllm.log", {}, "", another_port=lambda: port)
+        host, command = LocalHost(port), [sys.executable, "-c", LISTENS, str(port)]
+        host.another_port = lambda: port
+        server = Server(f"http://127.0.0.1:{port}", command, tmp_path / "vllm.log", host=host)
         with pytest.warns(UserWarning), pytest.raises(EngineError, match=r"ended with status 1: .*Address already in use"):
             server.start()
 

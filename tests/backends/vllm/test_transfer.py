@@ -46,7 +46,7 @@ class Layered(Bigrams):
 def fleet_of(engines, tmp_path, tiny, monkeypatch, request):
     """Makes a sampler of so many engines that were given version 1, and their ports."""
     monkeypatch.setattr("gspo.backends.vllm.fleet.PAUSE", 0.05)
-    monkeypatch.setattr("gspo.backends.vllm.fleet.LOOK", 0.1)
+    monkeypatch.setattr("gspo.backends.vllm.fleet.POLL", 0.1)
     samplers = []
     way = partial(request.param, CPU, *([tmp_path] if request.param is IpcTransfer else []))
 
@@ -54,7 +54,7 @@ def fleet_of(engines, tmp_path, tiny, monkeypatch, request):
         ports = free_ports(count)
         sampler = VLLMSampler(tiny, [Server(engines.start(port)) for port in ports], tmp_path, 1.0, 4, PATIENCE)
         sampler.transfer, sampler.notes = way(), []
-        sampler.fleet.tell = sampler.notes.append
+        sampler.fleet.notify = sampler.notes.append
         samplers.append(sampler)
         sampler.fleet.start()
         sampler.load(weights(1))
@@ -176,8 +176,8 @@ def test_a_trainer_that_gives_up_in_the_middle_says_so(fleet_of):
     sampler.transfer.layer = 1e6  # and nobody waits as long as that
     with pytest.raises(MemoryError):
         sampler.load(fleet_of.weights(2, between=fails))
-    back = {member: member.life for member in sampler.fleet.members}
-    errors = sampler.transfer.give(back, 2)  # to those that come back meanwhile: nothing is no weights
+    back = {member: member.generation for member in sampler.fleet.members}
+    errors = sampler.transfer.send(back, 2)  # to those that come back meanwhile: nothing is no weights
     assert errors.keys() == back.keys() and all("no weights to send" in str(error) for error in errors.values())
     sampler.load(fleet_of.weights(3))
     assert len(sampler.fleet.serving) == 2

@@ -20,7 +20,7 @@ def sampler_of(engine, tmp_path, **options):
     made = VLLMSampler(model(), [Server(engine.url)], tmp_path, 1.0, **options)
     made.version = 3
     (member,) = made.fleet.members
-    made.fleet.admit(member, member.life)  # as if it had proven its weights
+    made.fleet.admit(member, member.generation)  # as if it had proven its weights
     return made
 
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from gspo.agents.threads import begin
 from gspo.backends.vllm.errors import EngineError, blamed
-from gspo.backends.vllm.threads import at_once
 
 GRACE = 1.0  # seconds
 SHOWN = 300  # characters of an answer to quote in errors
@@ -36,7 +36,7 @@ async def within(seconds: float, ask: Callable[[], Awaitable[Any]]) -> Any:
         raise EngineError(f"{type(error).__name__} {error}") from None
 
 
-def asked(method: str, url: str, seconds: float, trust_env: bool = True, **request: Any) -> Any:
+def send_request(method: str, url: str, seconds: float, trust_env: bool = True, **request: Any) -> Any:
     """The response to a request, whatever its status. Raises EngineError if none arrives in `seconds`."""
 
     async def ask() -> Any:
@@ -45,8 +45,7 @@ def asked(method: str, url: str, seconds: float, trust_env: bool = True, **reque
 
     # In a thread: this one may already run an event loop (a notebook), and asyncio cannot time out a DNS lookup.
     try:
-        (response,) = at_once([lambda: asyncio.run(within(seconds, ask))])
-        return response.result(seconds + GRACE)
+        return begin(lambda: asyncio.run(within(seconds, ask))).result(seconds + GRACE)
     except TimeoutError:
         raise EngineError(f"it has not answered for {seconds:g} s") from None
     except (OSError, RuntimeError) as error:  # this process is out of file descriptors or threads

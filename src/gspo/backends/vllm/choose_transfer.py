@@ -25,15 +25,13 @@ def choose_transfer(
     adapted: bool,
     layer: float = LAYER,
 ) -> Transfer:
-    """The transfer for a run whose engines have started.
+    """The transfer for a run whose engines have started. Raises ValueError if they do not support the requested one.
 
     Args:
         device: The trainer's device.
-        adapted: Whether the run trains adapters, which are merged when they are written.
+        adapted: Whether the run trains adapters. They always go through the folder, by themselves if all engines take
+            adapters, otherwise merged into the weights.
         layer: As in BroadcastTransfer.
-
-    Raises:
-        ValueError: The engines do not support the requested transfer.
     """
     folder = FolderTransfer(exchange, all(engine.adapters for engine in engines))
     if given.weight_transfer == "folder" or adapted:
@@ -54,18 +52,19 @@ def choose_transfer(
     return BroadcastTransfer(device, layer) if fits else folder
 
 
-def _check(way: str, engines: Sequence[Server], obstructs: Callable[[Server, Places], str]) -> None:
-    """Raises ValueError if an engine cannot get weights this way."""
+def _check(transfer: str, engines: Sequence[Server], obstructs: Callable[[Server, Places], str]) -> None:
+    """Raises ValueError if an engine cannot get weights by this transfer."""
     for engine in engines:
         try:
             why = obstructs(engine, places_of(engine))
         except EngineError as error:
-            raise ValueError(
-                f'sampler.weight_transfer = "{way}": {engine.name} does not say where its workers are: start it with this '
-                f'version of gspo\'s launcher, or set "folder" ({error})'
-            ) from None
+            why = (
+                'does not say where its workers are: start it with this version of gspo\'s launcher, or set "folder" '
+                f"({error})"
+            )
+            raise ValueError(f'sampler.weight_transfer = "{transfer}": {engine.name} {why}') from None
         if why:
-            raise ValueError(f'sampler.weight_transfer = "{way}": {engine.name}: {why}, or set "folder"')
+            raise ValueError(f'sampler.weight_transfer = "{transfer}": {engine.name}: {why}, or set "folder"')
 
 
 def copies_of(given: SamplerConfig) -> Any:

@@ -61,24 +61,23 @@ def opened(
     config: Config, policy: HFPolicy, weights: Weights, keep: Path | None, hosts: Sequence[EngineHost] = ()
 ) -> Iterator[VLLMSampler]:
     """The sampler of a run, with the policy's weights loaded and proven. On exit, stops it and the servers that it started.
+    Raises ValueError for a setting that does not fit.
 
     Args:
         keep: The folder that the servers' output is moved to at the end, if it exists by then.
         hosts: The machines to start the servers on, one each; empty for this machine.
-
-    Raises:
-        ValueError: A setting is wrong; the message has the remedy.
     """
     check_sampler(config.sampler)
-    if config.sampler.sleep_level and rank_and_world_size()[1] > 1:
+    level, ranks = config.sampler.sleep_level, rank_and_world_size()[1]
+    if level and ranks > 1:
         raise ValueError(
-            f"sampler.sleep_level = {config.sampler.sleep_level} and {rank_and_world_size()[1]} ranks: it is for one "
-            "GPU that learner and engine share; leave one of them out"
+            f"sampler.sleep_level = {level} and {ranks} ranks: it is for one GPU that learner and engine share; leave one "
+            "of them out"
         )
-    if config.sampler.sleep_level and policy.device.type != "cuda":
+    if level and policy.device.type != "cuda":
         raise ValueError(
-            f"sampler.sleep_level = {config.sampler.sleep_level}: the learner is on {policy.device}, and vLLM gives back "
-            "memory of a GPU alone: leave it out"
+            f"sampler.sleep_level = {level}: the learner is on {policy.device}, and vLLM gives back memory of a GPU alone: "
+            "leave it out"
         )
     with exchange(config.sampler, keep) as scratch:
         sampler, failed = sampler_of(config, policy, weights, scratch, hosts), False
@@ -155,10 +154,8 @@ def sampler_of(
         else:
             weights.save(str(first), merged=True)
         dtype = str(model.compute_dtype).removeprefix("torch.")
-        if hosts:
-            engines = elsewhere(given, first, dtype, arguments, hosts)
-        else:
-            engines = started(given, first, dtype, arguments, own_devices(given, policy.device, arguments))
+        environments = [{} for _ in hosts] or own_devices(given, policy.device, arguments)
+        engines = servers(given, first, dtype, arguments, environments, hosts)
     for engine in engines:
         engine.adapters = adapters
     temperature, rows = config.rollout.temperature, given.batch_size
@@ -167,23 +164,24 @@ def sampler_of(
     )  # fmt: skip
 
 
-def started(
-    given: SamplerConfig, first: Path, dtype: str, arguments: Mapping[str, Any], environments: Sequence[Mapping[str, str]]
+def servers(
+    given: SamplerConfig,
+    first: Path,
+    dtype: str,
+    arguments: Mapping[str, Any],
+    environments: Sequence[Mapping[str, str]],
+    hosts: Sequence[EngineHost] = (),
 ) -> list[Server]:
-    """Engines of ours, one per environment, with their first weights in the folder `first`."""
-    files = logs(first.parent.name, len(environments))
-    each = zip(files, map(LocalHost, free_ports(len(environments))), environments)
-    return [serving(first, given.python, dtype, arguments, *one) for one in each]
+    """Engines of ours, one per environment, with their first weights in the folder `first`.
 
-
-def elsewhere(
-    given: SamplerConfig, first: Path, dtype: str, arguments: Mapping[str, Any], hosts: Sequence[EngineHost]
-) -> list[Server]:
-    """Engines of ours, one per machine. Their logs go beside the folder of the weights, which all machines share, so that
-    they can be read here.
+    Args:
+        environments: Additional variables of each.
+        hosts: The machine of each; empty for this one. Logs of other machines go beside the folder of the weights, which all
+            machines share, so that they can be read here.
     """
-    files = logs(first.parent.name, len(hosts), first.parent.parent)
-    return [serving(first, given.python, dtype, arguments, *one) for one in zip(files, hosts)]
+    files = logs(first.parent.name, len(environments), first.parent.parent if hosts else None)
+    hosts = hosts or [LocalHost(port) for port in free_ports(len(environments))]
+    return [serving(first, given.python, dtype, arguments, *each) for each in zip(files, hosts, environments)]
 
 
 def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -209,12 +207,8 @@ def devices() -> list[str]:
 
 
 def divided(names: Sequence[str], taken: Collection[int], engines: int, size: int) -> list[str]:
-    """The GPUs of each engine, as a value of CUDA_VISIBLE_DEVICES. Raises ValueError if there are too few.
-
-    Args:
-        names: All GPUs.
-        taken: Indices of the GPUs that the learner uses.
-        size: GPUs per engine.
+    """The GPUs of each engine, `size` of them, as a value of CUDA_VISIBLE_DEVICES. Raises ValueError if there are too few.
+    taken: indices of the GPUs that the learner uses.
     """
     free = [name for i, name in enumerate(names) if i not in taken]
     if len(free) < engines * size:

@@ -10,12 +10,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from gspo.distributed.environment import without_ranks
 
-ROOM = {
-    "VLLM_CPU_KVCACHE_SPACE": "4"
-}  # GiB of KV cache on a CPU: vLLM's default takes nearly all memory, but the trainer needs some too
+# GiB of KV cache on a CPU: vLLM's default takes nearly all memory, but the trainer needs some too.
+CPU_CACHE = {"VLLM_CPU_KVCACHE_SPACE": "4"}
 GRACE = 20.0  # seconds between SIGTERM and SIGKILL
 HERE = "127.0.0.1"
 
@@ -33,23 +33,13 @@ class EngineProcess(Protocol):
 
 
 class EngineHost(Protocol):
-    """A place for a server of ours.
-
-    Attributes:
-        address: The address that the server listens at.
-        port: The port that it listens at.
-    """
+    """A place for a server of ours, and the address and port that it listens at."""
 
     address: str
     port: int
 
     def begin(self, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> EngineProcess:
-        """Starts the server. Raises EngineError.
-
-        Args:
-            log: The file to append its output to.
-            variables: Environment variables to add to the machine's.
-        """
+        """Starts the server: appends its output to `log`, adds `variables` to the machine's. Raises EngineError."""
         ...
 
     def another_port(self) -> int:
@@ -58,12 +48,8 @@ class EngineHost(Protocol):
 
 
 class LocalEngine(subprocess.Popen[bytes]):
-    """A server's process on this machine. It ends when its standard input closes, as it does when this process dies.
-
-    Args:
-        log: The file to append its output to.
-        variables: Environment variables to add to `machine`.
-        machine: The base environment; None for this process's.
+    """A server's process on this machine. It ends when its standard input closes, as it does when this process dies. Its
+    environment is that of the `machine` (None: of this process) with these variables.
     """
 
     def __init__(
@@ -103,7 +89,7 @@ class LocalHost:
 
 def environment(of: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
     """A server's environment: its machine's without the variables of a rank, plus `variables`."""
-    return ROOM | without_ranks(of) | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"} | dict(variables)
+    return CPU_CACHE | without_ranks(of) | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"} | dict(variables)
 
 
 def free_ports(count: int, address: str = HERE) -> list[int]:
@@ -114,3 +100,13 @@ def free_ports(count: int, address: str = HERE) -> list[int]:
         for listener in listeners:
             listener.bind((address, 0))
         return [int(listener.getsockname()[1]) for listener in listeners]
+
+
+def listened_at(url: str) -> bool:
+    """Whether anything listens at this address."""
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 0), 1.0):
+            return True
+    except OSError:
+        return False

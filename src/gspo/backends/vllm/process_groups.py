@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,12 +14,11 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
+from gspo.agents.threads import begin
 from gspo.backends.vllm.calls import shown
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.plugin import gspo_transfer as wire
-from gspo.backends.vllm.server import CONTROL, Server
-from gspo.backends.vllm.threads import at_once
-from gspo.backends.vllm.weight_update_request import Swap
+from gspo.backends.vllm.server import CONTROL, Server, Swap
 
 LAYER = 100.0  # timeout to send a layer to an engine, in seconds; its workers wait CONTROL, as others may be slow
 
@@ -29,14 +27,14 @@ class Link:
     """The process group of this process and one engine's workers.
 
     Args:
-        life: The life of the engine that the link was made for.
+        generation: The generation of the engine that the link was made for.
         device: The device of the layers.
         name: The workers' name for the group.
         ipc: Send where a layer lies, on the shared device, instead of the layer.
     """
 
-    def __init__(self, store: Any, group: Any, life: int, device: torch.device, name: str, ipc: bool = False) -> None:
-        self.life, self.device, self.name, self.ipc = life, device, name, ipc
+    def __init__(self, store: Any, group: Any, generation: int, device: torch.device, name: str, ipc: bool = False) -> None:
+        self.generation, self.device, self.name, self.ipc = generation, device, name, ipc
         self._store, self._group = store, [group]
         self._swap: Swap | None = None
         self._layers: list[Tensor] = []  # the last layer, kept alive until the workers have loaded it
@@ -58,14 +56,14 @@ class Link:
 
     def drop(self) -> None:
         """Ends the group. gloo blocks until pending operations end, so a separate thread takes the only reference."""
+
+        def end(group: list[Any] = self._group) -> None:
+            with contextlib.suppress(RuntimeError):
+                group.pop().abort()
+
         if self._swap is not None:
             self._swap.give_up()
-        at_once([partial(_end, self._group)])
-
-
-def _end(group: list[Any]) -> None:
-    with contextlib.suppress(RuntimeError):
-        group.pop().abort()
+        begin(end)
 
 
 PLACE = {"rank": int, "workers": int, "device": str, "gpu": str, "nccl": str, "sleeps": bool}
@@ -99,12 +97,8 @@ def obstacle(places: Sequence[Mapping[str, Any]], device: torch.device) -> str:
 
 
 def apart(engine: Server, places: Sequence[Mapping[str, Any]], device: torch.device, exchange: Path) -> str:
-    """Why these workers cannot read weights in place on the trainer's device; "" if they can. Raises EngineError.
-
-    Args:
-        places: Its workers, as `places_of` returns them.
-        device: The trainer's device.
-        exchange: A folder created by the trainer.
+    """Why an engine's workers, at these places, cannot read weights in place on the trainer's device; "" if they can. Raises
+    EngineError.
     """
     if device.type == "cuda":
         mine = str(torch.cuda.get_device_properties(device).uuid)
@@ -117,56 +111,43 @@ def apart(engine: Server, places: Sequence[Mapping[str, Any]], device: torch.dev
 
 def unreadable(engine: Server, device: torch.device, exchange: Path) -> str:
     """Why an engine's workers cannot read a few test bytes in the trainer's memory on this device; "" if they can."""
-    said = secrets.token_bytes(16)
+    sent = secrets.token_bytes(16)
     with tempfile.TemporaryDirectory(prefix="trial-", dir=exchange) as folder:
         try:
             if device.type == "cpu":
-                body = wire.room(Path(folder) / "bytes", len(said))
+                body = wire.room(Path(folder) / "bytes", len(sent))
             else:
-                body = torch.empty(len(said), dtype=torch.uint8, device=device)
-            body.copy_(torch.frombuffer(bytearray(said), dtype=torch.uint8))
-            told = engine.workers("gspo_read", wire.ticket((0, len(said)), body).numpy().tobytes().decode())
+                body = torch.empty(len(sent), dtype=torch.uint8, device=device)
+            body.copy_(torch.frombuffer(bytearray(sent), dtype=torch.uint8))
+            read = engine.workers("gspo_read", wire.ticket((0, len(sent)), body).numpy().tobytes().decode())
         except (EngineError, OSError, RuntimeError) as error:
             return f"it cannot read the trainer's memory ({error})"
-    return "" if all(one == {"read": said.hex()} for one in told) else "it read other bytes in the trainer's memory"
+    return "" if all(one == {"read": sent.hex()} for one in read) else "it read other bytes in the trainer's memory"
 
 
-def joined(engine: Server, device: torch.device, life: int, ipc: bool = False) -> Link:
-    """A process group with the workers of an engine. Raises EngineError.
-
-    Args:
-        device: The device of the trainer's weights.
-        life: The engine's current life.
-        ipc: Whether the workers share that device.
+def joined(engine: Server, device: torch.device, generation: int, ipc: bool = False) -> Link:
+    """A process group with the workers of an engine. Raises EngineError. device: that of the trainer's weights. ipc: whether
+    the workers share it.
     """
     try:
-        return _joined(engine, device, life, ipc)
+        places = places_of(engine)
+        both_on_gpus = device.type == "cuda" and all(place["device"] == "cuda" for place in places)
+        backend = "ipc" if ipc else "nccl" if both_on_gpus else "gloo"
+        device = torch.device("cpu") if backend == "gloo" else device
+        group_device = torch.device("cpu") if ipc else device
+        size, parts, name = places[0]["workers"] + 1, urlsplit(engine.name), secrets.token_hex(8)
+        address = wire.facing(parts.hostname or "", parts.port or 0)
+        store, port = wire.hosted(address, size, CONTROL)
+        theirs = begin(lambda: engine.workers("gspo_join", address, str(port), backend, str(CONTROL), name))
+        ours = begin(lambda: wire.join(store, 0, size, backend, address, group_device, LAYER))
+        done = wait((theirs, ours), CONTROL, FIRST_EXCEPTION).done
+        for call in done:
+            call.result()
+        if len(done) < 2:
+            raise EngineError(f"its workers have not joined the trainer's process group in {CONTROL:g} s")
+        return Link(store, ours.result(), generation, device, name, ipc)
     except EngineError:
         raise
     except (OSError, RuntimeError, ValueError) as error:  # from sockets or torch
         what = f"{type(error).__name__}: {error}"
         raise EngineError(f"its workers and the trainer did not find one another at {engine.name}: {what}") from None
-
-
-def _joined(engine: Server, device: torch.device, life: int, ipc: bool) -> Link:
-    places = places_of(engine)
-    both_on_gpus = device.type == "cuda" and all(place["device"] == "cuda" for place in places)
-    backend = "ipc" if ipc else "nccl" if both_on_gpus else "gloo"
-    device = torch.device("cpu") if backend == "gloo" else device
-    said_on = torch.device("cpu") if ipc else device
-    size = places[0]["workers"] + 1
-    parts = urlsplit(engine.name)
-    address = wire.facing(parts.hostname or "", parts.port or 0)
-    store, port = wire.hosted(address, size, CONTROL)
-    name = secrets.token_hex(8)
-    both: Sequence[Callable[[], Any]] = (
-        lambda: engine.workers("gspo_join", address, str(port), backend, str(CONTROL), name),
-        lambda: wire.join(store, 0, size, backend, address, said_on, LAYER),
-    )
-    theirs, mine = at_once(both)
-    done = wait((theirs, mine), CONTROL, FIRST_EXCEPTION).done
-    for call in done:
-        call.result()
-    if len(done) < len(both):
-        raise EngineError(f"its workers have not joined the trainer's process group in {CONTROL:g} s")
-    return Link(store, mine.result(), life, device, name, ipc)

@@ -21,13 +21,7 @@ FLAG = "enable_return_routed_experts"  # the engine argument that enables them
 
 @dataclass(frozen=True)
 class Routers:
-    """The routers of a model.
-
-    Attributes:
-        layers: The decoder layers with a router, in order.
-        k: Experts per token, in each layer.
-        experts: Number of experts in each layer.
-    """
+    """The routers of a model: the decoder layers with one, in order; experts per token; number of experts in a layer."""
 
     layers: tuple[int, ...]
     k: int

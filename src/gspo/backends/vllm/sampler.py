@@ -17,7 +17,7 @@ import torch
 from gspo.agents.loop_thread import cancelled
 from gspo.backends.hf.model import HFModel
 from gspo.backends.vllm.errors import EngineError, Refused, blamed
-from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member
+from gspo.backends.vllm.fleet import MAX_FAILURES, Evicted, Fleet, Member
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routed_experts import Routers
 from gspo.backends.vllm.server import Server
@@ -33,7 +33,7 @@ class OtherWeights(EngineError):
 
 class VLLMSampler:
     """Samples through vLLM engines. `load` swaps the weights of each engine, and each one proves with a few sampled tokens
-    that it holds the policy's weights.
+    that it holds the policy's weights. `Fleet` has the states of an engine.
 
     Requests run in a separate thread. A completion that a weight update interrupts continues with the new weights.
 
@@ -42,7 +42,7 @@ class VLLMSampler:
         exchange: A folder that the engines can read too.
         batch_size: Concurrent completions per engine.
         timeout: Timeout of a request, in seconds.
-        tell: Called with a message when an engine is evicted or comes back.
+        notify: Called with a message when an engine is evicted or comes back.
         routers: Routers whose expert choices are requested; reset to None as soon as an engine does not report them.
         sleep_level: As in sampler.sleep_level.
     """
@@ -55,7 +55,7 @@ class VLLMSampler:
         temperature: float,
         batch_size: int = 256,
         timeout: float = 600.0,
-        tell: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
         routers: Routers | None = None,
         sleep_level: int = 0,
     ) -> None:
@@ -66,12 +66,11 @@ class VLLMSampler:
         self.still: AbstractContextManager[Any] = contextlib.nullcontext()  # a weight update never waits for completions
         self.probes: list[Rollout] = []  # one engine's, from the last check; the others sample the same
         self._round = 0  # the round of the check that `probes` come from
-        self._room = asyncio.Semaphore(batch_size * len(engines))  # started completions finish before others start
+        self._slots = asyncio.Semaphore(batch_size * len(engines))  # started completions finish before others start
         self._control = threading.Lock()  # held during a weight update, and when a returning engine claims the weights
         self._loop = asyncio.new_event_loop()
-        proofs = [Check(model.compute_dtype, model.config.vocab_size) for _ in engines]
-        members = [Member(*each) for each in zip(engines, proofs)]
-        self.fleet = Fleet(members, batch_size, self._loop, self._welcome, tell)
+        members = [Member(engine, Check(model.compute_dtype, model.config.vocab_size)) for engine in engines]
+        self.fleet = Fleet(members, batch_size, self._loop, self._readmit, notify)
         self.transfer: Transfer = FolderTransfer(exchange, self.fleet.adapters)
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
@@ -81,7 +80,8 @@ class VLLMSampler:
         async def end() -> None:
             self.fleet.over()  # first, so that a cancelled request does not count as an engine failure
             await cancelled(asyncio.all_tasks() - {asyncio.current_task()})  # asyncio warns about unfinished tasks
-            await self.fleet.hang_up()
+            for member in self.fleet.members:
+                await member.engine.hang_up()
 
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(end(), self._loop).result(10.0)
@@ -97,43 +97,43 @@ class VLLMSampler:
         if not self.sleep_level:
             return
         with self._control:
-            serving = {member: member.life for member in self.fleet.serving}
+            serving = {member: member.generation for member in self.fleet.serving}
             self.fleet.rest()
             for member, error in each_of(serving, lambda member: member.engine.sleep(self.sleep_level))[1].items():
                 self.fleet.evict(member, serving[member], error)
 
     def load(self, weights: Weights) -> None:
         """Loads these weights and their version into all engines. Evicts engines that fail; raises EngineError if all do."""
-        self._make_room()
+        self._free_cache()
         try:
-            self.transfer.take(weights)
+            self.transfer.prepare(weights)
         except SamplerError:
             self.version = weights.version  # as Sampler requires: a checkpoint already has the weights of this version
             raise
         with self._control:
             self.fleet.pause_all()
-            self.transfer.put(weights)
+            self.transfer.commit(weights)
             self.version, self.temperature = weights.version, weights.temperature
             while not self.fleet.serving:
-                self._update(weights, self.fleet.waiting())
+                self._update(weights, self.fleet.paused())
 
-    def _make_room(self) -> None:
+    def _free_cache(self) -> None:
         """Frees torch's cached GPU memory, which an engine needs to wake up."""
         if self.sleep_level and torch.cuda.is_initialized():
             torch.cuda.ipc_collect()
             torch.cuda.empty_cache()
 
     def _update(self, weights: Weights, members: Mapping[Member, int]) -> None:
-        """Gives the current weights to several engines at once, and admits those that prove it. members: each engine with
-        its life.
+        """Sends the current weights to several engines at once, and admits those that prove it. members: each engine with
+        its generation.
         """
-        errors = self.transfer.give(members, self.version)
-        self._make_room()  # the transfer used some
-        given = [member for member in members if member not in errors]
-        for member, error in (errors | each_of(given, lambda member: member.engine.wake())[1]).items():
+        errors = self.transfer.send(members, self.version)
+        self._free_cache()  # the transfer used some
+        sent = [member for member in members if member not in errors]
+        for member, error in (errors | each_of(sent, lambda member: member.engine.wake())[1]).items():
             self.fleet.evict(member, members[member], error)
-        ready = [member for member in members if member.life == members[member]]
-        _, errors = self._judge(weights, ready)
+        ready = [member for member in members if member.generation == members[member]]
+        _, errors = self._verify(weights, ready)
         for member in ready:
             if member not in errors:
                 self.fleet.admit(member, members[member])
@@ -142,44 +142,44 @@ class VLLMSampler:
             final = isinstance(error, (OtherWeights, Refused)) and not self.fleet.any_recoverable(errors)
             self.fleet.evict(member, members[member], error, final)
 
-    def _welcome(self, member: Member, life: int) -> None:
-        """Gives a returning engine the current weights, and admits it once it is proven. It must reproduce what a proven
-        engine sampled with the same seeds, because the trainer may be changing its own weights now. Raises EngineError.
-        """
-        with self._control:  # after any weight update that has begun
-            update = self.fleet.claim(member, life)
-            version, known = self.version, (self.probes, self._round)
-        if update is None:
-            return  # that update has already given it the weights
-        # Without the lock: the engine may be slow or hang, and must not delay a weight update.
-        try:
-            self._prove(member, life, version, *known)
-        except Exception:
-            if not self.fleet.outdated(member, life, update):
-                raise  # otherwise a new update removed the weights while it read them
-        else:
-            if self.fleet.admit(member, life, update):
-                return
-        # A proof may outlast the time between updates, so hold the lock: the next update waits, and a failure is its own.
-        with self._control:
-            update = self.fleet.claim(member, life)
-            if update is not None:
-                self._prove(member, life, self.version, self.probes, self._round)
-                self.fleet.admit(member, life, update)
-
-    def _prove(self, member: Member, life: int, version: int, known: Sequence[Rollout], number: int) -> None:
-        """Gives it the current weights and compares its samples with `known`, another engine's in round `number`. Raises
+    def _readmit(self, member: Member, generation: int) -> None:
+        """Sends the current weights to an engine that is up again, and admits it once it has proven them. Raises
         EngineError.
         """
-        for error in self.transfer.give({member: life}, version, again=True).values():
+        with self._control:  # after any weight update that has begun
+            claimed, current = self.fleet.claim(member, generation), (self.version, self.probes, self._round)
+        if not claimed:
+            return  # the update has given it the weights, or will
+        # Without the lock: the engine may be slow or hang, and must not delay a weight update.
+        try:
+            self._send_and_compare(member, generation, *current)
+        except Exception:
+            if not self.fleet.superseded(member, generation):
+                raise  # otherwise a new update removed the weights while it read them
+        else:
+            if self.fleet.admit(member, generation):
+                return
+        # This may outlast the time between updates, so hold the lock: the next update waits, and a failure is its own.
+        with self._control:
+            if self.fleet.claim(member, generation):
+                self._send_and_compare(member, generation, self.version, self.probes, self._round)
+                self.fleet.admit(member, generation)
+
+    def _send_and_compare(
+        self, member: Member, generation: int, version: int, known: Sequence[Rollout], number: int
+    ) -> None:
+        """Sends the current weights to one engine. It must reproduce `known`, what another engine sampled in round `number`
+        with the same seeds: the trainer itself may be changing its weights now. Raises EngineError.
+        """
+        for error in self.transfer.send({member: generation}, version, again=True).values():
             raise error
         member.engine.wake()
         if not known:
             return
-        (sampled,) = self._probed([member], number)
-        if isinstance(sampled, EngineError):
-            raise sampled
-        gap, limit = repeated(sampled, known), member.proof.limit
+        probes, errors = self._probed([member], number)
+        for error in errors.values():
+            raise error
+        gap, limit = repeated(probes[member], known), member.check.limit
         if not gap <= limit:
             raise OtherWeights(
                 f"vLLM took over version {version} of the weights, and samples otherwise than an engine that was proven: "
@@ -190,34 +190,29 @@ class VLLMSampler:
         """The largest mean |log mu - log pi| among the engines, over a few tokens that each samples now. Raises EngineError
         if an engine exceeds its limit in every round of prompts: its weights are not the policy's, but stale or corrupt.
         """
-        worst, errors = self._judge(weights, self.fleet.serving)
+        worst, errors = self._verify(weights, self.fleet.serving)
         for error in errors.values():
             raise error
         return worst
 
-    def _judge(self, weights: Weights, members: Iterable[Member]) -> tuple[float, dict[Member, EngineError]]:
+    def _verify(self, weights: Weights, members: Iterable[Member]) -> tuple[float, dict[Member, EngineError]]:
         """Has each engine sample probes, which the trainer scores. Returns the largest accepted gap, and the error of each
         engine that failed.
         """
-        worst, errors, unproven, none_yet = 0.0, dict[Member, EngineError](), list(members), True
+        worst, errors, unproven, first = 0.0, dict[Member, EngineError](), list(members), True
         for number in range(ROUNDS):
-            probes = dict[Member, list[Rollout]]()
-            for member, sampled in zip(unproven, self._probed(unproven, number)):
-                if isinstance(sampled, EngineError):
-                    errors[member] = sampled
-                else:
-                    probes[member] = sampled
-            unproven = []
-            for member, gap in zip(probes, compare(weights, list(probes.values()))):
-                limit = member.proof.limit
-                if not member.proof.accepts(gap):
+            probes, failed = self._probed(unproven, number)
+            errors, unproven = errors | failed, []
+            for (member, sampled), gap in zip(probes.items(), compare(weights, list(probes.values()))):
+                limit = member.check.limit
+                if not member.check.accepts(gap):
                     errors[member] = OtherWeights(self._disagreement(gap, limit))
                     unproven.append(member)
                     continue
                 errors.pop(member, None)
                 worst = max(worst, gap.mean)
-                if none_yet:
-                    self.probes, self._round, none_yet = probes[member], number, False
+                if first:
+                    self.probes, self._round, first = sampled, number, False
         return worst, errors
 
     def _disagreement(self, gap: Gap, limit: float) -> str:
@@ -228,33 +223,36 @@ class VLLMSampler:
             "corrupt, or it serves another model"
         )
 
-    def _probed(self, members: Sequence[Member], number: int) -> list[list[Rollout] | EngineError]:
-        """Samples the prompts of one round of the check on each engine. Returns the completions, or the error, of each."""
-        sampling = Sampling(PROBE_TOKENS, self.temperature, seed=self.version, routes=True)
+    def _probed(
+        self, members: Sequence[Member], number: int
+    ) -> tuple[dict[Member, list[Rollout]], dict[Member, EngineError]]:
+        """Samples the prompts of one round of the check on each engine. Returns the completions of each, or its error."""
 
         async def sampled() -> list[Any]:
-            return await asyncio.gather(*[self._probe(member, number, sampling) for member in members])
+            return await asyncio.gather(*[self._probe(member, number) for member in members])
 
-        found = asyncio.run_coroutine_threadsafe(sampled(), self._loop).result()
-        told = [one for one in found if not isinstance(one, EngineError)]
-        if self.routers is not None and not all(any(int(p.routes.max()) >= 0 for p in one) for one in told):
+        found = dict(zip(members, asyncio.run_coroutine_threadsafe(sampled(), self._loop).result()))
+        errors = {member: error for member, error in found.items() if isinstance(error, EngineError)}
+        probes = {member: sampled for member, sampled in found.items() if member not in errors}
+        if self.routers is not None and not all(any(int(p.routes.max()) >= 0 for p in one) for one in probes.values()):
             self.routers = None
         if self.routers is None:
-            return [one if isinstance(one, EngineError) else [replace(p, routes=None) for p in one] for one in found]
-        return found
+            probes = {member: [replace(p, routes=None) for p in one] for member, one in probes.items()}
+        return probes, errors
 
-    async def _probe(self, member: Member, number: int, sampling: Sampling) -> list[Rollout] | EngineError:
+    async def _probe(self, member: Member, number: int) -> list[Rollout] | EngineError:
         """Bypasses the queue, which may be full of long completions."""
+        sampling = Sampling(PROBE_TOKENS, self.temperature, seed=self.version, routes=True)
 
         async def one(completion: Request) -> Rollout:
             while not completion.so_far.stop:
-                before = self.fleet.updates, member.life
+                before = self.fleet.updates, member.generation
                 answer = await member.engine.ask(completion.request(), self.timeout)
-                interrupted = (self.fleet.updates, member.life) != before
+                interrupted = (self.fleet.updates, member.generation) != before
                 completion.add(answer, self.version, self.version, interrupted)
             return completion.so_far
 
-        prompts = member.proof.prompts(self.version, number)
+        prompts = member.check.prompts(self.version, number)
         begun = [(Rollout.begun(prompt), seed_of(self.version, i, number)) for i, prompt in enumerate(prompts)]
         try:
             async with asyncio.timeout(self.timeout):
@@ -297,29 +295,29 @@ class VLLMSampler:
 
     async def _sample(self, completion: Request) -> Rollout:
         failures, refused = 0, dict[Member, tuple[int, Refused]]()
-        async with self._room:
+        async with self._slots:
             while not completion.so_far.stop:
                 updates = self.fleet.updates  # read first: any later update interrupts the request
-                member = await self.fleet.free({one: life for one, (life, _) in refused.items()})
+                member = await self.fleet.free({one: then for one, (then, _) in refused.items()})
                 if member is None:  # the request is wrong, not the engines
                     raise Refused("; ".join(str(error) for _, error in refused.values()))
-                earliest, life = self.version, member.life
+                earliest, generation = self.version, member.generation
                 try:
                     answer = await self.fleet.ask(member, completion.request(), self.timeout)
                     completion.add(answer, earliest, self.version, interrupted=self.fleet.updates != updates)
-                except LeftOut:
-                    self.fleet.moved += 1
+                except Evicted:
+                    self.fleet.retried += 1
                 except Refused as error:
-                    self.fleet.moved += 1
-                    refused[member] = life, error
+                    self.fleet.retried += 1
+                    refused[member] = generation, error
                 except Exception as error:  # possibly limited to this engine
-                    self.fleet.moved += 1
-                    self.fleet.evict(member, life, error)
+                    self.fleet.retried += 1
+                    self.fleet.evict(member, generation, error)
                     failures += 1
-                    if failures >= max(STRIKES, len(self.fleet.members)):
+                    if failures >= max(MAX_FAILURES, len(self.fleet.members)):
                         raise (failure := blamed(error)) from failure.__cause__
                 else:
-                    failures = member.strikes = 0
+                    failures = member.failures = 0
                     for one, (then, refusal) in refused.items():  # another engine accepted it, so the request is not wrong
                         self.fleet.evict(one, then, refusal)
                     refused.clear()

@@ -6,19 +6,17 @@ import contextlib
 import json
 import re
 import secrets
-import socket
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from gspo.backends.vllm.calls import asked, http, json_of, shown, within
+from gspo.backends.vllm.calls import http, json_of, send_request, shown, within
 from gspo.backends.vllm.errors import EngineError, Refused
-from gspo.backends.vllm.process import EngineHost, EngineProcess, LocalEngine
-from gspo.backends.vllm.weight_update_request import Swap
+from gspo.backends.vllm.process import EngineHost, EngineProcess, LocalEngine, listened_at
 from gspo.safe import without_logins
 
 SIDE = Path(__file__).with_name("plugin") / "gspo_vllm.py"
@@ -34,19 +32,35 @@ LATER = (408, 425, 429)  # statuses that mean "retry later" rather than a wrong 
 IDLE = 2.0  # seconds until an idle connection is dropped: the server closes it after 5, possibly during a request
 
 
-Begin = Callable[[Sequence[str], Path, Mapping[str, str]], EngineProcess]
+class Swap:
+    """One attempt to load weights into an engine, from a Hugging Face folder or sent to the process group of this name. Once
+    given up it makes no further call, since the next attempt may be running.
+    """
+
+    def __init__(self, version: int, folder: Path | None = None, group: str = "") -> None:
+        self.version, self.folder, self.group = version, folder, group
+        self._over = threading.Event()
+
+    def give_up(self) -> None:
+        """Cancels the attempt for its caller; an HTTP call may still be running."""
+        self._over.set()
+
+    def check(self) -> None:
+        """Raises EngineError if the attempt was given up."""
+        if self._over.is_set():
+            raise EngineError("it took so long over new weights that they were given up")
 
 
 class Server:
     """A client of one vLLM server, and its process if it is started here.
 
     Args:
-        command: The command that starts it; None for a server that is not ours.
+        command: Starts it; None for a server that is not ours.
         log: The file with its output.
         variables: Environment variables to add to those of its machine.
         key: The bearer token that it requires.
-        begin: Starts the process, as EngineHost.begin.
-        another_port: Finds a free port if another program has taken the server's, as EngineHost.another_port.
+        host: Starts the process, and finds another port if another program has taken the server's; None: this machine, with
+            this port only.
 
     Attributes:
         adapters: Whether it takes LoRA adapters instead of whole weights.
@@ -59,11 +73,10 @@ class Server:
         log: Path | None = None,
         variables: Mapping[str, str] | None = None,
         key: str = "",
-        begin: Begin = LocalEngine,
-        another_port: Callable[[], int] | None = None,
+        host: EngineHost | None = None,
     ) -> None:
         self.url, self.command, self.log, self.variables = url.rstrip("/"), command, log, dict(variables or {})
-        self.begin, self.another_port = begin, another_port
+        self.host = host
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.process: EngineProcess | None = None
         self.adapters = False
@@ -91,20 +104,21 @@ class Server:
         self._log().parent.mkdir(parents=True, exist_ok=True)
         self._log().touch()  # created here, since a file created on another machine may appear late
         for left in reversed(range(PORTS)):
-            if self.another_port is not None and listened_at(self.url):
-                self._move(self.another_port())
+            if self.host is not None and listened_at(self.url):
+                self._move(self.host.another_port())
             self._begun, self._asleep = self._log().stat().st_size, False
             try:
-                self.process = process = self.begin(self.command, self._log(), self.variables)
+                begin = LocalEngine if self.host is None else self.host.begin
+                self.process = process = begin(self.command, self._log(), self.variables)
             except OSError as error:  # the program is missing, or this machine cannot start another process
                 raise EngineError(f"it cannot be started: {error}") from error
             try:
                 self._wait(process)
                 return
             except EngineError:  # another program may take the port before the server listens
-                if not left or self.another_port is None or TAKEN not in self._said():
+                if not left or self.host is None or TAKEN not in self._output():
                     raise
-                self._move(self.another_port())
+                self._move(self.host.another_port())
 
     def _move(self, port: int) -> None:
         """Moves the server to another port of its machine."""
@@ -122,7 +136,8 @@ class Server:
             status = process.poll() if process is not None else None
             if status is not None:
                 raise EngineError(f"vLLM ended with status {status}: {self.last_words()}")
-            if self._over or time.monotonic() > deadline or self._engine_died():
+            engine_died = self.ours and b"EngineDeadError" in self._output()  # the server may wait for it forever
+            if self._over or time.monotonic() > deadline or engine_died:
                 self._end()
                 raise EngineError(f"nothing answers at {self.name}: {self.last_words()}")
             time.sleep(0.3)
@@ -130,7 +145,7 @@ class Server:
     def answers(self) -> bool:
         """Whether it is up."""
         try:
-            return self._asked("GET", "/health", 5.0).status_code == 200
+            return self._request("GET", "/health", 5.0).status_code == 200
         except EngineError:
             return False
 
@@ -141,7 +156,7 @@ class Server:
         at = f"{self.name}{path}"
         try:
             options = {} if body is None else {"json": body, "params": params}
-            response = self._asked("GET" if body is None else "POST", path, CONTROL, **options)
+            response = self._request("GET" if body is None else "POST", path, CONTROL, **options)
         except EngineError as error:
             raise EngineError(f"{at}: {error}. {self.last_words()}") from None
         if response.status_code != 200:
@@ -151,7 +166,7 @@ class Server:
         except EngineError as error:
             raise EngineError(f"{at}: {error}") from None
 
-    def _does(self, path: str, body: Mapping[str, Any], **params: str) -> None:
+    def _command(self, path: str, body: Mapping[str, Any], **params: str) -> None:
         """A call with an empty result. Raises EngineError if the answer is no object, for example a proxy's."""
         answer = self.call(path, body, **params)
         if not isinstance(answer, dict):
@@ -162,7 +177,7 @@ class Server:
         remedy = f"start it with `python {SIDE} --model MODEL --port PORT` in vLLM's environment (0.32 or newer)"
         for method, path, body in (("GET", "/weight_info", None), ("POST", GENERATE, {})):
             try:
-                answer = asked(method, f"{self.url}{path}", 10.0, json=body)
+                answer = send_request(method, f"{self.url}{path}", 10.0, json=body)
             except EngineError as error:
                 raise ValueError(f"sampler.urls: {self.name!r}: nothing answers ({error}): {remedy}") from None
             if answer.status_code in (403, 404, 405, 501):
@@ -196,8 +211,8 @@ class Server:
             await self._client.aclose()
 
     def takes_adapters(self) -> bool:
-        """Whether it was started with LoRA support. Raises EngineError."""
-        return bool(self._asked("GET", "/v1/load_lora_adapter", 10.0).status_code == 405)  # the route exists, for POST only
+        """Whether it was started with LoRA support: the route exists, for POST only. Raises EngineError."""
+        return bool(self._request("GET", "/v1/load_lora_adapter", 10.0).status_code == 405)
 
     def workers(self, method: str, *arguments: str) -> list[Any]:
         """Calls a method of plugin/gspo_vllm.py on every worker and returns their results. Raises EngineError."""
@@ -212,7 +227,7 @@ class Server:
     def sleep(self, level: int) -> None:
         """Frees memory until the next swap, as sampler.sleep_level says. Raises EngineError."""
         self._asleep = True
-        self._does("/sleep", {}, level=str(level), mode="abort")
+        self._command("/sleep", {}, level=str(level), mode="abort")
 
     def swap(self, swap: Swap) -> int:
         """Puts weights or an adapter in place. A sleeping server gets back memory for the weights only. Running completions
@@ -221,23 +236,23 @@ class Server:
         """
         asleep = self._asleep
         if asleep:
-            self._does("/wake_up", {}, tags="weights")
-        self._does("/pause", {}, mode="abort")  # last: /wake_up also resumes a paused server, which vLLM counts as asleep
-        swap.goes_on()
+            self._command("/wake_up", {}, tags="weights")
+        self._command("/pause", {}, mode="abort")  # last: /wake_up also resumes a paused server, which vLLM counts as asleep
+        swap.check()
         taken = self._take(swap)
         for path, body in (("/reset_prefix_cache", {}), ("/update_weight_version", {"new_version": str(swap.version)})):
-            swap.goes_on()
-            self._does(path, body)
-        swap.goes_on()
+            swap.check()
+            self._command(path, body)
+        swap.check()
         if not asleep:
-            self._does("/resume", {})
+            self._command("/resume", {})
         return taken
 
     def wake(self) -> None:
         """Resumes sampling after a swap if the server slept until then. Raises EngineError."""
         if self._asleep:
-            self._does("/wake_up", {}, tags="kv_cache")
-            self._does("/resume", {})
+            self._command("/wake_up", {}, tags="kv_cache")
+            self._command("/resume", {})
             self._asleep = False
 
     def _sleeps(self) -> bool:
@@ -255,19 +270,15 @@ class Server:
             return 1
         return len(self.workers("gspo_reload", str(swap.folder)))
 
-    def _asked(self, method: str, path: str, seconds: float, **options: Any) -> Any:
+    def _request(self, method: str, path: str, seconds: float, **options: Any) -> Any:
         # A proxy cannot reach a server of ours.
-        return asked(method, f"{self.url}{path}", seconds, not self.ours, headers=self.headers, **options)
+        return send_request(method, f"{self.url}{path}", seconds, not self.ours, headers=self.headers, **options)
 
     def _log(self) -> Path:
         assert self.log is not None, "a server of ours has a log"
         return self.log
 
-    def _engine_died(self) -> bool:
-        """Whether the engine of a server of ours died during startup: the server may then wait for it forever."""
-        return self.command is not None and b"EngineDeadError" in self._said()
-
-    def _said(self) -> bytes:
+    def _output(self) -> bytes:
         """The output of its current process."""
         return self._log().read_bytes()[self._begun :]
 
@@ -275,7 +286,7 @@ class Server:
         """The first and last error lines of its log, or its last lines if there are none."""
         if self.log is None or not self.log.exists():
             return "it runs elsewhere: look at its log"
-        lines = self._said().decode("utf-8", errors="replace").strip().splitlines()
+        lines = self._output().decode("utf-8", errors="replace").strip().splitlines()
         # The first error is the cause, the last ones are consequences.
         errors = [line for line in lines if re.search(r"rror[:,] ", line) and " WARNING " not in line]
         quoted = [*errors[:1], *errors[1:][-2:]] or lines[-3:]
@@ -287,7 +298,7 @@ class Server:
         self._end()
         if self._asleep and self.command is None:
             with contextlib.suppress(EngineError):
-                self._does("/wake_up", {})
+                self._command("/wake_up", {})
 
     def _end(self) -> None:
         process, self.process = self.process, None  # `start` and `stop` may both get here, from two threads
@@ -323,14 +334,4 @@ def serving(
     at = f"[{host.address}]" if ":" in host.address else host.address
     key = secrets.token_urlsafe(32)  # the server also swaps weights, and others may be able to reach its port
     own = {**(variables or {}), KEY: key}
-    return Server(f"http://{at}:{host.port}", command, log, own, key, host.begin, host.another_port)
-
-
-def listened_at(url: str) -> bool:
-    """Whether anything listens at this address."""
-    parts = urlsplit(url)
-    try:
-        with socket.create_connection((parts.hostname or "", parts.port or 0), 1.0):
-            return True
-    except OSError:
-        return False
+    return Server(f"http://{at}:{host.port}", command, log, own, key, host)

@@ -19,40 +19,37 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from gspo.agents.threads import begin
 from gspo.backends.vllm.errors import EngineError, blamed
 from gspo.backends.vllm.fleet import Member
 from gspo.backends.vllm.plugin import gspo_transfer as wire
 from gspo.backends.vllm.process_groups import LAYER, Link, joined
-from gspo.backends.vllm.threads import at_once
-from gspo.backends.vllm.weight_update_request import Swap
+from gspo.backends.vllm.server import Swap
 from gspo.interfaces import SamplerError, Weights
 
 WEIGHTS, NEXT, OLD = "weights", "next", "old"  # folders of the exchange: current, being written, previous
+Packed = tuple[tuple[int, int], Tensor]  # sizes and payload of a layer (plugin/gspo_transfer.py)
+Message = tuple[tuple[int, int], Tensor | None]  # a layer, or the end marker
 
 
 class Transfer(Protocol):
-    """A way to transfer weights to the engines."""
+    """Transfers weights to the engines: `prepare` while they sample, `commit` while they are paused, then `send`."""
 
-    def take(self, weights: Weights) -> None:
+    def prepare(self, weights: Weights) -> None:
         """Prepares new weights while the engines still sample with the old ones. Raises SamplerError."""
         ...
 
-    def put(self, weights: Weights) -> None:
-        """Makes these the weights that engines get from now on. Serving engines are paused; a returning one may still be
-        getting the old ones.
-        """
+    def commit(self, weights: Weights) -> None:
+        """Makes these the weights that engines get from now on. A returning engine may still be getting the old ones."""
         ...
 
-    def give(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
-        """Gives the current weights to these engines, all at once.
+    def send(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
+        """Sends the current weights to these engines, all at once. Returns the error of each engine that did not get them.
 
         Args:
-            members: The engines, each with its life.
+            members: The engines, each with its generation.
             again: The other engines have these weights already. An update may begin meanwhile, which makes the result
                 useless.
-
-        Returns:
-            The error of each engine that did not get the weights.
         """
         ...
 
@@ -72,32 +69,32 @@ class Counted:
         self.bytes = self.copies = 0
 
     def counts(self) -> dict[str, float]:
-        """Metrics since the last call."""
+        """See Transfer."""
         found = {"sync/bytes": float(self.bytes), "sync/copies": float(self.copies)}
         self.copies = 0
         return found
 
     def close(self) -> None:
-        """Ends all transfers."""
+        """See Transfer."""
 
 
 class FolderTransfer(Counted):
-    """Writes each new version into a folder once, for every worker of every engine to read. adapters: the engines take
-    adapters instead of whole weights.
+    """Writes each new version into a folder once, for every worker of every engine to read. adapters: write the adapter by
+    itself, for engines that take one; otherwise it is merged into the weights.
     """
 
     def __init__(self, exchange: Path, adapters: bool) -> None:
         super().__init__()
         self.exchange, self.adapters = exchange, adapters
 
-    def take(self, weights: Weights) -> None:
-        """Writes the weights, or the adapter if the engines take one, beside the current ones."""
+    def prepare(self, weights: Weights) -> None:
+        """Writes the weights beside the current ones."""
         try:
             weights.save(str(self.exchange / NEXT), merged=not self.adapters)
         except (OSError, SafetensorError) as error:
             raise no_room(self.exchange, error) from None
 
-    def put(self, weights: Weights) -> None:
+    def commit(self, weights: Weights) -> None:
         """Replaces the old weights with the ones written; an engine may be starting from the old ones right now."""
         shutil.rmtree(self.exchange / OLD, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):  # before the first update
@@ -107,16 +104,11 @@ class FolderTransfer(Counted):
         self.bytes = sum(file.stat().st_size for file in (self.exchange / WEIGHTS).glob("*.safetensors"))
         self.copies += 1
 
-    def give(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
-        """See Transfer.give."""
-        folder = self.exchange / WEIGHTS
-        done, errors = each_of(members, lambda member: member.engine.swap(Swap(version, folder)))
-        self.copies += sum(done.values())
+    def send(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
+        """See Transfer."""
+        taken, errors = each_of(members, lambda member: member.engine.swap(Swap(version, self.exchange / WEIGHTS)))
+        self.copies += sum(taken.values())
         return errors
-
-
-Packed = tuple[tuple[int, int], Tensor]  # sizes and payload of a layer (plugin/gspo_transfer.py)
-ALL: list[tuple[tuple[int, int], Tensor | None]] = [(wire.END, None)]  # the end marker
 
 
 class BroadcastTransfer(Counted):
@@ -139,35 +131,32 @@ class BroadcastTransfer(Counted):
         self._links: dict[Member, Link] = {}
         self._kept: list[Packed] = []
         self._weights: Weights | None = None  # not yet sent
-        self._puts, self._whole = 0, False  # updates so far; whether the last one was kept completely
+        self._commits, self._whole = 0, False  # updates so far; whether the last one was kept completely
 
-    def take(self, weights: Weights) -> None:
+    def prepare(self, weights: Weights) -> None:
         """Does nothing: weights are gathered as they are sent."""
 
-    def put(self, weights: Weights) -> None:
-        """See Transfer.put."""
-        self._puts, self._whole, self._weights = self._puts + 1, False, weights
+    def commit(self, weights: Weights) -> None:
+        """See Transfer."""
+        self._commits, self._whole, self._weights = self._commits + 1, False, weights
 
-    def give(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
-        """See Transfer.give."""
-        puts, layers = self._puts, self._layers
-        if again:
-            layers = partial(self._kept_layers, puts)
-        if not self._whole and (again or self._weights is None):
+    def send(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
+        """See Transfer."""
+        commits, weights = self._commits, None if again else self._weights
+        if not self._whole and weights is None:
             return dict.fromkeys(members, EngineError("there are no weights to send: the trainer gave up on them midway"))
         linked, errors = each_of(members, lambda member: self._link(member, members[member]))
-        calls = at_once([partial(member.engine.swap, self._links[member].begin(version)) for member in linked])
-        sent = dict(zip(linked, calls))
+        calls = {member: begin(partial(member.engine.swap, link.begin(version))) for member, link in linked.items()}
+        end: list[Message] = [(wire.END, None)]
         try:
-            for sizes, body in chain(layers(), ALL):
-                taking = {member: call for member, call in sent.items() if member not in errors}
-                self._each(taking, sizes, body, errors)
+            for sizes, body in chain(self._gathered(weights) if weights else self._resent(commits), end):
+                self._each({member: call for member, call in calls.items() if member not in errors}, sizes, body, errors)
         except BaseException:
             if not again:
                 self._kept = []  # incomplete
             self._give_up(linked)
             raise
-        for member, call in sent.items():
+        for member, call in calls.items():
             if member in errors:
                 continue
             try:
@@ -183,12 +172,9 @@ class BroadcastTransfer(Counted):
         while self._links:
             self._links.popitem()[1].drop()
 
-    def _layers(self) -> Iterator[tuple[tuple[int, int], Tensor | None]]:
-        """The current layers; gathers and keeps new ones."""
-        weights, self._weights = self._weights, None
-        if weights is None:
-            yield from self._kept_layers(self._puts)
-            return
+    def _gathered(self, weights: Weights) -> Iterator[Message]:
+        """Gathers the layers of new weights, and keeps them."""
+        self._weights = None
         before, self._kept = self._kept, []
         for layer in weights.layers():
             sizes, body = self._packed(layer)
@@ -202,24 +188,22 @@ class BroadcastTransfer(Counted):
     def _packed(self, layer: Mapping[str, Tensor]) -> Packed:
         return wire.packed(layer)
 
-    def _kept_layers(self, puts: int) -> Iterator[tuple[tuple[int, int], Tensor | None]]:
-        """The layers already sent. puts: the number of updates at the start; raises EngineError if another one comes
-        meanwhile.
-        """
+    def _resent(self, commits: int) -> Iterator[Message]:
+        """The kept layers. Raises EngineError if there are more updates than `commits`."""
         kept = self._kept  # a new update shrinks it: no second copy stays for a slow engine
         for number in range(len(kept)):
             layer = kept[number : number + 1]
-            if self._puts != puts:
+            if self._commits != commits:
                 raise EngineError("new weights came while it was sent those of before")
             yield from layer
 
-    def _link(self, member: Member, life: int) -> Link:
-        """The process group with an engine in this life. Raises EngineError."""
+    def _link(self, member: Member, generation: int) -> Link:
+        """The process group with an engine in this generation. Raises EngineError."""
         found = self._links.get(member)
-        if found is None or found.life != life:
+        if found is None or found.generation != generation:
             if found is not None:
                 self._links.pop(member).drop()
-            self._links[member] = joined(member.engine, self.device, life, self.ipc)
+            self._links[member] = joined(member.engine, self.device, generation, self.ipc)
         return self._links[member]
 
     def _each(
@@ -250,7 +234,7 @@ class BroadcastTransfer(Counted):
         self._links.pop(member).drop()
 
     def _give_up(self, members: Iterable[Member]) -> None:
-        """Tells the engines that still listen."""
+        """Informs the engines that still listen."""
         for member in members:
             link = self._links.pop(member, None)
             if link is not None:
@@ -302,11 +286,10 @@ def ended_early(call: Future[int], last: bool) -> None:
 
 def each_of(members: Iterable[Member], do: Callable[[Member], Any]) -> tuple[dict[Member, Any], dict[Member, EngineError]]:
     """Calls `do` on all members at the same time. Returns the results of those that succeed, and the errors of the rest."""
-    given, errors = {}, {}
-    members = list(members)
-    for member, call in zip(members, at_once([partial(do, member) for member in members])):
+    results, errors = {}, {}
+    for member, call in [(member, begin(partial(do, member))) for member in members]:
         try:
-            given[member] = call.result()
+            results[member] = call.result()
         except Exception as error:  # possibly limited to this engine: the others continue
             errors[member] = blamed(error)
-    return given, errors
+    return results, errors

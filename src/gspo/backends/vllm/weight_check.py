@@ -23,13 +23,7 @@ OTHER = 0.2  # largest accepted share of the engine's experts that the trainer w
 
 
 class Gap(NamedTuple):
-    """The result of a check.
-
-    Attributes:
-        mean: Mean gap of the log-probabilities.
-        tokens: Number of tokens compared.
-        other: Share of experts that differ.
-    """
+    """Mean gap of the log-probabilities, number of tokens compared, and the share of experts that differ."""
 
     mean: float
     tokens: int
@@ -37,13 +31,7 @@ class Gap(NamedTuple):
 
 
 class Check:
-    """The acceptance test for one engine's probes.
-
-    Attributes:
-        dtype: Data type of the matrix products.
-        vocabulary: Vocabulary size.
-        gap: The largest accepted gap so far.
-    """
+    """The acceptance test for one engine's probes. `gap` is the largest accepted one so far."""
 
     def __init__(self, dtype: torch.dtype, vocabulary: int) -> None:
         self.dtype, self.vocabulary, self.gap = dtype, vocabulary, 0.0

@@ -77,7 +77,7 @@ def served(policy, rank=0, **options):
             Config(sampler=settings, lora=LoraConfig(rank=rank)), policy, PolicyWeights(policy, 0), Path(scratch)
         )
         sampler.said, sampler.server, sampler.exchange = [], sampler.fleet.members[0].engine, Path(scratch)
-        sampler.fleet.tell = sampler.said.append
+        sampler.fleet.notify = sampler.said.append
         try:
             sampler.fleet.start()
             engines = [member.engine for member in sampler.fleet.members]

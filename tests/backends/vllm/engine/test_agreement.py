@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gspo.backends.vllm.errors import EngineError
+from gspo.backends.vllm.server import Swap
 from gspo.backends.vllm.transfer import WEIGHTS
-from gspo.backends.vllm.weight_update_request import Swap
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
 from tests.backends.vllm.engine.servers import change, gaps, policy_of, prompts, served

@@ -117,10 +117,10 @@ def test_an_engine_that_sleeps_while_the_learner_updates():
         sampler.sleep_level = 2
         for version in (4, 5):
             sampler.rest()
-            answer = sampler.server._asked("GET", "/is_sleeping", 10.0)
+            answer = sampler.server._request("GET", "/is_sleeping", 10.0)
             assert answer.json() == {"is_sleeping": True} and not sampler.fleet.serving
             sampler.load(PolicyWeights(policy, version))
-            assert sampler.server._asked("GET", "/is_sleeping", 10.0).json() == {"is_sleeping": False}
+            assert sampler.server._request("GET", "/is_sleeping", 10.0).json() == {"is_sleeping": False}
             assert tokens(sampler.generate(prompts(), 4, LONG)) == expected and not sampler.said
 
 

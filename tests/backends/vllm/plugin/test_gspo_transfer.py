@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
+from gspo.agents.threads import begin
 from gspo.backends.vllm.plugin import gspo_transfer as wire
 from gspo.backends.vllm.process_groups import Link
-from gspo.backends.vllm.threads import at_once
 from tests.patience import PATIENCE
 
 CPU = torch.device("cpu")
@@ -188,5 +188,5 @@ def test_groups_of_nccl_made_at_the_same_time_all_have_the_setting(monkeypatch, 
             time.sleep(0.6)
             return os.environ.get(wire.NCCL_ERRORS)
 
-    assert [made.result() for made in at_once([first, second])] == ["0", "0"]
+    assert [made.result() for made in (begin(first), begin(second))] == ["0", "0"]
     assert os.environ.get(wire.NCCL_ERRORS) == before
