@@ -65,8 +65,7 @@ test-trackers: .venv-trackers/done
 	GSPO_REQUIRE=wandb,trackio,tensorboard .venv-trackers/bin/python -m pytest tests/runs/test_trackers.py
 
 test-ray: .venv-ray/done
-	GSPO_REQUIRE=ray .venv-ray/bin/python -m pytest tests/launch/test_ray_launch.py tests/launch/test_ray_engines.py \
-		tests/launch/test_ray_hosts.py
+	GSPO_REQUIRE=ray .venv-ray/bin/python -m pytest tests/launch/test_ray_launch.py tests/launch/test_ray_actors.py
 
 test-ray-vllm: .venv-ray/done .venv-vllm/done
 	GSPO_REQUIRE=ray GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python .venv-ray/bin/python -m pytest \

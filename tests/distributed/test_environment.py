@@ -1,17 +1,15 @@
 """What several ranks cannot do is refused by its key, with a remedy."""
 
-import dataclasses
+from contextlib import nullcontext
 
 import pytest
 
-from gspo.config.schema import Config
+from gspo.config.files import from_dict
 from gspo.distributed.environment import check_ranks
 
 
 def config(**sections):
-    made = Config()
-    changed = {name: dataclasses.replace(getattr(made, name), **table) for name, table in sections.items()}
-    return dataclasses.replace(made, **changed)
+    return from_dict(sections)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +44,26 @@ def test_what_they_can_do_passes():
 def test_what_one_rank_has_no_use_for_is_refused(name, value):
     with pytest.raises(ValueError, match=rf"scale.{name} = {value:g}.* has no effect on one rank"):
         check_ranks(config(scale={name: value}), 1)
+
+
+SERVERS = {"urls": ["http://127.0.0.1:1"]}
+
+
+@pytest.mark.parametrize(
+    ("beside", "sampler", "needed"),
+    [
+        (1, {}, True),
+        (2, {}, False),
+        (1, {"weight_transfer": "broadcast"}, True),  # the engines' first weights
+        (1, SERVERS | {"weight_transfer": "auto"}, True),
+        (1, SERVERS | {"weight_transfer": "broadcast"}, False),
+    ],
+)
+def test_ranks_on_several_machines_need_an_exchange_folder(monkeypatch, beside, sampler, needed):
+    """Whoever has started them."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(beside))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    lacks = pytest.raises(ValueError, match=r"sampler.exchange is not set: ranks on several machines .* name one$")
+    with lacks if needed else nullcontext():
+        check_ranks(config(sampler={"engine": "vllm"} | sampler), 2)

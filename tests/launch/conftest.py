@@ -1,8 +1,13 @@
-"""A run of two ranks to which others are compared."""
+"""A run of two ranks to which others are compared, and an engine."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
-from tests.launch.started import begin, fill, finished
+from gspo.backends.vllm.process import free_ports
+from tests.launch.started import ROOT, begin, fill, finished
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +23,15 @@ def unbroken(tmp_path_factory):
     status, output = finished(begin(place, "unbroken", "--scale.ranks=2", "--train.steps=6"))
     assert status == 0, output
     return place / "unbroken"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """The address of a server that samples from the models that it is given."""
+    (port,) = free_ports(1)
+    script = ROOT / "tests" / "backends" / "vllm" / "stand_in_model.py"
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen([sys.executable, str(script), f"--port={port}"], env=os.environ | {"PYTHONPATH": path})
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.wait()

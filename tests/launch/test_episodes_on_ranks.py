@@ -1,16 +1,12 @@
 """Episodes that go on across weight updates, while two ranks learn: their run is that of one process."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
-from gspo.backends.vllm.process import free_ports
 from tests.agents.talking import tokenizer
-from tests.launch.started import FORKED, ROOT, begin, finished, weights
+from tests.launch.started import FORKED, begin, finished, weights
 
 SETTINGS = """
 model.path = "{place}/talker"
@@ -42,22 +38,17 @@ class Quiz:
 
 
 @pytest.fixture(scope="module")
-def quiz(tmp_path_factory):
-    """A folder with a model that talks, an environment and settings; a server samples from the models that it is given."""
-    place, (port,) = tmp_path_factory.mktemp("quiz"), free_ports(1)
+def quiz(tmp_path_factory, engine):
+    """A folder with a model that talks, an environment and settings."""
+    place = tmp_path_factory.mktemp("quiz")
     outline = tiny_qwen3_moe(
         hidden=32, layers=2, experts=4, expert_width=32, heads=2, kv_heads=1, context=256, tie_word_embeddings=False
     )
     build_tiny(outline, tokenizer("chatml")).save(place / "talker")
     (place / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"say a, {i}"}) + "\n" for i in range(40)))
     (place / "quiz.py").write_text(QUIZ)
-    (place / "run.toml").write_text(SETTINGS.format(place=place, engine=f"http://127.0.0.1:{port}"))
-    script = ROOT / "tests" / "backends" / "vllm" / "stand_in_model.py"
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen([sys.executable, str(script), f"--port={port}"], env=os.environ | {"PYTHONPATH": path})
-    yield place
-    process.kill()
-    process.wait()
+    (place / "run.toml").write_text(SETTINGS.format(place=place, engine=engine))
+    return place
 
 
 def played(place, name, *arguments, steps=6):

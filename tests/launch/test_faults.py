@@ -1,15 +1,11 @@
 """Each rank is killed in each phase of a step. The run goes on by itself, and ends as one that was never broken."""
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from gspo.backends.vllm.process import free_ports
-from tests.launch.started import ROOT, begin, completions, finished, kill, left, ranks_of, steps, wait_for, weights
+from tests.launch.started import begin, completions, finished, kill, left, ranks_of, steps, wait_for, weights
 
 SAMPLE, UPDATE = "gspo.backends.hf.sampler:HFSampler.generate", "gspo.learner.update:Updater._pass"
 SHARD, MOMENTS = "gspo.backends.hf.sharded:save_file", "gspo.backends.hf.policy:HFPolicy.save_moments"
@@ -110,18 +106,6 @@ def test_a_rank_that_is_killed_takes_its_experts_with_it(place):
     go_through(place, "killed-experts", [("kill", 1, MOMENTS, 2), ("kill", 0, UPDATE, 4)], experts)
     assert same(place, "killed-experts", "experts")
     nothing_left(place, "killed-experts")
-
-
-@pytest.fixture(scope="module")
-def engine(place):
-    """The address of a server that samples from the models that it is given."""
-    (port,) = free_ports(1)
-    script = ROOT / "tests" / "backends" / "vllm" / "stand_in_model.py"
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen([sys.executable, str(script), f"--port={port}"], env=os.environ | {"PYTHONPATH": path})
-    yield f"http://127.0.0.1:{port}"
-    process.kill()
-    process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.launch.ray_launch import in_rows, needed
+from gspo.launch.ray_launch import numbered
 from tests.launch.ray_cluster import OWN, cluster_of
 from tests.launch.started import begin, completions, finished, steps, wait_for, weights
 
@@ -135,10 +135,5 @@ def test_what_cannot_be_done_with_ray_is_refused(place):
 
 
 def test_ranks_of_a_machine_are_numbered_in_a_row():
-    assert in_rows([("a", "3"), ("b", "0"), ("a", "1")]) == [(0, 2, 0, "3,1"), (2, 2, 1, "3,1"), (1, 1, 0, "0")]
-    assert in_rows([("a", "")] * 2) == [(0, 2, 0, ""), (1, 2, 1, "")]
-
-
-def test_what_a_run_waits_for_is_said_in_words():
-    assert needed(1, 0, "GPU") == "1 GPU" and needed(3, 0, "CPU") == "3 CPUs"
-    assert needed(8, 4, "GPU") == "12 GPUs (8 for ranks, 4 for vLLM engines)"
+    assert numbered([("a", "3"), ("b", "0"), ("a", "1")]) == [(0, 2, 0, "3,1"), (2, 2, 1, "3,1"), (1, 1, 0, "0")]
+    assert numbered([("a", "")] * 2) == [(0, 2, 0, ""), (1, 2, 1, "")]

@@ -34,7 +34,7 @@ from gspo.data.prompts import Notice, PromptStream, digest, load_demonstrations
 from gspo.data.splits import check_columns, read_stages, read_tables, refresh_function
 from gspo.distributed.ranks import ProcessRanks
 from gspo.interfaces import Learner, Report, RolloutSource, Scorer, SupervisedLearner
-from gspo.launch.ray_hosts import engine_hosts
+from gspo.launch.ray_actors import engine_hosts
 from gspo.learner.leader_follower import LeadingLearner
 from gspo.learner.learner import LocalLearner
 from gspo.objective.algorithms import ALGORITHMS

@@ -49,9 +49,15 @@ def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
 
 def check_ranks(config: Config, ranks: int) -> None:
     """Raises ValueError, with key, value and remedy, for settings that do not work with this number of ranks."""
-    scale = config.scale
+    scale, sampler = config.scale, config.sampler
     if scale.ranks not in (None, ranks):
         raise ValueError(f"scale.ranks = {scale.ranks}, but {ranks} were started: leave it out, or start as many")
+    unneeded = sampler.weight_transfer == "broadcast" and sampler.urls  # config/unused.py rejects a folder in that case
+    if sampler.engine == "vllm" and sampler.exchange is None and not unneeded and several_machines():
+        raise ValueError(
+            "sampler.exchange is not set: ranks on several machines write the weights for vLLM together, into a folder that "
+            "all of them see: name one"
+        )
     if ranks > 1 and ranks % scale.replicas:
         raise ValueError(f"scale.replicas = {scale.replicas}: must divide scale.ranks = {ranks}")
     if ranks > 1 and ranks // scale.replicas % scale.experts:

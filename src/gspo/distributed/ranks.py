@@ -86,19 +86,19 @@ class OneRank:
     number, size = 0, 1
 
     def gathered(self, mine: T) -> list[T]:
-        """Its own value only."""
+        """See Ranks."""
         return [mine]
 
     def to_leader(self, mine: Mapping[K, Tensor]) -> list[dict[K, Tensor]]:
-        """Its own tensors, since it is rank 0."""
+        """See Ranks."""
         return [dict(mine)]
 
     def from_leader(self, parts: Sequence[Mapping[K, Tensor]]) -> dict[K, Tensor]:
-        """Its own part."""
+        """See Ranks."""
         return dict(parts[0])
 
     def any(self, mine: bool) -> bool:
-        """`mine` itself."""
+        """See Ranks."""
         return mine
 
 
@@ -114,13 +114,13 @@ class ProcessRanks:
         self._commands = dist.new_group(backend="gloo", timeout=WAIT if self.number else timedelta(seconds=timeout))
 
     def gathered(self, mine: T) -> list[T]:
-        """All-gather: the value of every rank, by rank. For small objects, a few numbers or words."""
+        """See Ranks."""
         every: list[Any] = [None] * self.size
         dist.all_gather_object(every, mine, group=self._group)
         return every
 
     def to_leader(self, mine: Mapping[K, Tensor]) -> list[dict[K, Tensor]]:
-        """Gather: the tensors of every rank, by rank, on rank 0; [] on other ranks."""
+        """See Ranks."""
         kinds = self.gathered(_kinds(mine))
         if self.number:
             self._send(mine, 0)
@@ -128,13 +128,12 @@ class ProcessRanks:
         return [dict(mine), *(self._received(kind, number) for number, kind in enumerate(kinds) if number)]
 
     def from_leader(self, parts: Sequence[Mapping[K, Tensor]]) -> dict[K, Tensor]:
-        """Scatter: returns this rank's element of rank 0's `parts`; ignored on other ranks."""
+        """See Ranks."""
         kinds = self.gathered([] if self.number else [_kinds(part) for part in parts])[0]
         if self.number:
             return self._received(kinds[self.number], 0)
-        for number, part in enumerate(parts):
-            if number:
-                self._send(part, number)
+        for number, part in enumerate(parts[1:], 1):
+            self._send(part, number)
         return dict(parts[0])
 
     def _send(self, tensors: Mapping[K, Tensor], to: int) -> None:
@@ -143,7 +142,7 @@ class ProcessRanks:
                 dist.send(x.detach().cpu().contiguous().flatten().view(torch.uint8), to, group=self._group)
 
     def _received(self, kinds: Mapping[K, tuple[torch.dtype, torch.Size]], number: int) -> dict[K, Tensor]:
-        """Receives the tensors of rank `number`. kinds: dtype and shape of each."""
+        """The tensors of rank `number`, of these types and shapes."""
         tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in kinds.items()}
         for x in tensors.values():
             if x.numel():
@@ -151,7 +150,7 @@ class ProcessRanks:
         return tensors
 
     def any(self, mine: bool) -> bool:
-        """Logical-or all-reduce: whether `mine` is true on any rank."""
+        """See Ranks."""
         flag = torch.tensor(float(mine))
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
         return bool(flag)

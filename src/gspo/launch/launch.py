@@ -1,7 +1,7 @@
 """Starts the ranks of a run, on this machine or on Ray, and restarts them after a failure.
 
 A rank that exits with an error of its own ends the run. A rank that was killed, lost the others, or ran out of memory for a
-micro-batch that can be smaller ends only the current attempt ("life"): the next one resumes from the last checkpoint.
+micro-batch that can be smaller ends only the current attempt: the next one resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -24,24 +24,20 @@ from gspo.launch.processes import WATCH, PlaceLost, Rank, Start, here, say
 from gspo.workers.supervisor import end_with_parent
 
 GRACE = 15.0  # seconds for the other ranks to exit by themselves after the first one has
-AGAIN = LOST, SHORT  # exit statuses that allow a restart
+RESTARTABLE = LOST, SHORT  # exit statuses that allow a restart
 LOOPBACK = "127.0.0.1"
 PATIENCE = 300.0  # timeout of the rendezvous store in its own process, in seconds
 INTERRUPTED = 130  # exit status of a run that was asked to stop
 
 
 class Ended(NamedTuple):
-    """The result of one attempt.
-
-    Attributes:
-        status: The exit status.
-        why: The reason, if a restart may help.
-        told: Whether the leader exited by itself, and so has written the report.
+    """The result of one attempt: the exit status; the reason, if a restart may help; whether the leader exited by itself and
+    so has written the report.
     """
 
     status: int
     why: str
-    told: bool
+    reported: bool
 
 
 def take_part(config: Config, arguments: Sequence[str], follow: Callable[[Config], None]) -> int | None:
@@ -60,10 +56,10 @@ def take_part(config: Config, arguments: Sequence[str], follow: Callable[[Config
     elif config.scale.launcher == "ray" and size > 1:
         raise ValueError('scale.launcher = "ray", but torchrun has started this process: leave one of them out')
     elif config.scale.launcher == "ray":
-        from gspo.launch.ray_launch import connected, listens_at
+        from gspo.launch.ray_launch import connected
 
-        with connected(config.scale.timeout, config.sampler) as on_ray, swept(config):
-            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, on_ray, listens_at(), folder)
+        with connected(config.scale.timeout, config.sampler) as (on_ray, address), swept(config):
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, on_ray, address, folder)
     elif size == 1 and (config.scale.ranks or 1) > 1:
         with swept(config):
             return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, folder=folder)
@@ -109,7 +105,7 @@ def launch(
     arguments: Sequence[str],
     ranks: int,
     restarts: int,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     start: Start = here,
     address: str = LOOPBACK,
     folder: Path | None = None,
@@ -120,38 +116,40 @@ def launch(
 
     Args:
         restarts: Maximum number of restarts.
-        tell: Called with the reason when an attempt ends.
+        notify: Called with the reason when an attempt ends.
         address: Address of this machine that all ranks can reach; it listens only there.
         folder: The run's folder. The report is written there if the run ends and its leader was lost.
     """
     command = [sys.executable, "-P", "-m", "gspo", *arguments]  # -P: no file in the current folder can shadow a library
     same = {BEGAN: str(time.time()), KEY: secrets.token_urlsafe(24)}
-    with asked() as signals:
-        for life in range(restarts + 1):
+    with handled() as signals:
+        for attempt in range(restarts + 1):
             try:
-                ended = live(command, ranks, {RESTARTS: str(life), **same}, start, signals, address)
+                ended = run_once(command, ranks, {RESTARTS: str(attempt), **same}, start, signals, address)
             except PlaceLost as error:
-                ended = Ended(LOST, str(error), told=False)
-            if ended.status not in AGAIN or signals.numbers:
+                ended = Ended(LOST, str(error), reported=False)
+            if ended.status not in RESTARTABLE or signals.numbers:
                 break
-            if life < restarts:
-                which = f"restart {life + 1} of scale.restarts = {restarts}"
-                tell(f"{ended.why}: the run goes on from its last checkpoint ({which})")
+            if attempt < restarts:
+                which = f"restart {attempt + 1} of scale.restarts = {restarts}"
+                notify(f"{ended.why}: the run goes on from its last checkpoint ({which})")
         else:
-            tell(f"{ended.why}, and scale.restarts = {restarts}: go on with {RESUME}")
-    if folder is not None and not ended.told and len(signals.numbers) < 2:  # a second signal means stop now
+            notify(f"{ended.why}, and scale.restarts = {restarts}: go on with {RESUME}")
+    if folder is not None and not ended.reported and len(signals.numbers) < 2:  # a second signal means stop now
         from gspo.report.page import report_of  # takes half a second, and few runs need it here
 
         try:
             report_of(folder)
         except Exception as error:  # the run's own result matters more
-            tell(f"the report of {folder} could not be written: {error}")
-    if ended.status in AGAIN:
+            notify(f"the report of {folder} could not be written: {error}")
+    if ended.status in RESTARTABLE:
         return INTERRUPTED if signals.numbers else 1
     return ended.status
 
 
-def live(command: Sequence[str], ranks: int, more: Mapping[str, str], start: Start, signals: Signals, address: str) -> Ended:
+def run_once(
+    command: Sequence[str], ranks: int, more: Mapping[str, str], start: Start, signals: Signals, address: str
+) -> Ended:
     """Runs one attempt."""
     from gspo.backends.vllm.plugin.gspo_transfer import hosted  # torch takes seconds to import
 
@@ -161,8 +159,8 @@ def live(command: Sequence[str], ranks: int, more: Mapping[str, str], start: Sta
         "WORLD_SIZE": str(ranks), **more,
     }  # fmt: skip
     if signals.numbers:
-        return Ended(INTERRUPTED, "", told=False)
-    with start(command, ranks, variables) as started, signals.go_to(started[0]):
+        return Ended(INTERRUPTED, "", reported=False)
+    with start(command, ranks, variables) as started, signals.forwarded_to(started[0]):
         until, ended = float("inf"), [process.poll() for process in started]
         while None in ended and time.monotonic() < until:
             time.sleep(WATCH)
@@ -171,15 +169,15 @@ def live(command: Sequence[str], ranks: int, more: Mapping[str, str], start: Sta
                 break  # the result is known; the others may still be waiting for the leader at the rendezvous
             if until == float("inf") and (ended[0] is not None or any(ended)):  # followers may exit before the leader
                 until = time.monotonic() + GRACE
-        told = ended[0] is not None and ended[0] >= 0 and ended[0] not in AGAIN
-        return Ended(*outcome(ended), told)
+        reported = ended[0] is not None and ended[0] >= 0 and ended[0] not in RESTARTABLE
+        return Ended(*outcome(ended), reported)
 
 
 def outcome(ended: Sequence[int | None]) -> tuple[int, str]:
     """The run's exit status and the reason for a restart, from the exit statuses of all ranks (None: has not exited)."""
     if ended[0] == 0:
         return 0, ""
-    errors = [status for status in ended if status and status > 0 and status not in AGAIN]
+    errors = [status for status in ended if status and status > 0 and status not in RESTARTABLE]
     if errors:
         return errors[0], ""
     if SHORT in ended:
@@ -199,7 +197,7 @@ class Signals:
         self.numbers: list[int] = []
         self.first: Rank | None = None
 
-    def hear(self, number: int, frame: Any) -> None:
+    def receive(self, number: int, frame: Any) -> None:
         """Signal handler."""
         self.numbers.append(number)
         if self.first is not None:
@@ -207,7 +205,7 @@ class Signals:
                 self.first.send_signal(number)
 
     @contextmanager
-    def go_to(self, first: Rank) -> Iterator[None]:
+    def forwarded_to(self, first: Rank) -> Iterator[None]:
         """Meanwhile forwards signals to this rank, including those received before it started."""
         self.first = first
         for number in tuple(self.numbers):
@@ -219,10 +217,10 @@ class Signals:
 
 
 @contextmanager
-def asked() -> Iterator[Signals]:
+def handled() -> Iterator[Signals]:
     """Handles Ctrl-C, SIGTERM and SIGHUP."""
     signals = Signals()
-    old = {number: signal.signal(number, signals.hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    old = {number: signal.signal(number, signals.receive) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield signals
     finally:

@@ -15,7 +15,7 @@ from typing import Protocol
 from gspo.distributed.environment import PARENT
 
 WATCH = 0.1  # poll interval of a process, in seconds
-ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # signals that ask a run to stop
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # signals that ask a run to stop
 
 
 def say(text: str) -> None:
