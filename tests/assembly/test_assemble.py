@@ -57,11 +57,6 @@ def test_the_terminal_says_how_many_prompts_are_held_out(tmp_path, capsys, evalu
     assert said in capsys.readouterr().out.splitlines()
 
 
-def test_how_many_are_held_out_and_what_for():
-    assert assemble.counted(4, False) == "4 held out for `gspo eval` (eval.num_prompts = 0 holds out none)"
-    assert (assemble.counted(4, True), assemble.counted(0, True)) == ("4 held out", "none held out")
-
-
 def test_a_folder_is_made_last(tmp_path):
     tiny = tiny_run.model()
     made = config(tmp_path / "run", tiny, algorithm={"router_replay": "R2"}, rollout={"max_completion_length": 64})

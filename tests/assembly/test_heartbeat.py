@@ -146,40 +146,6 @@ def test_connections_that_break_are_made_anew(two):
     assert listens.exitcode == LOST
 
 
-def test_nobody_is_given_up_while_who_started_the_ranks_is_stopped():
-    """As Ctrl-Z does: the store is there, and the ranks run, which are in sessions of their own."""
-    fork = multiprocessing.get_context("fork")
-    ports, end, begun = fork.SimpleQueue(), fork.Event(), fork.Semaphore(0)
-    host = fork.Process(target=keeps, args=(ports, end), daemon=True)
-    host.start()
-    port, ranks = ports.get(), []
-    try:
-        for number in range(2):
-            ranks.append(fork.Process(target=take_part, args=(number, port, False, sleeps, False, begun), daemon=True))
-            ranks[-1].start()
-        assert all(begun.acquire(timeout=PATIENCE) for _ in range(2))
-        ranks[1].join(LIMIT / 4)
-        os.kill(host.pid, signal.SIGSTOP)
-        ranks[1].join(LONGER)
-        os.kill(host.pid, signal.SIGCONT)
-        ranks[1].join(LIMIT / 4)
-        assert all(each.is_alive() for each in ranks)
-        os.kill(ranks[0].pid, signal.SIGSTOP)
-        ranks[1].join(PATIENCE)
-        assert ranks[1].exitcode == LOST
-    finally:
-        for process in (*ranks, host):
-            process.kill()
-            process.join()
-
-
-def keeps(ports, end):
-    """A process that keeps the store alone."""
-    store = store_at(0, True)
-    ports.put(store.port)
-    end.wait()
-
-
 def test_without_the_store_nobody_is_given_up(two):
     """Whoever started the ranks is gone: the leader saves then, and ends the others."""
     leader, listens, store = two(sleeps)

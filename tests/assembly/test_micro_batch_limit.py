@@ -1,10 +1,11 @@
 """A rank that has no memory for its micro-batch: its real forward pass ends as torch ends it."""
 
 import json
+import warnings
 
 import pytest
 
-from gspo.assembly.micro_batch_limit import UNTIL, conditions, keep, make_smaller
+from gspo.assembly.micro_batch_limit import UNTIL, conditions, keep, limit
 from gspo.config.files import as_config
 from gspo.config.schema import Config
 from gspo.distributed.ranks import OneRank
@@ -17,6 +18,14 @@ FORWARD = "gspo.backends.hf.policy:HFPolicy.forward"
 
 class TwoRanks(OneRank):
     size = 2
+
+
+def limited(config, ranks=None):
+    """The limit of micro-batches, and what is warned of."""
+    parts = MicroBatches(config.train.micro_batch_tokens)
+    with warnings.catch_warnings(record=True) as heard:
+        limit(parts, config, ranks or TwoRanks())
+    return parts.max_tokens, *(str(one.message).partition(": ")[0] for one in heard)
 
 
 def warned(place, name):
@@ -56,45 +65,28 @@ def test_a_run_whose_shortest_completion_does_not_fit_ends(place):
 
 
 def test_what_is_kept_holds_for_the_same_settings_on_as_many_ranks(tmp_path):
-    config, two = Config(), TwoRanks()
-    config = as_config(config, {"log": {"dir": str(tmp_path)}})
-    keep(config, two, OutOfMemory("rank 1 was out of memory", 100))
-
-    def size(config, ranks):
-        parts = MicroBatches(config.train.micro_batch_tokens)
-        make_smaller(parts, config, ranks)
-        return parts.max_tokens, parts.smaller
-
-    asked = config.train.micro_batch_tokens
-    assert size(config, two) == (100, "rank 1 was out of memory")
-    assert size(config, OneRank()) == (asked, "")
-    assert size(as_config(config, {"train": {"micro_batch_tokens": 500}}), two) == (500, "")
-    for text in ("", "[]", "{}", '{"asked": 8192}', '{"tokens": "many"}', "\xff"):
-        (tmp_path / SMALLER).write_text(text)
-        assert size(config, two) == (asked, "")
-
-
-def test_the_warning_names_all_that_ends_it(tmp_path):
-    """Each of them does, and there are no others."""
-    config = as_config(Config(), {"log": {"dir": str(tmp_path)}})
+    """The warning names all that ends it: each of them does, and there are no others."""
+    config, asked = as_config(Config(), {"log": {"dir": str(tmp_path)}}), Config().train.micro_batch_tokens
     keep(config, TwoRanks(), OutOfMemory("rank 1 was out of memory", 100))
+    assert limited(config) == (100, "rank 1 was out of memory")
+    assert limited(config, OneRank()) == (asked,)
     others = {
         "train.micro_batch_tokens": {"train": {"micro_batch_tokens": 5000}},
         "scale.experts": {"scale": {"experts": 2}},
         "scale.replicas": {"scale": {"replicas": 2}},
     }
     for key, change in others.items():
-        parts = MicroBatches(5000)
-        make_smaller(parts, as_config(config, change), TwoRanks())
-        assert key in UNTIL and parts.smaller == "", key
+        changed = as_config(config, change)
+        assert key in UNTIL and limited(changed) == (changed.train.micro_batch_tokens,), key
     assert len(conditions(config, TwoRanks())) == len(others) + 1 == len(UNTIL.replace(" or ", ", ").split(", "))
+    for text in ("", "[]", "{}", '{"asked": 8192}', '{"tokens": "many"}', "\xff"):
+        (tmp_path / SMALLER).write_text(text)
+        assert limited(config) == (asked,)
 
 
 def test_what_is_kept_before_the_folder_exists_is_there_when_the_run_begins(tmp_path):
     config = as_config(Config(), {"log": {"dir": str(tmp_path / "runs" / "new")}})
     keep(config, TwoRanks(), OutOfMemory("rank 1 was out of memory", 100))
-    parts = MicroBatches(5000)
-    make_smaller(parts, config, TwoRanks())
-    assert parts.max_tokens == 100
+    assert limited(config)[0] == 100
     with RunFolder.create(config.log.dir, "") as folder:  # it is taken for a new one
         assert (folder.path / SMALLER).exists()

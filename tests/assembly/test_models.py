@@ -3,7 +3,7 @@ import warnings
 import pytest
 import torch
 
-from gspo.assembly.assemble import note_what_is_not_done
+from gspo.assembly.assemble import note_limits
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.models import check_experts, check_routers, models_of, named, outline_of, prompts_of, room
 from gspo.backends.hf.files import Outline, outline
@@ -136,7 +136,7 @@ def test_a_mixture_whose_routing_is_unseen_is_not_called_dense(tmp_path, capsys)
     policy = HFPolicy(doge)
     assert "does not see" in policy.unseen
     with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder) as log:
-        note_what_is_not_done(log, policy, from_dict({"train": {"offload_optimizer": True}}))
+        note_limits(log, policy, from_dict({"train": {"offload_optimizer": True}}))
     told = capsys.readouterr().err  # by the terminal
     assert f"warning: {policy.unseen}: there are no moe/ metrics" in told
     assert "warning: train.offload_optimizer and train.offload_reference move nothing: the model is on a CPU" in told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from functools import partial
 from pathlib import Path
 
 from gspo.backends.hf.files import base_of, is_adapter
@@ -46,12 +45,8 @@ def export(source: Path, out: Path | None = None, merge: bool = False, push: str
         model = read_model(cfg)
         disk.write_folder(out, model.save)
     else:
-        disk.write_folder(out, partial(_copy, cfg.path))
+        disk.write_folder(out, lambda part: shutil.copytree(cfg.path, part, dirs_exist_ok=True))
     return str(out) if push is None else upload(out, push)
-
-
-def _copy(folder: str, part: Path) -> None:
-    shutil.copytree(folder, part, dirs_exist_ok=True)
 
 
 def named(source: Path) -> ModelConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,15 +31,15 @@ def heartbeat(store: dist.Store, number: int, timeout: float, apart: bool = True
         timeout: In seconds.
         apart: Whether the store runs outside the leader's process, so that a silent store says nothing about the leader.
     """
-    pause, pulse = min(OFTEN, timeout / BEATS), Pulse(store)
-    over = threading.Event()
-    work: list[Callable[[], None]]
+    pause, pulse, over = min(OFTEN, timeout / BEATS), Pulse(store), threading.Event()
     if number == 0:
-        work = [lambda: beat(pulse, pause, over)]
+        threads = [threading.Thread(target=beat, args=(pulse, pause, over), daemon=True)]
     else:
-        ear = Ear()
-        work = [lambda: listen(pulse, pause, over, ear), lambda: watch(number, timeout, pause, over, ear, apart)]
-    threads = [threading.Thread(target=each, daemon=True) for each in work]
+        watching = number, pulse, timeout, pause, over, apart
+        threads = [
+            threading.Thread(target=listen, args=(pulse, pause, over), daemon=True),
+            threading.Thread(target=watch, args=watching, daemon=True),
+        ]
     for thread in threads:
         thread.start()
     try:
@@ -51,9 +51,15 @@ def heartbeat(store: dist.Store, number: int, timeout: float, apart: bool = True
 
 
 class Pulse:
-    """The beat counter in the store, over its own connection: one serves one call at a time, and some calls take long."""
+    """The beat counter in the store, over its own connection: one serves one call at a time, and some calls take long.
+
+    Attributes:
+        beaten: Set if the counter has risen since `watch` last looked.
+        answered: Set if the store has answered since then.
+    """
 
     def __init__(self, store: Any) -> None:
+        self.beaten, self.answered = threading.Event(), threading.Event()
         self._store = store
         self._own: Any = None
 
@@ -68,32 +74,25 @@ class Pulse:
             return None
 
 
-class Ear:
-    """What arrived since `watch` last looked: a `beat` of the leader, an `answer` of the store."""
-
-    def __init__(self) -> None:
-        self.beat, self.answer = threading.Event(), threading.Event()
-
-
 def beat(pulse: Pulse, pause: float, over: threading.Event) -> None:
     """Increments the counter every `pause` seconds until `over` is set."""
     while not over.wait(pause):
         pulse.add(1)
 
 
-def listen(pulse: Pulse, pause: float, over: threading.Event, ear: Ear) -> None:
-    """Polls the counter every `pause` seconds and records answers and new beats in `ear`."""
+def listen(pulse: Pulse, pause: float, over: threading.Event) -> None:
+    """Polls the counter every `pause` seconds and records answers and new beats."""
     last: int | None = None
     while not over.wait(pause):
         now = pulse.add(0)
         if now is not None:
-            ear.answer.set()
+            pulse.answered.set()
             if now != last:
-                ear.beat.set()
+                pulse.beaten.set()
             last = now
 
 
-def watch(number: int, timeout: float, pause: float, over: threading.Event, ear: Ear, apart: bool) -> None:
+def watch(number: int, pulse: Pulse, timeout: float, pause: float, over: threading.Event, apart: bool) -> None:
     """Exits this process after `timeout` seconds without a beat.
 
     Counts pauses instead of seconds, so that no time passes while this process is stopped too (Ctrl-Z). A silent store
@@ -101,9 +100,9 @@ def watch(number: int, timeout: float, pause: float, over: threading.Event, ear:
     """
     missed = 0
     while not over.wait(pause):
-        missed = 0 if ear.beat.is_set() else missed + (ear.answer.is_set() or not apart)
-        ear.beat.clear()
-        ear.answer.clear()
+        missed = 0 if pulse.beaten.is_set() else missed + (pulse.answered.is_set() or not apart)
+        pulse.beaten.clear()
+        pulse.answered.clear()
         if missed * pause > timeout:
             print(f"gspo: rank {number}: the leader has not been heard for {timeout:g} seconds", file=sys.stderr, flush=True)
             os._exit(LOST)

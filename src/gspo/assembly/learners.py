@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+
 from torch import nn
 
-from gspo.assembly.micro_batch_limit import make_smaller
+from gspo.assembly.micro_batch_limit import limit
 from gspo.assembly.models import check_experts, check_routers
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel
@@ -13,6 +16,7 @@ from gspo.config.schema import Config, RunConfig
 from gspo.distributed.ranks import Ranks
 from gspo.learner.imitation import Imitation
 from gspo.learner.learner import LocalLearner, PolicyLearner
+from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.objective.algorithms import ALGORITHMS
@@ -26,15 +30,16 @@ def learning(
     learner = learner_of(config, policy, reference)
     check_experts(config, model)
     check_routers(config, model)
-    share(learner, config, ranks)
+    complete(learner.micro_batches, config, ranks)
     return policy, learner
 
 
-def share(learner: LocalLearner, config: Config, ranks: Ranks | None) -> None:
-    """Makes the learner share its batches with the other ranks, and applies a micro-batch limit found earlier."""
+def complete(micro_batches: MicroBatches, config: Config, ranks: Ranks | None) -> None:
+    """Connects a learner's micro-batches with the run: its warnings, and the other ranks."""
+    if ranks is None or ranks.number == 0:
+        micro_batches.tell = warnings.warn
     if ranks is not None:
-        learner.micro_batches.ranks = ranks
-        make_smaller(learner.micro_batches, config, ranks)
+        limit(micro_batches, config, ranks)
 
 
 def supervised_learning(
@@ -45,8 +50,11 @@ def supervised_learning(
     policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
     optimizer = optimizer_of(config, policy, config.train.steps)
     learner = LocalLearner(policy, optimizer, Imitation(), config.train.micro_batch_tokens)
-    share(learner, config, ranks)
+    complete(learner.micro_batches, config, ranks)
     return policy, learner
+
+
+LEARNERS: dict[str, Callable[..., tuple[HFPolicy, LocalLearner]]] = {"train": learning, "sft": supervised_learning}
 
 
 def policy_of(config: RunConfig, model: HFModel) -> HFPolicy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,13 +34,18 @@ def conditions(config: Config, ranks: Ranks) -> dict[str, int]:
     }  # fmt: skip
 
 
-def make_smaller(micro_batches: MicroBatches, config: Config, ranks: Ranks) -> None:
-    """Applies the limit (and its reason) that an earlier start of this run recorded, and records one found by this start."""
-    micro_batches.keep = partial(keep, config, ranks)
+def limit(micro_batches: MicroBatches, config: Config, ranks: Ranks) -> None:
+    """Shares micro-batches with the other ranks. Applies the limit that an earlier start of this run has recorded, with a
+    warning, and records one that this start finds.
+    """
+    micro_batches.ranks, micro_batches.keep = ranks, partial(keep, config, ranks)
     try:
         found = json.loads((Path(config.log.dir) / SMALLER).read_bytes())
-        if all(found[key] == value for key, value in conditions(config, ranks).items()):
-            micro_batches.max_tokens = min(micro_batches.max_tokens, max(1, int(found["tokens"])))
-            micro_batches.smaller = str(found["why"])
+        if any(found[key] != value for key, value in conditions(config, ranks).items()):
+            return
+        tokens, why = max(1, int(found["tokens"])), str(found["why"])
     except (OSError, ValueError, KeyError, TypeError):  # no file, or one that was edited
         return
+    micro_batches.max_tokens = min(micro_batches.max_tokens, tokens)
+    if ranks.number == 0:
+        warnings.warn(f"{why}: micro-batches have at most {tokens} tokens, until {UNTIL} changes", stacklevel=1)

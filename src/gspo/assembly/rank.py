@@ -11,17 +11,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from gspo.agents import threads
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.heartbeat import heartbeat
-from gspo.assembly.learners import learning, supervised_learning
+from gspo.assembly.learners import LEARNERS
 from gspo.assembly.models import models_of
 from gspo.config.scale import ScaleConfig
-from gspo.config.schema import Config
 from gspo.distributed.environment import LOST, PARENT, rank_and_world_size
 from gspo.distributed.ranks import ProcessRanks, RankLost, noticed
 from gspo.learner import leader_follower
@@ -46,7 +45,7 @@ def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store, *_ = next(iter(dist.rendezvous("env://", timeout=LOADING)))
     # torchrun's store outlives a restart: under a new prefix, stale addresses in it are not found.
-    store = dist.PrefixStore(life(store, number, size), store)
+    store = dist.PrefixStore(name_of_start(store, number, size), store)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=LOADING,
         device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
@@ -57,7 +56,7 @@ def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
     dist.destroy_process_group()
 
 
-def life(store: dist.Store, number: int, size: int) -> str:
+def name_of_start(store: dist.Store, number: int, size: int) -> str:
     """Handshake of the ranks. Once all are there, returns a unique name of this start of the run, chosen by the leader.
 
     torchrun's restart counters cannot serve as names: each agent counts only the restarts caused by its own ranks. Each rank
@@ -66,14 +65,14 @@ def life(store: dist.Store, number: int, size: int) -> str:
     own = secrets.token_hex(8)
     if number:
         store.set(f"here {number}", own)
-        name = store.get(f"life of {own}").decode()
+        name = store.get(f"start of {own}").decode()
         store.set(f"{name} heard by {number}", "")
         return name
     until = time.monotonic() + LOADING.total_seconds()
     for each in range(1, size):
         while not store.check([f"{own} heard by {each}"]):
             if store.check([f"here {each}"]):
-                store.set(f"life of {store.get(f'here {each}').decode()}", own)
+                store.set(f"start of {store.get(f'here {each}').decode()}", own)
             if time.monotonic() > until:
                 raise RankLost(f"rank {number}: rank {each} has not come")
             time.sleep(MEETING)
@@ -104,16 +103,10 @@ def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
         except (RankLost, OutOfMemory):  # the followers are in the middle of a pass
             raise
         except BaseException:
-            goodbye = threading.Thread(target=farewell, args=(ranks,), daemon=True)
-            goodbye.start()
-            goodbye.join(FAREWELL)
+            # A follower in the middle of a pass does not receive this; it notices when this process is gone.
+            with suppress(Exception):
+                threads.begin(lambda: ranks.broadcast_command(leader_follower.OVER)).result(FAREWELL)
             raise
-        ranks.broadcast_command(leader_follower.OVER)
-
-
-def farewell(ranks: ProcessRanks) -> None:
-    """Ends the followers. One in the middle of a pass does not receive this; it notices when this process is gone."""
-    with suppress(Exception):
         ranks.broadcast_command(leader_follower.OVER)
 
 
@@ -129,12 +122,6 @@ def end_with(parent: int, number: int) -> None:
     os._exit(LOST)
 
 
-def begin(ranks: ProcessRanks | None, kind: str, config: Config, last: Path | None) -> None:
-    """Broadcasts what to train and from which checkpoint: the followers load their shards while the leader does."""
-    if ranks is not None:
-        ranks.broadcast_command((kind, config, last))
-
-
 def follow(scale: ScaleConfig) -> None:
     """The main loop of a follower. It ignores Ctrl-C and SIGTERM: the leader handles them and ends it after saving."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -145,5 +132,4 @@ def follow(scale: ScaleConfig) -> None:
             return
         kind, config, last = command
         model, reference = models_of(config, CallInputs(), last, ranks)
-        learn = learning if kind == "train" else supervised_learning
-        leader_follower.follow(learn(config, model, reference, ranks)[1], ranks)
+        leader_follower.follow(LEARNERS[kind](config, model, reference, ranks)[1], ranks)

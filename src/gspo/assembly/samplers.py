@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from gspo.agents.batching import Batching
 from gspo.agents.episodes import Episodes
@@ -55,12 +55,7 @@ def samplers_of(
     """Yields the samplers for training and for evaluation.
 
     With vLLM, the engine is both. The embedded sampler runs the policy itself, or a whole copy of a sharded policy; with
-    sampler.quantize, training samples from a copy with rounded weights instead.
-
-    Args:
-        weights: The current weights of the policy.
-        keep: The run folder, which gets vLLM's output.
-        hosts: Machines on which vLLM starts; empty for this one.
+    sampler.quantize, training samples from a copy with rounded weights instead. keep, hosts: as in vllm/open.py:opened.
     """
     if config.sampler.engine == "vllm":
         from gspo.backends.vllm.open import opened
@@ -68,7 +63,8 @@ def samplers_of(
         with opened(config, policy, weights, keep, hosts) as engine, playing(config, policy.model, engine) as one:
             yield one, one
         return
-    model = whole_model(config) if policy.model.sharded else policy.model
+    # A sharded policy loads its weights into a whole copy of the model.
+    model = read_model(config.model) if policy.model.sharded else policy.model
     exact = HFSampler(model, config.sampler.batch_size)
     if policy.model.sharded:
         exact.load(weights)
@@ -91,11 +87,6 @@ def evaluator_of(config: Config, policy: HFPolicy) -> Iterator[Sampler]:
         yield sampler
 
 
-def whole_model(config: Config) -> HFModel:
-    """A whole model for the embedded sampler of a sharded policy, which loads the policy's weights into it."""
-    return read_model(config.model)
-
-
 @contextmanager
 def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sampler]:
     """Yields the sampler, or one of whole episodes if the task is played in an environment."""
@@ -103,23 +94,18 @@ def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sample
     if not played(task):
         yield sampler
         return
-    encoder = Encoder(model.tokenizer, task)
-    if task.environment is None:
-        from gspo.agents.verifiers_episodes import VerifiersEpisodes
+    encoder, context = Encoder(model.tokenizer, task), model.context_length
+    make = None if task.environment is None else load_function(task.environment, "task.environment")
+    with speaker_of(config, sampler) as speaker:
+        if make is None:
+            from gspo.agents.verifiers_episodes import VerifiersEpisodes
 
-        with (
-            speaker_of(config, sampler) as speaker,
-            VerifiersEpisodes(sampler, speaker, encoder, model.context_length, task) as episodes,
-        ):
+            opened: Any = VerifiersEpisodes(sampler, speaker, encoder, context, task)
+        else:
+            rules = task.prompt_column, task.max_turns, task.step_timeout
+            opened = Episodes(sampler, speaker, encoder, context, make, *rules)
+        with opened as episodes:
             yield episodes
-        return
-    make = load_function(task.environment, "task.environment")
-    context, rules = model.context_length, (task.prompt_column, task.max_turns, task.step_timeout)
-    with (
-        speaker_of(config, sampler) as speaker,
-        Episodes(sampler, speaker, encoder, context, make, *rules) as episodes,
-    ):
-        yield episodes
 
 
 @contextmanager

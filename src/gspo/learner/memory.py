@@ -51,13 +51,11 @@ class MicroBatches:
     Attributes:
         tell: Called with a message when memory runs out.
         ranks: The ranks that read them together with this one.
-        smaller: Why the limit is lower than configured; "" if it is not.
         keep: Stores the reason why this process ends, for the restarted run.
     """
 
     def __init__(self, max_tokens: int, tell: Callable[[str], None] = lambda text: None, ranks: Ranks | None = None) -> None:
         self.max_tokens, self.tell, self.ranks = max_tokens, tell, ranks or OneRank()
-        self.smaller = ""
         self.keep: Callable[[OutOfMemory], None] = lambda found: None
         self._reading: Sequence[Completion] = ()  # the current micro-batch
 
