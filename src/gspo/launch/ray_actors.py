@@ -33,6 +33,7 @@ CHUNK = 1 << 20  # most bytes of a rank's output per message
 GPUS = "CUDA_VISIBLE_DEVICES"
 OF_RAY = "RAY_"  # prefix of the variables that Ray sets for its own processes
 SETTINGS = "VLLM_"  # prefix of the variables that servers get from the leader's environment
+ENGINE = "engine {}"  # the name of an engine's actor in the namespace of the run
 ANSWER = 30.0  # timeout of an actor's answer, in seconds, on top of its own waits
 
 
@@ -109,13 +110,7 @@ class Actor:
 
 
 def actor_at(group: Any, bundle: int, kind: str, size: int, **options: Any) -> Any:
-    """Creates an actor in a bundle of a placement group.
-
-    Args:
-        kind: "GPU" or "CPU".
-        size: How many of them it gets.
-        options: Ray's, such as the actor's name.
-    """
+    """Creates an actor in a bundle of a placement group, with so many GPUs or CPUs (`kind`) and further options of Ray's."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -191,7 +186,7 @@ def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
             file.write(text)
             file.flush()
             try:
-                actors = [ray.get_actor(engine_name(i), found["namespace"]) for i in range(len(found["places"]))]
+                actors = [ray.get_actor(ENGINE.format(i), found["namespace"]) for i in range(len(found["places"]))]
                 hosts = [EngineOnRay(actor, *place) for actor, place in zip(actors, found["places"])]
                 blind = dict.fromkeys(host.address for host in hosts if host.read(file.name) != text)
             except (ValueError, EngineError) as error:  # ValueError: there is no such actor any more
@@ -205,8 +200,3 @@ def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
         yield hosts
     finally:
         ray.shutdown()
-
-
-def engine_name(number: int) -> str:
-    """The name of an engine's actor in the run's namespace."""
-    return f"engine {number}"

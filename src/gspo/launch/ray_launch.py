@@ -20,7 +20,7 @@ from gspo.config.engines import devices_each, servers_of
 from gspo.config.rollout import SamplerConfig
 from gspo.distributed.environment import ENGINES
 from gspo.launch.processes import STOP_SIGNALS, PlaceLost, Rank, Start, say
-from gspo.launch.ray_actors import GPUS, actor_at, engine_name, gist
+from gspo.launch.ray_actors import ENGINE, GPUS, actor_at, gist
 
 SOON = 5.0  # seconds until the user is told what a run waits for; also the timeout for an actor to end its rank
 
@@ -108,7 +108,7 @@ def on_ray(
         actors += [actor_at(group, number, kind, 1) for number in range(ranks)]
         space, cluster = secrets.token_hex(), ray.get_runtime_context().gcs_address
         for number in range(engines):
-            actors.append(actor_at(group, ranks + number, kind, each, name=engine_name(number), namespace=space))
+            actors.append(actor_at(group, ranks + number, kind, each, name=ENGINE.format(number), namespace=space))
         places = ray.get([actor.place.remote() for actor in actors])
         found = {"cluster": cluster, "namespace": space, "places": [place[:2] for place in places[ranks:]]}
         starting, started = [], []
@@ -159,11 +159,9 @@ def wait_for_places(group: Any, ranks: int, engines: int, kind: str, patience: f
 
 
 def numbered(places: Sequence[tuple[str, str]]) -> list[tuple[int, int, int, str]]:
-    """Orders the ranks so that those of a machine are consecutive, as `torchrun` numbers them. places: machine and GPUs of
-    each actor.
-
+    """Numbers the ranks as `torchrun` does, those of a machine consecutively, given the machine and the GPUs of each actor.
     Returns for each rank its actor's index, the number of ranks on its machine, its index among them, and the GPUs of all of
-    them. A rank sees its neighbours' GPUs too; its own is number LOCAL_RANK.
+    them: a rank sees its neighbours' GPUs too, and its own is number LOCAL_RANK.
     """
     order, found = sorted(range(len(places)), key=lambda i: places[i][0]), []
     for index in order:

@@ -154,7 +154,9 @@ def sampler_of(
         else:
             weights.save(str(first), merged=True)
         dtype = str(model.compute_dtype).removeprefix("torch.")
-        environments = [{} for _ in hosts] or own_devices(given, policy.device, arguments)
+        environments: list[dict[str, str]] = [{} for _ in hosts]
+        if not hosts:
+            environments = own_devices(given, policy.device, arguments)
         engines = servers(given, first, dtype, arguments, environments, hosts)
     for engine in engines:
         engine.adapters = adapters

@@ -56,8 +56,8 @@ def test_a_program_that_is_gone_when_it_is_started_again(fleet_of, engines, tmp_
 
 
 @pytest.mark.parametrize(("where", "odd"), ODD, ids=lambda one: one if isinstance(one, str) else type(one).__name__)
-def test_any_error_of_a_welcome_leaves_the_engine_out(fleet_of, where, odd):  # noqa: F811
-    """With a strike and its reason; the other goes on."""
+def test_any_error_of_a_readmission_leaves_the_engine_out(fleet_of, where, odd):  # noqa: F811
+    """With a failure and its reason; the other goes on."""
     sampler, ports = fleet_of(2)
     member = sampler.fleet.members[0]
 
