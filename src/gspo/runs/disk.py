@@ -27,7 +27,7 @@ class SaveError(RuntimeError):
     """The disk refused a write."""
 
 
-def write_folder(final: Path, write: Callable[[Path], None]) -> None:
+def write_folder(final: Path, write: Callable[[Path], object]) -> None:
     """Lets `write` fill a temporary folder, syncs it to disk and renames it to `final`.
 
     An existing folder is replaced. If the disk refuses the new one, it stays, and SaveError is raised.
