@@ -146,7 +146,7 @@ def test_no_file_of_a_run_and_no_line_on_the_screen_has_a_secret(tmp_path, monke
     config = {"texts": forms, "nested": {"of": forms}} | dict.fromkeys(NAMES, SECRET)
     task = {"source": "leaks_secrets:rows", "config": config, "eval_source": "leaks_secrets:rows"}
     tiny, reward = model(), {"functions": ["leaks_secrets:score"], "workers": 1}
-    made = tiny_settings("run", task=task, reward=reward, rollout={"delay": 1}, train={"steps": 3}, eval={"every": 3})
+    made = tiny_settings("run", task=task, reward=reward, train={"steps": 3}, eval={"every": 3})
     gspo.train(tiny.model, tokenizer=tiny.tokenizer, config=made)
     out, err = capfd.readouterr()
     assert SECRET not in out + err and "completions got no reward" in out + err

@@ -11,6 +11,11 @@ def likes_a(prompts, completions, **columns):
     return [c.count("a") / max(1, len(c)) for c in completions]
 
 
+def dials(**turned):
+    """[sampler] of a run that samples with rounded weights, or with old ones."""
+    return {"engine": "lab.studies.dials:dials", "engine_args": turned}
+
+
 def model(seed=0, **config):
     small = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 64}
     return build_tiny(tiny_qwen3_moe(**small | config), longest_match_tokenizer(PIECES), seed)

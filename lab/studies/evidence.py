@@ -28,16 +28,18 @@ from gspo.compare.spec import Cell, read
 HERE = Path(__file__).resolve().parent
 STUDIES = ("sweep", "evidence", "lengths", "after", "target", "likelihoods")
 EXTRA = ("GRPO + R3", "GSPO + R3", "CISPO", "SAPO")
+DIALS = "lab.studies.dials:dials"
+INT4 = f'sampler = {{engine = "{DIALS}", engine_args = {{kind = "int4"}}}}\n'
+LATE = f'sampler = {{engine = "{DIALS}", engine_args = {{lag = 4}}}}\n'
+DENSE_MODEL = 'model = {path = "runs/study-models/dense/model"}\n'
 SETTINGS = {
     "4 mini-batches": "",
     "4 epochs x 4 mini-batches": "algorithm = {epochs = 4}\n",
-    "int4 sampler, its own likelihoods": 'sampler = {quantize = "int4"}\n',
-    "int4 sampler, pi_old recomputed": 'sampler = {quantize = "int4"}\nalgorithm = {old_logprobs = "recompute"}\n',
-    "rollouts 4 steps old": "rollout = {delay = 4}\n",
-    "dense, 4 mini-batches": 'model = {path = "runs/study-models/dense/model"}\n',
-    "dense, int4 sampler, its own likelihoods": (
-        'model = {path = "runs/study-models/dense/model"}\nsampler = {quantize = "int4"}\n'
-    ),
+    "int4 sampler, its own likelihoods": INT4,
+    "int4 sampler, pi_old recomputed": INT4 + 'algorithm = {old_logprobs = "recompute"}\n',
+    "rollouts 4 steps old": LATE,
+    "dense, 4 mini-batches": DENSE_MODEL,
+    "dense, int4 sampler, its own likelihoods": DENSE_MODEL + INT4,
 }
 CORE, DENSE = ("GRPO", "GRPO + R2", "GSPO", "GSPO auto"), ("GRPO", "GSPO", "GSPO auto")
 RUNS = {
@@ -164,6 +166,9 @@ def main() -> int:
             shutil.copy(HERE / f"{name}.toml", place)
     os.chdir(HERE.parents[1] if options.scale == 1 else place)  # the study files name models relative to it
     place = Path(os.path.relpath(place))  # what is kept names no machine's folders
+    root = str(HERE.parents[1])  # where lab.studies.dials is found, here and in the cells
+    sys.path.append(root)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as the cells have it: the models are then the same everywhere
     subprocess.run([sys.executable, HERE / "prepare.py", "--scale", str(options.scale)], check=True, env=one_thread)
     print(f"runs {', '.join(chosen)}; what is done is kept", flush=True)

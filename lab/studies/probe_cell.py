@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import world
+from dials import dialled
 from jitter import jittered
 from mechanism import ALGORITHM, DIALS, PROMPTS, SIZES, STUDY, Point, ProbeCell, cells
 from probe.measure import Measured, ProbePlan, measure
@@ -59,7 +60,7 @@ def sections(point: Point, seed: int, sizes: Mapping[str, int]) -> dict[str, dic
         },
         "algorithm": ALGORITHM | {"mini_batches": point.mini_batches, "epochs": point.epochs},
         "optimizer": {"lr": point.rate},
-        "sampler": {"quantize": point.quantize},
+        "sampler": dialled(point.quantize),
         "train": {"seed": seed},
         "eval": {"num_prompts": 0},
     }  # fmt: skip

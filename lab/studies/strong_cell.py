@@ -17,6 +17,7 @@ import numpy as np
 import strong
 import torch
 import world
+from dials import dialled
 from mechanism import Point
 from probe_cell import model_of, rounded
 from torch import Tensor
@@ -83,7 +84,10 @@ def sections(cell: strong.RunsCell, own: strong.Sections, folder: Path) -> stron
     mine: strong.Sections = {
         "task": {"seed": cell.seed}, "train": {"seed": cell.seed}, "log": {"dir": str(folder)},
     }  # fmt: skip
-    return strong.merged(strong.RUN, mine, strong.SETTINGS[cell.setting], own)
+    setting = dict(strong.SETTINGS[cell.setting])
+    if "sampler" in setting:
+        setting["sampler"] = dialled(**setting["sampler"])
+    return strong.merged(strong.RUN, mine, setting, own)
 
 
 def run(cell: strong.RunsCell, own: strong.Sections, start: Path, folder: Path) -> dict[str, Any]:

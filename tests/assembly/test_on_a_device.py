@@ -9,7 +9,7 @@ from gspo.backends.hf.fused import modules, ops
 from gspo.config.files import from_dict
 from tests.fake_device import fake_gpu
 from tests.rewards.classifiers import reward_model, saved, scores
-from tests.tiny_run import ROWS, likes_a, model
+from tests.tiny_run import ROWS, dials, likes_a, model
 
 NEAR = {"rel": 2e-3, "abs": 1e-6}  # experts have another kernel there
 
@@ -69,7 +69,7 @@ FLOWS = {
     "adapters on nf4": lambda *where: trained(*where, lora={"rank": 4}, model={"quantize": "nf4"}),
     "moments of 8 bits": lambda *where: trained(*where, optimizer={"name": "adamw_8bit"}),
     "Routing Replay": lambda *where: trained(*where, algorithm={"router_replay": "R3"}),
-    "a coarse sampler": lambda *where: trained(*where, sampler={"quantize": "int8"}),
+    "a coarse sampler": lambda *where: trained(*where, sampler=dials(kind="int8")),
     "everything offloaded": lambda *where: trained(
         *where, train={"offload_optimizer": True, "offload_reference": True}, algorithm={"beta": 0.01}
     ),

@@ -166,11 +166,11 @@ RUN = {"train": {"steps": 6, "save_every": 3}, "eval": {"every": 0, "num_prompts
 
 
 def test_a_run_on_new_queries_resumes_bit_for_bit(tmp_path):
-    run = RUN | {"refresh": {"every": 2, "source": f"{__name__}:new"}, "rollout": {"delay": 1}}
+    run = RUN | {"refresh": {"every": 2, "source": f"{__name__}:new"}}
     folder = train(tmp_path / "run", **run).folder
     whole, rollouts = numbers(folder), (folder / "rollouts.jsonl").read_bytes()
     names = {r["step"]: r["prompt_id"].partition("-")[0] for r in lines(folder / "rollouts.jsonl")}
-    assert names == {1: "train", 2: "train", 3: "train", 4: "refresh2", 5: "refresh2", 6: "refresh4"}
+    assert names == {1: "train", 2: "train", 3: "refresh2", 4: "refresh2", 5: "refresh4", 6: "refresh4"}
     assert not {r["prompt"] for r in lines(folder / "rollouts.jsonl")} & set(HELD_OUT)
     assert [line["queries/new"] for line in whole] == [0, 0, 7, 0, 6, 0]  # one of them came before
     (folder / "checkpoints" / "step_000006").rename(tmp_path / "gone")

@@ -1,8 +1,8 @@
+from contextlib import contextmanager
+
 import pytest
-import torch
 
 from gspo.agents.episodes import Episodes
-from gspo.assembly import samplers
 from gspo.assembly.samplers import EVAL_SEED, evaluator_of, samplers_of, samplings
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
@@ -10,6 +10,7 @@ from gspo.config.files import from_dict
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
 from tests import tiny_run
+from tests.training.whole import numbers, train
 
 
 class Room:
@@ -59,23 +60,44 @@ def test_the_policy_samples_itself(policy):
         assert len(one.tokens) == 6
 
 
-def test_a_coarse_sampler_is_a_copy_and_evaluation_is_exact(policy):
-    before = [p.clone() for p in policy.model.model.parameters()]
-    config = from_dict({"sampler": {"quantize": "int4"}})
-    with samplers_of(config, policy, PolicyWeights(policy, 0)) as (train, held_out):
-        assert held_out.model is policy.model and train.model is not policy.model
-        pairs = zip(train.model.model.parameters(), policy.model.model.parameters())
-        assert any(not torch.equal(coarse, exact) for coarse, exact in pairs)
-    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.model.parameters()))
+def of_ones(config, model, size=7):
+    return HFSampler(model, size) if size else [model]
 
 
-def test_an_evaluation_makes_no_copy(policy, monkeypatch):
-    monkeypatch.delattr(samplers, "copy")
-    config = from_dict({"sampler": {"quantize": "int4"}})
+@contextmanager
+def of_two(config, model):
+    OPENED.append(config.sampler.engine)
+    yield HFSampler(model, 1), HFSampler(model, 2)
+    OPENED.append("closed")
+
+
+OPENED = []
+
+
+def test_a_function_makes_the_samplers_and_they_get_the_weights(policy):
+    weights = PolicyWeights(policy, 3)
+    config = from_dict({"sampler": {"engine": f"{__name__}:of_ones"}})
+    with samplers_of(config, policy, weights) as (train, held_out):
+        assert train is held_out and (train.batch_size, train.version) == (7, 3)
+    config = from_dict({"sampler": {"engine": f"{__name__}:of_two"}})
+    with samplers_of(config, policy, weights) as (train, held_out):
+        assert (train.batch_size, held_out.batch_size, held_out.version) == (1, 2, 3)
+        assert [f"{__name__}:of_two"] == OPENED
+    assert OPENED[1:] == ["closed"]
     with evaluator_of(config, policy) as sampler:
-        assert sampler.quantize == "none" and sampler.model is policy.model
-    with pytest.raises(NameError), samplers_of(config, policy, PolicyWeights(policy, 0)):
-        pass
+        assert sampler.batch_size == 2
+
+
+def test_a_function_that_makes_no_sampler_is_named(policy):
+    args = {"engine": f"{__name__}:of_ones", "engine_args": {"size": 0}}
+    with pytest.raises(ValueError, match=r"returned a list without version, .*generate, .*: return a gspo"):
+        opened(policy, sampler=args).__enter__()
+
+
+def test_a_run_samples_with_an_engine_of_its_own(tmp_path):
+    own = {"engine": f"{__name__}:of_ones", "engine_args": {"size": 256}}
+    run = train(tmp_path / "run", sampler=own, train={"steps": 2})
+    assert run.finished and numbers(run.folder) == numbers(train(tmp_path / "plain", train={"steps": 2}).folder)
 
 
 def test_a_task_with_an_environment_is_played(policy):

@@ -79,6 +79,8 @@ def strategy(field, hint):
     limits, kinds = field.metadata, typing.get_args(hint) or (hint,)
     if field.name == "url":
         return st.sampled_from(["http://127.0.0.1:8000", "https://x/v1"])
+    if field.name == "engine":
+        return st.sampled_from(["embedded", "vllm", "mine:engine"])
     if typing.get_origin(hint) is list:
         text = st.sampled_from(
             {

@@ -29,10 +29,10 @@ READ = {
     "rewards/scorer.py": "reward.weights reward.timeout reward.workers",
     "rewards/graders.py": "reward.answer_column",
     "rewards/worker.py": "reward.memory",
-    "assembly/samplers.py": "sampler.engine sampler.batch_size sampler.quantize rollout.max_completion_length "
+    "assembly/samplers.py": "sampler.engine sampler.batch_size rollout.max_completion_length "
     "rollout.temperature rollout.stop train.seed eval.temperature eval.top_p eval.top_k eval.max_completion_length",
     "training/trainer.py": "rollout.num_prompts train.steps train.save_every guard.action",
-    "rollout/synchronous.py": "rollout.num_generations rollout.delay",
+    "rollout/synchronous.py": "rollout.num_generations",
     "rollout/dynamic_sampling.py": "rollout.refill",
     "training/step.py": "rollout.mask_truncated_completions algorithm.epochs",
     "config/algorithm.py": "algorithm.name algorithm.mini_batches",
@@ -130,14 +130,13 @@ BLOCKED = by_key(
     ({"algorithm": {"name": "ppo"}}, "rollout.refill"),
     (RUNNING, "sampler.engine_args sampler.engines"),
     (merged(RUNNING, {"sampler": {"weight_transfer": "broadcast"}}), "sampler.exchange"),
-    (VLLM, "sampler.quantize"),
 )
 VALUES = {
     "model.device": "cpu", "model.path": "other", "task.source": "others.jsonl", "reward.functions": ["math"],
     "reward.weights": [2.0], "reward.env": ["KEY"], "lora.targets": ["q_proj"], "rollout.stop": ["x"],
     "algorithm.name": "luspo", "algorithm.scale_rewards": "batch",
     "algorithm.epsilon": 2e-3, "algorithm.epsilon_high": 2e-3, "algorithm.constants": {"tau_neg": 1.2},
-    "log.trackers": ["wandb"],
+    "log.trackers": ["wandb"], "sampler.engine": "vllm", "sampler.engine": "vllm",
     "sampler.urls": ["http://127.0.0.1:9000"], "reward_model.url": "http://127.0.0.1:9000", "judge.url": "http://127.0.0.1:9000",
     "algorithm.critic": "copy", "algorithm.mini_batches": 2, "rollout.num_prompts": 64,
     "task.benchmarks": ["aime.txt"], "refresh.drop_below": 0.1, "refresh.source": "rows:new",
@@ -234,7 +233,7 @@ USED = {
     ),
     "serve": (
         f"{LEARNING} algorithm sampler rollout guard serve code.sandbox task.system task.template task.template_args",
-        "train.batch_size rollout.num_prompts rollout.num_generations rollout.refill rollout.delay rollout.max_staleness "
+        "train.batch_size rollout.num_prompts rollout.num_generations rollout.refill rollout.max_staleness "
         "rollout.top_p rollout.top_k sampler.sleep_level code.sandbox",
     ),
 }

@@ -17,7 +17,7 @@ system = "Think."
 functions = ["exact"]
 workers = 3
 [sampler]
-quantize = "int4"
+batch_size = 7
 [eval]
 num_generations = 5
 temperature = 0.9
@@ -50,7 +50,7 @@ def test_what_is_typed_comes_before_preset_and_file(tmp_path):
     model = str(tmp_path / "run.toml")
     config = configured(of(model=model), {})
     assert (config.model.dtype, config.task.system, config.reward.workers) == ("bfloat16", "Think.", 3)
-    assert config.sampler.quantize == "none"  # of what samples in training
+    assert config.sampler.batch_size == 7
     assert (config.reward.functions, config.eval.num_generations, config.eval.temperature) == (["math"], 5, 0.9)
     config = configured(of(model=model, preset="qwen3"), {"eval.num_generations": "2", "eval.top_k": "3"})
     assert (config.eval.temperature, config.eval.num_generations, config.eval.top_k) == (0.6, 2, 3)

@@ -22,7 +22,7 @@ from gspo.objective.completions import Completions
 from gspo.types import Completion, Outputs
 from tests.bigram import Bigram
 from tests.learner.test_update import LENGTHS, completions
-from tests.tiny_run import model
+from tests.tiny_run import dials, model
 from tests.training.whole import lines, numbers, train
 
 
@@ -157,9 +157,9 @@ def test_auto_stands_at_the_noise_floor_where_nothing_moves(tmp_path):
 
 def test_stale_and_coarse_rollouts_are_told_apart(tmp_path):
     options = {"train": {"steps": 4}, "eval": {"every": 0}, "algorithm": {"old_logprobs": "sampler"}}
-    stale = numbers(train(tmp_path / "a", rollout={"delay": 3}, **options).folder)[-1]
+    stale = numbers(train(tmp_path / "a", sampler=dials(lag=3), **options).folder)[-1]
     assert stale["clip_ratio/staleness"] > 0.1 > 0.001 > stale["clip_ratio/numerics"]
-    coarse = numbers(train(tmp_path / "b", sampler={"quantize": "int4"}, **options).folder)[-1]
+    coarse = numbers(train(tmp_path / "b", sampler=dials(kind="int4"), **options).folder)[-1]
     assert coarse["clip_ratio/numerics"] > 0.1
 
 

@@ -14,7 +14,7 @@ from gspo.learner.learner import PolicyLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.types import Completion
-from tests.tiny_run import model
+from tests.tiny_run import dials, model
 from tests.training.whole import lines, numbers, train
 
 PPO = {"algorithm": {"name": "ppo"}, "eval": {"every": 0}}
@@ -116,6 +116,6 @@ def test_ppo_learns_and_resumes_bit_for_bit(tmp_path, trunk):
 
 
 def test_the_sampler_gets_the_weights_and_not_the_critic(tmp_path):
-    run = train(tmp_path / "run", train={"steps": 2}, sampler={"quantize": "int8"}, **PPO)
+    run = train(tmp_path / "run", train={"steps": 2}, sampler=dials(kind="int8"), **PPO)
     assert [r["version"] for r in lines(run.folder / "rollouts.jsonl")][:: 8 * 4] == [0, 1]
     assert not any("critic" in name for name in run.model.state_dict())

@@ -6,8 +6,9 @@ import torch
 
 from gspo.config.rollout import RolloutConfig
 from gspo.data.refresh import Pool
+from gspo.rollout.asynchronous import plain, restored
 from gspo.rollout.stages import TASK, Curriculum
-from gspo.rollout.synchronous import SynchronousSource, plain, restored
+from gspo.rollout.synchronous import SynchronousSource
 from gspo.types import Sampling
 from tests.rollout.test_credit import prompt, rollout
 
@@ -26,7 +27,7 @@ class Stream(Curriculum):
 class Echo:
     """A sampler that records how it was asked."""
 
-    version = 0
+    version, probes = 0, []
 
     def __init__(self):
         self.asked = []

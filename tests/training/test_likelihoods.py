@@ -4,12 +4,11 @@ import dataclasses
 import json
 
 import pytest
-import torch
 
 import gspo
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny
-from tests.tiny_run import PIECES, ROWS, likes_a, longest_match_tokenizer, model, settings
+from tests.tiny_run import PIECES, ROWS, dials, likes_a, longest_match_tokenizer, model, settings
 from tests.training.whole import lines, numbers, train
 
 FAST = {"optimizer": {"lr": 2e-2}, "train": {"steps": 4}, "eval": {"every": 0}}
@@ -73,7 +72,7 @@ def test_replay_in_every_layout(tmp_path, replay):
 
 def test_recomputed_likelihoods_come_with_the_replayed_experts(tmp_path):
     """A coarse sampler's experts, replayed: pi_old is then another than without replay."""
-    coarse = FAST | {"sampler": {"quantize": "int4"}, "train": {"steps": 1}}
+    coarse = FAST | {"sampler": dials(kind="int4"), "train": {"steps": 1}}
     ways = [{}, {"router_replay": "R2"}, {"router_replay": "R3"}]
     found = [
         numbers(train(tmp_path / f"{i}", algorithm={"old_logprobs": "recompute"} | way, **coarse).folder)[0]
@@ -110,7 +109,7 @@ def test_a_dense_model_has_no_routing(tmp_path):
 
 def test_delayed_rollouts_are_that_old_and_lose_no_prompt(tmp_path):
     now = train(tmp_path / "a", **FAST)
-    late = train(tmp_path / "b", rollout={"delay": 2}, **FAST)
+    late = train(tmp_path / "b", sampler=dials(lag=2), **FAST)
     versions = [r["version"] for r in lines(late.folder / "rollouts.jsonl")][:: 8 * 4]
     assert versions == [0, 0, 0, 1]
     found = numbers(late.folder)
@@ -122,21 +121,10 @@ def test_delayed_rollouts_are_that_old_and_lose_no_prompt(tmp_path):
     assert len({tuple(r["token_ids"]) for r in lines(late.folder / "rollouts.jsonl")}) > 50  # each batch draws anew
 
 
-def test_a_run_with_waiting_rollouts_resumes_bit_for_bit(tmp_path):
-    options = FAST | {"rollout": {"delay": 2}, "algorithm": {"router_replay": "R3"}, "sampler": {"quantize": "int8"}}
-    whole = train(tmp_path / "whole", **options)
-    part = options | {"train": {"steps": 2, "save_every": 2}}
-    train(tmp_path / "part", **part)
-    again = train(tmp_path / "part", resume=True, **options)
-    assert numbers(again.folder) == numbers(whole.folder)
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(again.model.state_dict()[name], value)
-
-
 def test_a_coarse_sampler_disagrees_and_evaluation_does_not_use_it(tmp_path, plain):
     options = FAST | {"eval": {"every": 1, "num_prompts": 4}, "algorithm": {"old_logprobs": "sampler"}}
     fine = numbers(train(tmp_path / "a", **options).folder)
-    coarse = numbers(train(tmp_path / "b", sampler={"quantize": "int4"}, **options).folder)
+    coarse = numbers(train(tmp_path / "b", sampler=dials(kind="int4"), **options).folder)
     assert coarse[0]["eval/reward"] == fine[0]["eval/reward"]  # before the first step: the same weights
     assert coarse[1]["mismatch/kl"] > 1e-4 > 1e-10 > fine[1]["mismatch/kl"]
     assert coarse[1]["moe/sampler_agreement"] < 1
@@ -148,10 +136,10 @@ def decision(folder):
     return [text for text in events if 'old_logprobs = "auto"' in text]
 
 
-@pytest.mark.parametrize(("quantize", "choice"), [("none", "sampler"), ("int4", "recompute")])
-def test_auto_recomputes_where_numerics_would_clip(tmp_path, quantize, choice):
+@pytest.mark.parametrize(("kind", "choice"), [("none", "sampler"), ("int4", "recompute")])
+def test_auto_recomputes_where_numerics_would_clip(tmp_path, kind, choice):
     """It decides once, tells why, survives a resume, and is nothing but its choice."""
-    options = {"sampler": {"quantize": quantize}, "eval": {"every": 0}}
+    options = {"sampler": dials(kind=kind), "eval": {"every": 0}}
     auto, plain = ({"algorithm": {"old_logprobs": way}} for way in ("auto", choice))
     folder = train(tmp_path / "auto", train={"steps": 4, "save_every": 2}, **options, **auto).folder
     (text,) = decision(folder)
@@ -167,7 +155,7 @@ def test_auto_recomputes_for_a_clip_of_single_tokens_that_takes_nothing_yet(tmp_
     """GRPO with a range that no token leaves: the sampler's error alone decides. CISPO weights, and takes no gradient."""
     wide = {"epsilon": 0.9, "epsilon_high": 9.0} if algorithm == "grpo" else {}
     auto = {"name": algorithm, "old_logprobs": "auto"} | wide
-    (text,) = decision(train(tmp_path / "run", algorithm=auto, **FAST | {"sampler": {"quantize": "int4"}}).folder)
+    (text,) = decision(train(tmp_path / "run", algorithm=auto, **FAST | {"sampler": dials(kind="int4")}).folder)
     assert f'is "{choice}"' in text and "numerics alone would clip 0.0% of the tokens" in text
     (text,) = decision(train(tmp_path / "exact", algorithm=auto, **FAST).folder)
     assert 'is "sampler"' in text
@@ -175,20 +163,20 @@ def test_auto_recomputes_for_a_clip_of_single_tokens_that_takes_nothing_yet(tmp_
 
 def test_auto_looks_at_fresh_rollouts_where_they_are_stale(tmp_path):
     """Staleness is no reason to recompute."""
-    found = train(tmp_path / "run", rollout={"delay": 2}, algorithm={"old_logprobs": "auto"}, **FAST)
+    found = train(tmp_path / "run", sampler=dials(lag=2), algorithm={"old_logprobs": "auto"}, **FAST)
     (text,) = decision(found.folder)
     assert 'is "sampler"' in text
 
 
 def test_auto_never_recomputes_for_an_algorithm_that_has_no_use_for_it(tmp_path):
-    options = FAST | {"sampler": {"quantize": "int4"}}
+    options = FAST | {"sampler": dials(kind="int4")}
     (text,) = decision(train(tmp_path / "run", algorithm={"name": "dppo_tv", "old_logprobs": "auto"}, **options).folder)
     assert 'is "sampler"' in text
 
 
 @pytest.mark.parametrize("algorithm", [{"old_logprobs": "recompute"}, {"router_replay": "R2", "epsilon": "auto"}], ids=str)
 def test_stale_rollouts_with_a_pass_of_pi_old_show_numerics_on_those_of_now(tmp_path, algorithm):
-    for line in numbers(train(tmp_path / "run", algorithm=algorithm, rollout={"delay": 1}, **FAST).folder):
+    for line in numbers(train(tmp_path / "run", algorithm=algorithm, sampler=dials(lag=1), **FAST).folder):
         assert line["mismatch/kl"] < 1e-10 and line["ratio/noise_floor"] < 1e-5
         assert line["moe/sampler_agreement"] == 1 and line["clip_ratio/numerics"] == 0
 
@@ -208,7 +196,7 @@ def test_mini_batches_without_any_advantage_are_read_against_the_recomputed_pi_o
 
     monkeypatch.setattr(HFSampler, "generate", without_routes)
     algorithm = {"old_logprobs": "recompute", "mini_batches": 4}
-    changes = FAST | {"algorithm": algorithm, "sampler": {"quantize": "int4"}, "train": {"steps": 2}}
+    changes = FAST | {"algorithm": algorithm, "sampler": dials(kind="int4"), "train": {"steps": 2}}
     tiny = model(0)
     config = settings(tmp_path / "run", **changes)
     gspo.train(tiny.model, ROWS, reward, tokenizer=tiny.tokenizer, config=config)

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
-from tests.tiny_run import ROWS, likes_a, model, settings
+from tests.tiny_run import ROWS, dials, likes_a, model, settings
 from tests.training.whole import REQUIRED, lines, numbers, train
 
 ROLLOUT = """
@@ -60,11 +60,11 @@ def test_the_final_model_loads_and_is_the_trained_one(tmp_path):
         {"rollout": {"temperature": 0.7, "mask_truncated_completions": True}},
         {"algorithm": {"name": "luspo", "epsilon": "auto"}},
         {"algorithm": {"name": "gmpo", "correction": "seq_mis", "old_logprobs": "recompute"}},
-        {"algorithm": {"name": "cispo"}, "rollout": {"delay": 1}},
+        {"algorithm": {"name": "cispo"}, "sampler": dials(lag=1)},
         {"algorithm": {"name": "sapo", "constants": {"tau_neg": 1.2}}},
         {"algorithm": {"name": "dppo_tv"}},
         {"algorithm": {"name": "ppo", "critic": "copy", "epochs": 2}, "train": {"layout": "packed"}},
-        {"algorithm": {"name": "dppo_kl"}, "sampler": {"quantize": "int8"}},
+        {"algorithm": {"name": "dppo_kl"}, "sampler": dials(kind="int8")},
         {"algorithm": {"name": "minirl", "router_replay": "R3", "old_logprobs": "recompute"}},
         {
             "lora": {"rank": 4},

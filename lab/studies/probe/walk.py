@@ -24,12 +24,11 @@ def probed(config: Config, folder: Path) -> Config:
     """
     if (config.scale.ranks or 1) > 1:
         raise ValueError(f"scale.ranks = {config.scale.ranks}: gspo probe runs in one process: set it to 1")
-    for key in ("delay", "max_staleness"):
-        if value := getattr(config.rollout, key):
-            raise ValueError(
-                f"rollout.{key} = {value}: gspo probe measures runs that train on the batch they have just sampled: set it "
-                "to 0, and name ages beyond those of one batch to see what older completions would do"
-            )
+    if config.rollout.max_staleness:
+        raise ValueError(
+            f"rollout.max_staleness = {config.rollout.max_staleness}: gspo probe measures runs that train on the batch they "
+            "have just sampled: set it to 0, and name ages beyond those of one batch to see what older completions would do"
+        )
     if config.algorithm.name == "ppo":
         raise ValueError(
             'algorithm.name = "ppo": gspo probe compares objectives on the advantages of groups, and ppo has a critic\'s: '

@@ -18,10 +18,8 @@ REMEDY = 'set sampler.engine = "vllm", which keeps none in a rank'
 
 
 def copies(config: Config, ranks: int) -> int:
-    """Whole models that the leader holds for sampling: one if the policy is sharded, one if sampler.quantize is set."""
-    if config.sampler.engine != "embedded":
-        return 0
-    return (ranks > 1) + (config.sampler.quantize != "none")
+    """Whole models that the leader holds for sampling: one for the embedded sampler of a sharded policy."""
+    return int(ranks > 1 and config.sampler.engine == "embedded")
 
 
 def itemsize(config: Config) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,10 +16,12 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.stopping import stops_by_kind
 from gspo.backends.vllm.process import EngineHost
+from gspo.config.engines import engine_function
 from gspo.config.import_function import load_function
 from gspo.config.schema import Config
 from gspo.config.source_kind import played
 from gspo.config.stages import longest
+from gspo.config.values import type_of
 from gspo.data.chat_template import Encoder
 from gspo.interfaces import Sampler, StreamingCompleter, StreamingSampler, Weights
 from gspo.learner.weights import PolicyWeights
@@ -52,38 +53,51 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
 def samplers_of(
     config: Config, policy: HFPolicy, weights: Weights, keep: Path | None = None, hosts: Sequence[EngineHost] = ()
 ) -> Iterator[tuple[Sampler, Sampler]]:
-    """Yields the samplers for training and for evaluation.
+    """Yields the samplers for training and for evaluation. They may be the same.
 
-    With vLLM, the engine is both. The embedded sampler runs the policy itself, or a whole copy of a sharded policy; with
-    sampler.quantize, training samples from a copy with rounded weights instead. keep, hosts: as in vllm/open.py:opened.
+    Args:
+        weights: The current weights of the policy.
+        keep: The run folder, which gets vLLM's output.
+        hosts: Machines on which vLLM starts; empty for this one.
     """
-    if config.sampler.engine == "vllm":
-        from gspo.backends.vllm.open import opened
+    with ExitStack() as stack:
+        if config.sampler.engine == "vllm":
+            from gspo.backends.vllm.open import opened
 
-        with opened(config, policy, weights, keep, hosts) as engine, playing(config, policy.model, engine) as one:
-            yield one, one
-        return
-    # A sharded policy loads its weights into a whole copy of the model.
-    model = read_model(config.model) if policy.model.sharded else policy.model
-    exact = HFSampler(model, config.sampler.batch_size)
-    if policy.model.sharded:
-        exact.load(weights)
-    with playing(config, policy.model, exact) as both:
-        if config.sampler.quantize == "none":
-            yield both, both
-            return
-        coarse = dataclasses.replace(model, model=copy.deepcopy(model.model))
-        sampler = HFSampler(coarse, config.sampler.batch_size, config.sampler.quantize)
-        sampler.load(weights)
-        with playing(config, policy.model, sampler) as rounded:
-            yield rounded, both
+            engine: Sampler = stack.enter_context(opened(config, policy, weights, keep, hosts))
+            pair = engine, engine
+        elif config.sampler.engine == "embedded":
+            embedded = HFSampler(whole_model(config) if policy.model.sharded else policy.model, config.sampler.batch_size)
+            if policy.model.sharded:
+                embedded.load(weights)
+            pair = embedded, embedded
+        else:
+            pair = stack.enter_context(custom(config, policy.model))
+            for each in dict.fromkeys(pair):
+                each.load(weights)
+        players = {each: stack.enter_context(playing(config, policy.model, each)) for each in dict.fromkeys(pair)}
+        yield players[pair[0]], players[pair[1]]
+
+
+@contextmanager
+def custom(config: Config, model: HFModel) -> Iterator[tuple[Sampler, Sampler]]:
+    """Yields the samplers that the function `sampler.engine` makes. Raises ValueError if it makes something else."""
+    made = engine_function(config.sampler)(config, model, **config.sampler.engine_args)
+    with made if hasattr(made, "__exit__") else nullcontext(made) as found:
+        pair = found if isinstance(found, tuple) and len(found) == 2 else (found, found)
+        for each in pair:
+            if missing := [name for name in vars(Sampler) if not name.startswith("_") and not hasattr(each, name)]:
+                raise ValueError(
+                    f"sampler.engine = {config.sampler.engine!r}: returned {type_of(each)} without {', '.join(missing)}: "
+                    "return a gspo.interfaces.Sampler, or a pair of them"
+                )
+        yield pair
 
 
 @contextmanager
 def evaluator_of(config: Config, policy: HFPolicy) -> Iterator[Sampler]:
-    """Yields the sampler for evaluation without training: the policy's exact weights, whatever sampler.quantize says."""
-    exact = dataclasses.replace(config, sampler=dataclasses.replace(config.sampler, quantize="none"))
-    with samplers_of(exact, policy, PolicyWeights(policy, 0)) as (_, sampler):
+    """Yields the sampler for evaluation without training."""
+    with samplers_of(config, policy, PolicyWeights(policy, 0)) as (_, sampler):
         yield sampler
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from gspo.config.conflicts import ALWAYS, check_conflicts
+from gspo.config.engines import check_engine_name
 from gspo.config.field import COOLEST
 from gspo.config.rewards import NAMED, JudgeConfig, RewardModelConfig
 from gspo.config.schema import Config
@@ -24,6 +25,7 @@ def check(config: Config) -> None:
     if not reward.functions:
         raise ValueError('reward.functions = []: name at least one, such as "task" or "exact"')
     check_names(reward.functions)
+    check_engine_name(config.sampler.engine)
     check_judging(config)
     if reward.weights and not any(reward.weights):
         raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0")

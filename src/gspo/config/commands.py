@@ -5,6 +5,7 @@ from __future__ import annotations
 from gspo.config.algorithm import resolved
 from gspo.config.checks import check_installed, check_queries, check_required
 from gspo.config.conflicts import ENGINE, ENVIRONMENT, LEARN, SERVE, TRAIN, check_conflicts
+from gspo.config.engines import ENGINES, engine_function
 from gspo.config.schema import Config
 from gspo.config.unused import check_unused
 
@@ -20,6 +21,8 @@ def check_command(config: Config, command: str) -> None:
     check_conflicts(config, {"train": TRAIN, "serve": SERVE, "sft": (), "eval": ENGINE + ENVIRONMENT}[command])
     if command == "train":
         check_queries(config)
+    if command != "sft" and config.sampler.engine not in ENGINES:
+        engine_function(config.sampler)
     check_unused(config, command, filled=resolved(Config())[0] if command == "sft" else None)
     if command != "eval":
         check_conflicts(config, LEARN)

@@ -65,10 +65,6 @@ ALWAYS = (
 )  # fmt: skip
 ENGINE = (
     Conflict(
-        ("sampler.quantize", "sampler.engine"), lambda c: c.sampler.quantize != "none" and c.sampler.engine == "vllm",
-        "it rounds the embedded sampler's weights: with vLLM give sampler.engine_args = {quantization = \"...\"}",
-    ),
-    Conflict(
         ("sampler.sleep_level", "sampler.engines"), lambda c: c.sampler.sleep_level > 0 and c.sampler.engines > 1,
         "several engines have GPUs of their own; leave one of them out",
     ),
@@ -92,16 +88,8 @@ SAMPLING = (
     *ENGINE,
     Conflict(
         ("rollout.max_staleness", "sampler.engine"),
-        lambda c: c.rollout.max_staleness > 0 and c.sampler.engine == "embedded",
-        'the embedded sampler shares its weights with the trainer and cannot run ahead of it: set sampler.engine = "vllm"',
-    ),
-    Conflict(
-        ("rollout.max_staleness", "rollout.delay"), lambda c: c.rollout.max_staleness > 0 and c.rollout.delay > 0,
-        "set one of them to 0",
-    ),
-    Conflict(
-        ("sampler.quantize", "lora.rank"), lambda c: c.sampler.quantize != "none" and c.lora.rank > 0,
-        "it is for a model whose own weights are trained: set lora.rank = 0",
+        lambda c: c.rollout.max_staleness > 0 and c.sampler.engine != "vllm",
+        'this engine cannot run ahead of the trainer: set sampler.engine = "vllm"',
     ),
     Conflict(
         ("sampler.weight_transfer", "lora.rank"),
@@ -156,7 +144,6 @@ TRAIN = (
     Conflict(
         ("rollout.refill", "rollout.max_staleness"), lambda c: c.rollout.refill > 0 and c.rollout.max_staleness > 0, REFILLED
     ),
-    Conflict(("rollout.refill", "rollout.delay"), lambda c: c.rollout.refill > 0 and c.rollout.delay > 0, REFILLED),
     Conflict(
         ("refresh.every", "train.steps"), lambda c: c.refresh.every >= c.train.steps,
         "the run ends before anything is refreshed: lower refresh.every, or leave it out",
@@ -179,9 +166,6 @@ SERVE = (
     Conflict(
         ("rollout.refill",), lambda c: c.rollout.refill > 0,
         "agents choose which trajectories they hand over; set it to 0",
-    ),
-    Conflict(
-        ("rollout.delay",), lambda c: c.rollout.delay > 0, "agents hand their trajectories over when they like; set it to 0"
     ),
     Conflict(
         ("rollout.max_staleness",), lambda c: c.rollout.max_staleness > 0,

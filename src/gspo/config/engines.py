@@ -1,12 +1,18 @@
-"""How many vLLM servers a run starts, and how many GPUs each uses."""
+"""The engine of `sampler.engine`: its name, the user's function that it may be, how many servers and GPUs vLLM takes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from gspo.config.import_function import load_function, unknown_arguments
 from gspo.config.rollout import SamplerConfig
+from gspo.config.source_kind import FUNCTION
+from gspo.config.suggestions import nearest
+from gspo.config.values import shown
+
+ENGINES = ("embedded", "vllm")
 
 
 def servers_of(sampler: SamplerConfig) -> int:
@@ -17,3 +23,19 @@ def servers_of(sampler: SamplerConfig) -> int:
 def devices_each(arguments: Mapping[str, Any]) -> int:
     """Number of GPUs of a server with these vLLM arguments."""
     return math.prod(arguments.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
+
+
+def check_engine_name(engine: str) -> None:
+    """Refuses a `sampler.engine` that is no engine and no `module:function`. Raises ValueError."""
+    if engine not in ENGINES and not FUNCTION.fullmatch(engine):
+        allowed = f"{', '.join(ENGINES)}, module:function{nearest(engine, ENGINES)}"
+        raise ValueError(f"sampler.engine = {engine!r}: allowed are {allowed}")
+
+
+def engine_function(sampler: SamplerConfig) -> Callable[..., Any]:
+    """The function that `sampler.engine` names. Raises ValueError if there is none, or if it does not take its arguments."""
+    function = load_function(sampler.engine, "sampler.engine")
+    if problem := unknown_arguments(function, sampler.engine_args, "config", "model"):
+        given = f"sampler.engine_args = {shown(sampler.engine_args, 'sampler.engine_args')}"
+        raise ValueError(f"{given}: {sampler.engine} cannot be called with (config, model, **engine_args): {problem}")
+    return function

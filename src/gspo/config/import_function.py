@@ -72,10 +72,10 @@ def find_here(name: str) -> None:
         raise
 
 
-def unknown_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> str:
-    """Why `function(**arguments)` cannot be called; "" if it can."""
+def unknown_arguments(function: Callable[..., Any], arguments: dict[str, Any], *given: Any) -> str:
+    """Why `function(*given, **arguments)` cannot be called; "" if it can."""
     try:
-        inspect.signature(function).bind(**arguments)
+        inspect.signature(function).bind(*given, **arguments)
     except TypeError as error:
         return str(error)
     except ValueError:  # a builtin without a signature

@@ -13,8 +13,10 @@ STEPS = "train.steps, in rollout batches"
 ENGINE = "a name in sampler.engine_args"
 RESUME = "--resume (from Python: resume=True)"
 """How to resume a run, for messages that appear both on the command line and from Python."""
+STUDIED = 'for a study name a sampler of yours: sampler.engine = "module:function", as lab/studies/dials.py does'
 REMOVED: dict[str, str] = {
     "sampler.url": 'give sampler.urls = ["http://..."]',
+    **dict.fromkeys(("sampler.quantize", "rollout.delay"), STUDIED),
     "sampler.in_process": "leave it out: vLLM runs as a server, and sampler.sleep_level gives a shared GPU's memory back",
 }
 """Removed keys, and what to do instead."""

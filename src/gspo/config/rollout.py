@@ -58,8 +58,11 @@ class TaskConfig:
 class SamplerConfig:
     """The engine that samples completions."""
 
-    engine: str = opt("embedded", choices=("embedded", "vllm"))
-    """`embedded`: the policy itself, in this process. `vllm`: a vLLM server that is started and stopped with the run."""
+    engine: str = opt("embedded")
+    """`embedded`: the policy itself, in this process. `vllm`: a vLLM server that is started and stopped with the run.
+    `module:function`: a function `f(config, model, **engine_args)` of yours that returns a `gspo.interfaces.Sampler`, or a
+    pair, for training and for evaluation; or a context manager of either. Each new version of the weights is given to their
+    `load`."""
     engines: int = opt(1, low=1, high=10_000)
     """Number of vLLM servers to start, on this machine or where Ray places them (`scale.launcher`). Several servers, and
     those placed by Ray, get GPUs of their own that the learner does not use."""
@@ -68,7 +71,8 @@ class SamplerConfig:
     python: str | None = opt(None, path=True)
     """Python interpreter of an environment with vLLM. Unset: this one."""
     engine_args: dict[str, Any] = opt({})
-    """Extra arguments for a started server, such as `{gpu_memory_utilization = 0.4, enforce_eager = true}`."""
+    """Extra arguments for a started server, such as `{gpu_memory_utilization = 0.4, enforce_eager = true}`, or for the
+    function that `engine` names."""
     exchange: str | None = opt(None, path=True)
     """Folder through which weights are handed to the engine, which must see it too; with broadcast weights, only the first
     ones. Unset: a folder in memory, in /dev/shm."""
@@ -84,9 +88,6 @@ class SamplerConfig:
     """Seconds that the engine may take for a completion before it counts as hung."""
     batch_size: int = opt(256, low=1, high=10**6)
     """Completions that each engine samples concurrently. A smaller number needs less memory."""
-    quantize: str = opt("none", choices=("none", "bf16", "fp8", "int8", "int4"))
-    """Round the sampler's weights, to study an algorithm with an imprecise engine; it still computes in the model's
-    precision. Needs a second copy of the model."""
 
 
 @dataclass(frozen=True)
@@ -114,5 +115,3 @@ class RolloutConfig:
     max_staleness: int = opt(0, low=0, high=1000)
     """With vLLM: maximum number of weight versions that sampling may run ahead. Above 0, the engine samples while the
     trainer updates, and episodes in environments continue across weight updates."""
-    delay: int = opt(0, low=0, high=1000)
-    """Train on rollouts that are this many steps old, to study an algorithm with stale data."""

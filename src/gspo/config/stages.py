@@ -16,7 +16,7 @@ class StageConfig:
 
     at: int = opt(0, low=2, high=10**9)
     """First step that is trained with the settings of this stage. Required. Until the first stage, [rollout] and [task]
-    apply. Rollouts sampled ahead for earlier steps (`rollout.delay`, `rollout.max_staleness`) finish with the settings that
+    apply. Rollouts sampled ahead for earlier steps (`rollout.max_staleness`) finish with the settings that
     they began with."""
     max_completion_length: int | None = opt(None, low=1, high=10**7)
     """Longest completion, in tokens, in place of `rollout.max_completion_length`."""

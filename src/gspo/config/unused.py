@@ -162,8 +162,12 @@ ALWAYS = (
         'completions are shown one by one with judge.mode = "score": leave it out',
     ),
     Unused(
-        every("sampler", "engine", "batch_size", "quantize"),
-        lambda c: c.sampler.engine == "embedded",
+        every("sampler", "engine", "batch_size", "engine_args"),
+        lambda c: c.sampler.engine != "vllm",
+        'vLLM alone has a use for it: set sampler.engine = "vllm", or leave it out',
+    ),
+    Unused(
+        ("sampler.engine_args",), lambda c: c.sampler.engine == "embedded",
         'the embedded sampler has no use for it: set sampler.engine = "vllm", or leave it out',
     ),
     Unused(
@@ -231,8 +235,8 @@ COMMANDS = {"train": ALWAYS + TRAIN, "sft": SFT + ALWAYS, "serve": SERVE + ALWAY
 """`gspo eval` reads its part of a training run's file, so it refuses only settings of that part that no code would read."""
 OF_TRAINING = (
     *every("optimizer"), *every("algorithm"), *every("guard"), *every("serve"), *every("refresh"), *every("log"),
-    *every("train", "seed"), *every("lora"), *every("scale"), "model.quantize", "sampler.quantize", "eval.every",
-    "rollout.num_prompts", "rollout.num_generations", "rollout.refill", "rollout.delay", "rollout.max_staleness",
+    *every("train", "seed"), *every("lora"), *every("scale"), "model.quantize", "eval.every",
+    "rollout.num_prompts", "rollout.num_generations", "rollout.refill", "rollout.max_staleness",
     "rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.mask_truncated_completions",
 )  # fmt: skip
 """Settings that `gspo eval` does not read. It refuses them on its command line."""

@@ -59,7 +59,6 @@ def manifest(
             "stop": list(config.rollout.stop),
             "seed": config.train.seed,
             "engine": "endpoint" if url else config.sampler.engine,
-            "quantize": config.sampler.quantize,
         },
         "scoring": {"reward": config.reward.functions, "timeout": config.reward.timeout} | context,
         "gspo": __version__,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +15,6 @@ from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
 from gspo.interfaces import Job, PromptSource, Report, Scorer, StreamingSampler, seed_of
 from gspo.rollout.stages import sampling_at
-from gspo.rollout.synchronous import restored_group, saved_group
 from gspo.types import Group, Prompt, Rollout, Sampling
 
 POLL = 0.01  # polling interval in seconds
@@ -148,3 +149,30 @@ class AsynchronousSource:
         self.done = state["done"]
         for flight in state["flights"]:
             self.flights.append(Flight(flight["number"], *restored_group(self.prompts, flight)))
+
+
+def saved_group(prompt: Prompt, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """The rollouts of a prompt, in plain types."""
+    return {"prompt": prompt.id, "rollouts": [plain(rollout) for rollout in rollouts]}
+
+
+def restored_group(prompts: PromptSource, saved: Mapping[str, Any]) -> tuple[Prompt, list[Rollout]]:
+    """The prompt and the rollouts from the output of `saved_group`."""
+    prompt = prompts.find(saved["prompt"])
+    return prompt, [restored(prompt, rollout) for rollout in saved["rollouts"]]
+
+
+def plain(rollout: Rollout) -> dict[str, Any]:
+    """A rollout in plain types, without its prompt except the prompt tokens: an environment may start with other tokens than
+    its row. Dialogue values that JSON cannot represent are saved as strings.
+    """
+    saved = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "prompt"}
+    dialogue = json.loads(json.dumps(rollout.dialogue, default=str))
+    return saved | {"dialogue": dialogue, "prompt_tokens": rollout.prompt.tokens}
+
+
+def restored(prompt: Prompt, saved: Mapping[str, Any]) -> Rollout:
+    """The rollout from the output of `plain`."""
+    fields = dict(saved)
+    read = dataclasses.replace(prompt, tokens=tuple(fields.pop("prompt_tokens", prompt.tokens)))
+    return Rollout(prompt=read, **(fields | {"dialogue": tuple(fields["dialogue"])}))

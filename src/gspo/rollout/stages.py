@@ -34,9 +34,7 @@ def stage_name(at: int) -> str:
 
 def sampling_at(sampling: Sampling, rollout: RolloutConfig) -> Sampling:
     """The sampling settings with a step's [rollout] applied."""
-    return dataclasses.replace(
-        sampling, max_new_tokens=rollout.max_completion_length, temperature=rollout.temperature
-    )  # fmt: skip
+    return dataclasses.replace(sampling, max_new_tokens=rollout.max_completion_length, temperature=rollout.temperature)
 
 
 class Curriculum:
@@ -95,8 +93,8 @@ class Curriculum:
         self.last["queries/new"] = self._new(pool)
         self.pools[pool.name] = pool
         self.made.append((pool.name, done))
-        ahead = max(self.rollout.delay, self.rollout.max_staleness)
-        while len(self.made) > 1 and self.made[1][1] + ahead <= done:  # none of its prompts are still waiting
+        ahead = self.rollout.max_staleness
+        while len(self.made) > 1 and self.made[1][1] + ahead <= done:  # none of its prompts are in progress
             del self.pools[self.made.pop(0)[0]]
 
     def _drop(self, done: int) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
 from gspo.interfaces import PromptSource, Report, Sampler, SamplerError, Scorer
+from gspo.rollout.metrics import staleness
 from gspo.rollout.stages import sampling_at
-from gspo.types import Group, Prompt, Rollout, Sampling
+from gspo.types import Group, Metrics, Prompt, Rollout, Sampling
 
 
 def sample_groups(
@@ -37,26 +36,16 @@ def sample_groups(
     return groups, {"time/sample": sampled - begin, "time/score": time.perf_counter() - sampled} | scorer.counts()
 
 
-def added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    """Sums by name; a missing name counts as 0."""
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}
-
-
 class SynchronousSource:
-    """Groups, batch after batch, sampled on demand with the current weights. A RolloutSource.
+    """Groups, batch after batch, sampled on demand with the sampler's weights. A RolloutSource.
 
     A batch has num_prompts groups of num_generations rollouts.
 
     Attributes:
-        delay: Number of batches that wait between sampling and use, so a batch is used `delay` weight versions late (the
-            first ones less).
-        waiting: Those batches.
-        newest: The batch sampled last.
+        batch: The last batch.
         done: Number of batches handed out, one per step.
-        metrics: Sampling and scoring times for the last batch handed out, in seconds, and the scorer's counters.
+        metrics: Sampling and scoring times of the last batch, in seconds, and the scorer's counters.
     """
-
-    unused: Sequence[str | None] = ()
 
     def __init__(
         self,
@@ -67,99 +56,70 @@ class SynchronousSource:
         sampling: Sampling,
         report: Report = lambda phase, done, total: None,
     ):
-        self.prompts = prompts
-        self.sampler = sampler
-        self.scorer = scorer
-        self.config = config
-        self.num_prompts = config.num_prompts
-        self.sampling = sampling
-        self.report = report
-        self.delay = config.delay
-        self.waiting: deque[list[Group]] = deque()
-        self.newest: list[Group] = []
+        self.prompts, self.sampler, self.scorer = prompts, sampler, scorer
+        self.config, self.sampling, self.report = config, sampling, report
+        self.batch: list[Group] = []
+        self.unused: Sequence[str | None] = ()
         self.done = 0
-        self.metrics: dict[str, float] = {}
+        self.metrics: Metrics = {}
 
     def __iter__(self) -> Iterator[Group]:
         while True:
-            self.metrics = {}
             self.prompts.begin(self.done)
-            while len(self.waiting) <= self.delay:
-                self.newest = self._sample(self.done + len(self.waiting) + 1)
-                self.waiting.append(self.newest)
+            place = self.prompts.place
+            try:
+                self.batch = self._batch()
+            except SamplerError:
+                self.prompts.place = place  # a resumed run samples them again
+                raise
             self.done += 1
             self.metrics |= self.prompts.metrics(self.done)
-            yield from self.waiting.popleft()
+            yield from self.batch
 
-    def _sample(self, step: int) -> list[Group]:
-        """Samples the batch that this step trains on."""
+    def _batch(self) -> list[Group]:
+        """Samples the next batch and sets the metrics."""
         # Each batch has its own seed, also after a resume: the number of the batch comes from the position.
-        number = self.prompts.position // self.num_prompts
-        assert isinstance(self.sampling.seed, int)
-        rollout = rollout_at(self.config, self.prompts.stages, step)
-        seed = self.sampling.seed * 1_000_003 + number
-        sampling = dataclasses.replace(sampling_at(self.sampling, rollout), seed=seed)
-        place = self.prompts.place
-        prompts = self.prompts.take(self.num_prompts, step)
-        try:
-            groups, metrics = sample_groups(
-                self.sampler, self.scorer, prompts, rollout.num_generations, sampling, self.report
-            )
-        except SamplerError:
-            self.prompts.place = place  # a resumed run samples them again
-            raise
+        groups, self.metrics = self._sample(self.config.num_prompts, self.prompts.position // self.config.num_prompts)
         self.prompts.observe(groups)
-        self.metrics = added(self.metrics, metrics)
         return groups
+
+    def _sample(self, count: int, number: int, before: int = 0) -> tuple[list[Group], dict[str, float]]:
+        """Samples the groups of the next prompts.
+
+        Args:
+            count: Number of prompts.
+            number: What distinguishes their seed from that of others.
+            before: Number of groups already sampled for the batch.
+        """
+        assert isinstance(self.sampling.seed, int)
+        rollout = rollout_at(self.config, self.prompts.stages, self.done + 1)
+        seed = self.sampling.seed * 1_000_003 + number
+        sampling, n = dataclasses.replace(sampling_at(self.sampling, rollout), seed=seed), rollout.num_generations
+
+        def report(phase: str, done: int, total: int) -> None:
+            self.report(phase, before * n + done, before * n + total)
+
+        prompts = self.prompts.take(count, self.done + 1)
+        return sample_groups(self.sampler, self.scorer, prompts, n, sampling, report)
 
     @property
     def stale(self) -> bool:
-        """Whether batches wait before use."""
-        return self.delay > 0
+        """Whether the sampler lags: tokens of the last batch were sampled by older weights than the current ones."""
+        rollouts = [rollout for group in self.batch for rollout in group.rollouts]
+        return staleness(rollouts, self.sampler.version) > 0
 
     def fresh(self) -> list[Rollout]:
-        """The rollouts of the batch sampled last."""
-        return [rollout for group in self.newest for rollout in group.rollouts]
+        """The sampler's completions of the current weights."""
+        return self.sampler.probes
 
     def drop(self) -> None:
-        """Discards the waiting rollouts."""
-        self.waiting.clear()
+        """Nothing waits."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Position among the prompts and the waiting rollouts, in plain types."""
-        waiting = [[saved_group(group.prompt, group.rollouts) for group in batch] for batch in self.waiting]
-        return {"done": self.done, "prompts": self.prompts.state_dict(), "waiting": waiting}
+        """Position among the prompts, in plain types."""
+        return {"done": self.done, "prompts": self.prompts.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.prompts.load_state_dict(state["prompts"])
         self.done = state["done"]
-        for batch in state["waiting"]:
-            self.waiting.append([Group(*restored_group(self.prompts, group)) for group in batch])
-
-
-def saved_group(prompt: Prompt, rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """The rollouts of a prompt, in plain types."""
-    return {"prompt": prompt.id, "rollouts": [plain(rollout) for rollout in rollouts]}
-
-
-def restored_group(prompts: PromptSource, saved: Mapping[str, Any]) -> tuple[Prompt, list[Rollout]]:
-    """The prompt and the rollouts from the output of `saved_group`."""
-    prompt = prompts.find(saved["prompt"])
-    return prompt, [restored(prompt, rollout) for rollout in saved["rollouts"]]
-
-
-def plain(rollout: Rollout) -> dict[str, Any]:
-    """A rollout in plain types, without its prompt except the prompt tokens: an environment may start with other tokens than
-    its row. Dialogue values that JSON cannot represent are saved as strings.
-    """
-    saved = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "prompt"}
-    dialogue = json.loads(json.dumps(rollout.dialogue, default=str))
-    return saved | {"dialogue": dialogue, "prompt_tokens": rollout.prompt.tokens}
-
-
-def restored(prompt: Prompt, saved: Mapping[str, Any]) -> Rollout:
-    """The rollout from the output of `plain`."""
-    fields = dict(saved)
-    read = dataclasses.replace(prompt, tokens=tuple(fields.pop("prompt_tokens", prompt.tokens)))
-    return Rollout(prompt=read, **(fields | {"dialogue": tuple(fields["dialogue"])}))

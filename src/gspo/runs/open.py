@@ -65,8 +65,7 @@ def begun_with(folder: RunFolder, last: Path | None) -> Config:
 
 def sampled_for(config: Config, last: Path | None) -> int:
     """The last step for which the run to resume may have sampled ahead, from its newest checkpoint; 0 without one."""
-    ahead = max(config.rollout.delay, config.rollout.max_staleness)
-    return 0 if last is None else int(last.name.removeprefix("step_")) + ahead
+    return 0 if last is None else int(last.name.removeprefix("step_")) + config.rollout.max_staleness
 
 
 @contextmanager

@@ -117,8 +117,8 @@ def rewind(run: Run) -> bool:
     """Restores weights, optimizer and clip range from the last good checkpoint, and lowers the learning rate. False if there
     is none.
 
-    Prompts, steps, versions and the log are not rewound: no prompt repeats within a pass, and no seed is reused. Waiting
-    rollouts (with rollout.delay) are dropped.
+    Prompts, steps, versions and the log are not rewound: no prompt repeats within a pass, and no seed is reused. Rollouts
+    in progress are dropped.
     """
     folder = checkpoint.good(run.log.folder.checkpoints)
     if folder is not None and (problem := disk.damage(folder)):

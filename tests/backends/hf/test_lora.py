@@ -12,8 +12,6 @@ import gspo
 from gspo.backends.hf.lora import Unadapted, adapted, read_model
 from gspo.backends.hf.tiny import build_tiny
 from gspo.cli.main import main
-from gspo.config.conflicts import SAMPLING, check_conflicts
-from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
 from tests.backends.hf.adapters import IDS, gradients, logits, with_adapters
 from tests.tiny_run import ROWS, likes_a, model, settings
@@ -169,8 +167,6 @@ def test_bad_input(tmp_path, monkeypatch):
         adapted(model(tie_word_embeddings=False), LoraConfig(rank=4, targets=["q_proj", "lm_head"]))
     with pytest.raises(ValueError, match=r"has adapters already: give a newly loaded one"):
         adapted(on_layers(), LoraConfig(rank=4))
-    with pytest.raises(ValueError, match=r"sampler.quantize = 'int4'.*lora.rank = 0"):
-        check_conflicts(from_dict({"lora": {"rank": 4}, "sampler": {"quantize": "int4"}}), SAMPLING)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r'need peft: pip install "gspo\[lora\]"'):
         adapted(model(), LoraConfig(rank=4))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from dials import dialled
 from probe.candidates import YOURS
 from probe.measure import FEWEST, ProbePlan, measure
 from probe.walk import probed
@@ -75,9 +76,7 @@ def test_a_range_that_sets_itself_is_that_of_a_step(exact):
 
 
 def test_a_coarse_sampler_has_both_kinds_of_likelihoods(tmp_path):
-    found = probe(
-        tmp_path, sampler={"quantize": "int4"}, algorithm={"old_logprobs": "auto"}, plan=ProbePlan(9, 8, (0, 1), 2, 1)
-    )
+    found = probe(tmp_path, sampler=dialled("int4"), algorithm={"old_logprobs": "auto"}, plan=ProbePlan(9, 8, (0, 1), 2, 1))
     names = {candidate.name for candidate in found.candidates}
     assert {"gspo 0.03", "gspo 0.03, recomputed", "gspo auto + R3"} <= names
     first = found.ages[0]

@@ -45,7 +45,7 @@ def test_its_updates_are_those_of_the_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("section", "key", "value"),
-    [("scale", "ranks", 2), ("algorithm", "name", "ppo"), ("rollout", "delay", 2), ("rollout", "max_staleness", 1)],
+    [("scale", "ranks", 2), ("algorithm", "name", "ppo"), ("rollout", "max_staleness", 1)],
 )
 def test_what_cannot_be_probed_is_refused(section, key, value):
     config = as_config({section: {key: value}}, {})

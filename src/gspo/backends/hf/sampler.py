@@ -17,7 +17,6 @@ from gspo.backends.hf.draw import draw
 from gspo.backends.hf.experts import while_sampling
 from gspo.backends.hf.kv_cache import GrowingLayer, SharedCache, shared_attention
 from gspo.backends.hf.model import HFModel, example_token_ids, not_allclose
-from gspo.backends.hf.quantize import round_weights
 from gspo.backends.hf.sampled_routes import Trail
 from gspo.backends.hf.stopping import Ends, cut, decode
 from gspo.interfaces import Weights, key_of
@@ -38,15 +37,13 @@ class HFSampler:
 
     Args:
         batch_size: Maximum number of completions decoded at once.
-        quantize: Rounding that `load` applies to the weights (quantize.py). Needs a model other than the policy's.
 
     Raises:
         RuntimeError: gspo cannot use the model's key-value cache.
     """
 
-    def __init__(self, model: HFModel, batch_size: int = 256, quantize: str = "none") -> None:
+    def __init__(self, model: HFModel, batch_size: int = 256) -> None:
         self.model, self.batch_size, self.version = model, batch_size, 0
-        self.quantize = quantize
         self.probes: list[Rollout] = []  # `load` needs no check: the weights are the policy's own
         kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
         self.plain_cache = model.has_full_attention and kinds <= {DynamicLayer}
@@ -115,14 +112,11 @@ class HFSampler:
 
     def load(self, weights: Weights) -> None:
         """Loads weights and their version. Parameters shared with the policy are not copied."""
-        mine, copied = dict(self.model.model.named_parameters()), False
+        mine = dict(self.model.model.named_parameters())
         with torch.no_grad():
             for name, value in weights.tensors():
                 if mine[name] is not value:
                     mine[name].copy_(value)
-                    copied = True
-        if copied and self.quantize != "none":
-            round_weights(self.model.model, self.quantize)
         self.version = weights.version
 
     def generate(

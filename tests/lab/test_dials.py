@@ -3,13 +3,15 @@
 import copy
 import dataclasses
 
+import dials
 import pytest
 import torch
+from dials import Dialled, quantized, round_weights, rounded_weights
 
 from gspo.backends.hf import routing
 from gspo.backends.hf.policy import HFPolicy
-from gspo.backends.hf.quantize import quantized, round_weights, rounded_weights
 from gspo.backends.hf.sampler import HFSampler
+from gspo.config.files import from_dict
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Sampling
 from tests.backends.hf.families import prompts, tiny
@@ -24,11 +26,11 @@ def test_the_grid_by_hand():
 @pytest.mark.parametrize(("kind", "values"), [("int4", 15), ("int8", 255)])
 def test_each_output_channel_has_its_own_grid(kind, values):
     weight = torch.randn(3, 5, 4000)  # experts, out, in
-    coarse = quantized(weight, kind)
-    assert max(len(row.unique()) for row in coarse.flatten(0, 1)) <= values
+    rounded = quantized(weight, kind)
+    assert max(len(row.unique()) for row in rounded_weights.flatten(0, 1)) <= values
     step = weight.abs().amax(-1, keepdim=True) / (values // 2)
-    assert ((coarse - weight).abs() <= step / 2 + 1e-6).all()
-    assert torch.allclose(quantized(coarse, kind), coarse)  # what stands on the grid stays
+    assert ((rounded_weights - weight).abs() <= step / 2 + 1e-6).all()
+    assert torch.allclose(quantized(rounded, kind), rounded)  # what stands on the grid stays
 
 
 def test_floats_keep_their_digits():
@@ -56,7 +58,7 @@ def test_it_samples_from_the_rounded_weights_and_leaves_the_policy_alone():
     model = tiny("qwen3_moe")
     weights = copy.deepcopy(model.model.state_dict())
     own = dataclasses.replace(model, model=copy.deepcopy(model.model))
-    sampler = HFSampler(own, quantize="int4")
+    sampler = Dialled(HFSampler(own), "int4", 0)
     sampler.load(PolicyWeights(HFPolicy(model), 3))
     rollout = sampler.generate(prompts(5), 1, Sampling(max_new_tokens=12))[0]
     assert set(rollout.version[rollout.sampled].tolist()) == {3}
@@ -69,3 +71,36 @@ def test_it_samples_from_the_rounded_weights_and_leaves_the_policy_alone():
 
     gap = [(score(at) - rollout.logp[rollout.sampled]).abs().max() for at in (own, model)]
     assert gap[0] < 1e-5 < 1e-3 < gap[1]
+
+
+def test_a_lag_samples_with_old_weights_and_shows_the_newest():
+    model = tiny("qwen3_moe")
+    sampler = Dialled(HFSampler(dataclasses.replace(model, model=copy.deepcopy(model.model))), "none", 2)
+    exact, policy, sampling = HFSampler(model), HFPolicy(model), Sampling(max_new_tokens=6)
+    texts = []
+    for version in range(5):
+        with torch.no_grad():
+            for p in model.model.parameters():
+                p.mul_(1.2)
+        texts.append(exact.generate(prompts(5), 2, sampling)[0].tokens.tolist())
+        sampler.load(PolicyWeights(policy, version))
+        old = max(0, version - 2)
+        (found, _) = sampler.generate(prompts(5), 2, sampling)
+        assert sampler.version == version and int(found.version.max()) == old and found.tokens.tolist() == texts[old]
+        assert [(int(r.version.max()), r.tokens.tolist()) for r in sampler.probes[:1]] == [(version, texts[-1])] * (
+            version > 0
+        )
+    assert texts[-1] != texts[0]
+    sampler.load(PolicyWeights(policy, 9))  # a resumed run
+    assert not sampler.probes and int(sampler.generate(prompts(5), 1, sampling)[0].version.max()) == 9
+
+
+def test_what_the_dials_are_not_for():
+    model = tiny("qwen3_moe")
+    for sections, turned, why in (
+        ({}, {"kind": "int3"}, "int3"),
+        ({}, {"lag": -1}, "lag"),
+        ({"lora": {"rank": 2}}, {}, "lora"),
+    ):
+        with pytest.raises(ValueError, match=f"sampler.engine.*{why}"):
+            dials.dials(from_dict(sections), model, **turned)
