@@ -27,9 +27,9 @@ def test_the_grid_by_hand():
 def test_each_output_channel_has_its_own_grid(kind, values):
     weight = torch.randn(3, 5, 4000)  # experts, out, in
     rounded = quantized(weight, kind)
-    assert max(len(row.unique()) for row in rounded_weights.flatten(0, 1)) <= values
+    assert max(len(row.unique()) for row in rounded.flatten(0, 1)) <= values
     step = weight.abs().amax(-1, keepdim=True) / (values // 2)
-    assert ((rounded_weights - weight).abs() <= step / 2 + 1e-6).all()
+    assert ((rounded - weight).abs() <= step / 2 + 1e-6).all()
     assert torch.allclose(quantized(rounded, kind), rounded)  # what stands on the grid stays
 
 

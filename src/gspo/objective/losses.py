@@ -29,7 +29,7 @@ class Surrogate(NamedTuple):
     Attributes:
         loss: Term of each completion [S], to be minimised.
         ratio: s_i [S] at sequence level, w_it [N] at token level, s_ik at each token [N] at turn level, 1 without a ratio.
-        clipped_low: Where the clip removes the gradient at the lower bound; bool, shaped as ratio.
+        clipped_low: Where the clip removes the gradient at the lower bound; bool, shaped as ratio (GMPO's is always [N]).
         clipped_high: The same at the upper bound.
     """
 
