@@ -14,6 +14,7 @@ from gspo.distributed.environment import local_world_size
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 MOMENTS = 2  # of AdamW, each as large as the weights
+COPY = "a whole copy of the model"
 REMEDY = 'set sampler.engine = "vllm", which keeps none in a rank'
 
 
@@ -51,14 +52,9 @@ def check_copies(config: Config, ranks: int) -> None:
     room = free(device)
     if copied + shard > room:
         raise ValueError(
-            f'sampler.engine = "embedded": the leader needs {copied / GIB:.1f} GiB for {words(copies(config, ranks))} and '
+            f'sampler.engine = "embedded": the leader needs {copied / GIB:.1f} GiB for {COPY} and '
             f"{shard / GIB:.1f} GiB for shards, gradients and moments, but {room / GIB:.1f} GiB are free: {REMEDY}"
         )
-
-
-def words(count: int) -> str:
-    """`count` copies, in words."""
-    return "a whole copy of the model" if count == 1 else f"{count} whole copies of the model"
 
 
 def free(device: torch.device) -> float:

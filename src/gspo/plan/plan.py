@@ -179,13 +179,12 @@ def sampler_rows(plan: Prediction, config: Config) -> Iterator[str]:
     """What the leader needs on top if it samples itself (embedded sampler)."""
     if not plan.memory.sampling:
         return
-    count = host_memory.copies(config, plan.spread.ranks)
-    if count:
-        yield row(f"{host_memory.words(count)}, to sample with", plan.memory.copied / GIB)
+    if host_memory.copies(config, plan.spread.ranks):
+        yield row(f"{host_memory.COPY}, to sample with", plan.memory.copied / GIB)
     yield row("sampling (estimate), in turn with passes", plan.memory.sampling / GIB)
     yield row("at its fullest (the rank that samples)", plan.memory.fullest / GIB)
     if plan.spread.ranks > 1:
-        yield f'  sampler.engine = "embedded" samples on one rank, the leader, with {host_memory.words(count)}.'
+        yield f'  sampler.engine = "embedded" samples on one rank, the leader, with {host_memory.COPY}.'
 
 
 def uneven_shards(plan: Prediction) -> Iterator[str]:
