@@ -194,14 +194,13 @@ class SupervisedLearner(Protocol):
 
 
 class Learner(SupervisedLearner, Protocol):
-    """A learner that trains on rewards.
+    """A learner that trains on rewards."""
 
-    Attributes:
-        lr_override: Learning rate that replaces optimizer.lr and any reduction by rewinds from now on; the schedule still
-            applies. None: no override. It is not part of a checkpoint.
-    """
-
-    lr_override: float | None
+    def override_lr(self, lr: float | None) -> None:
+        """Replaces optimizer.lr and any reduction by rewinds from now on; the schedule still applies. None: no override. It
+        is not part of a checkpoint.
+        """
+        ...
 
     @property
     def clip(self) -> tuple[float, float] | None:
@@ -247,7 +246,7 @@ class Learner(SupervisedLearner, Protocol):
 
 
 class Scorer(Protocol):
-    """Gives each rollout its reward, or None and the reason (rewards/scorer.py)."""
+    """Gives each rollout its reward, or None and the reason (rewards/scorer.py). By default nothing is counted."""
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The same rollouts, scored. `progress` is called with the number of scored rollouts."""
@@ -255,11 +254,11 @@ class Scorer(Protocol):
 
     def counts(self) -> dict[str, float]:
         """Scoring metrics since the last call."""
-        ...
+        return {}
 
     def at(self, step: int, steps: int) -> None:
         """Sets the number of finished steps and of all steps, for rewards that take them."""
-        ...
+        return
 
 
 class PromptSource(Protocol):
@@ -313,7 +312,7 @@ class PromptSource(Protocol):
 
 
 class RolloutSource(Protocol):
-    """Groups for the trainer, batch after batch.
+    """Groups for the trainer, batch after batch. By default nothing waits, and there is no state.
 
     Attributes:
         metrics: Sampling and scoring times of the last batch, in seconds, and counters.
@@ -336,15 +335,15 @@ class RolloutSource(Protocol):
 
     def drop(self) -> None:
         """Discards rollouts that wait or are in progress."""
-        ...
+        return
 
     def state_dict(self) -> dict[str, Any]:
         """Position among the prompts and all waiting rollouts, in plain types."""
-        ...
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        ...
+        return
 
 
 Report = Callable[[str, int, int], None]

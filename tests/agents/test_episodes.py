@@ -189,15 +189,19 @@ def test_an_environment_that_fails_is_data():
         assert rollout.reward is None and rollout.error.startswith("environment: its reward is ")
 
 
+def trained(folder, environment, **rollout):
+    """Two steps in an environment."""
+    hf, rows = tiny(), [{"prompt": f"say a, {i}"} for i in range(8)]
+    return gspo.train(
+        hf.model, rows, tokenizer=hf.tokenizer, train={"steps": 2}, log={"dir": str(folder)},
+        task={"environment": f"{__name__}:{environment}"},
+        rollout={"num_prompts": 2, "num_generations": 4, "max_completion_length": 8} | rollout,
+        algorithm={"name": "gspo_token", "credit": "turn", "mini_batches": 1},
+    )  # fmt: skip
+
+
 def test_a_run_goes_on_where_episodes_cannot_begin(tmp_path):
-    hf, rollout = tiny(), {"num_prompts": 2, "num_generations": 4, "max_completion_length": 8}
-    sections = {
-        "task": {"environment": f"{__name__}:Shut"}, "rollout": rollout,
-        "algorithm": {"name": "gspo_token", "credit": "turn", "mini_batches": 1}, "log": {"dir": str(tmp_path / "run")},
-    }  # fmt: skip
-    rows = [{"prompt": f"say a, {i}"} for i in range(8)]
-    result = gspo.train(hf.model, rows, tokenizer=hf.tokenizer, train={"steps": 2}, **sections)
-    assert result.metrics["step"] == 2
+    assert trained(tmp_path / "run", "Shut").metrics["step"] == 2
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert any("no such room" in (line["error"] or "") for line in lines)
     unanswered = [line for line in lines if not line["completion"]]

@@ -5,11 +5,11 @@ import warnings
 
 import pytest
 
-from gspo.assembly.micro_batch_limit import UNTIL, conditions, keep, limit
+from gspo.assembly.micro_batch_limit import UNTIL, conditions, keep, micro_batches_of
 from gspo.config.files import as_config
 from gspo.config.schema import Config
 from gspo.distributed.ranks import OneRank
-from gspo.learner.memory import MicroBatches, OutOfMemory
+from gspo.learner.memory import OutOfMemory
 from gspo.runs.folder import SMALLER, RunFolder
 from tests.launch.started import begin, completions, finished, weights
 
@@ -22,9 +22,8 @@ class TwoRanks(OneRank):
 
 def limited(config, ranks=None):
     """The limit of micro-batches, and what is warned of."""
-    parts = MicroBatches(config.train.micro_batch_tokens)
     with warnings.catch_warnings(record=True) as heard:
-        limit(parts, config, ranks or TwoRanks())
+        parts = micro_batches_of(config, ranks or TwoRanks())
     return parts.max_tokens, *(str(one.message).partition(": ")[0] for one in heard)
 
 

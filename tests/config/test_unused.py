@@ -41,7 +41,8 @@ READ = {
     "training/likelihoods.py": "algorithm.old_logprobs",
     "learner/optimizer.py": "optimizer.name optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps "
     "optimizer.weight_decay optimizer.warmup optimizer.schedule optimizer.max_grad_norm",
-    "assembly/learners.py": "train.micro_batch_tokens train.layout train.gradient_checkpointing train.max_bad_updates",
+    "assembly/micro_batch_limit.py": "train.micro_batch_tokens",
+    "assembly/learners.py": "train.layout train.gradient_checkpointing train.max_bad_updates",
     "launch/launch.py": "scale.ranks scale.launcher scale.restarts",
     "distributed/environment.py": "scale.experts scale.replicas",
     "assembly/rank.py": "scale.timeout",
@@ -136,7 +137,7 @@ VALUES = {
     "reward.weights": [2.0], "reward.env": ["KEY"], "lora.targets": ["q_proj"], "rollout.stop": ["x"],
     "algorithm.name": "luspo", "algorithm.scale_rewards": "batch",
     "algorithm.epsilon": 2e-3, "algorithm.epsilon_high": 2e-3, "algorithm.constants": {"tau_neg": 1.2},
-    "log.trackers": ["wandb"], "sampler.engine": "vllm", "sampler.engine": "vllm",
+    "log.trackers": ["wandb"], "sampler.engine": "vllm",
     "sampler.urls": ["http://127.0.0.1:9000"], "reward_model.url": "http://127.0.0.1:9000", "judge.url": "http://127.0.0.1:9000",
     "algorithm.critic": "copy", "algorithm.mini_batches": 2, "rollout.num_prompts": 64,
     "task.benchmarks": ["aime.txt"], "refresh.drop_below": 0.1, "refresh.source": "rows:new",

@@ -21,7 +21,7 @@ def led(ranks, path, folder):
     local = learner_of(load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size), Case(), ranks)
     if ranks.number > 0:
         follow(local, ranks)
-        return local.lr_override, local.optimizer.updates, len(local.mini_batches)
+        return local.optimizer.lr_override, local.optimizer.updates, len(local.mini_batches)
     learner = LeadingLearner(local, ranks)
     batch = completions(0)
     weights = learner.publish(3)
@@ -35,7 +35,7 @@ def led(ranks, path, folder):
     readings = [weights.read(batch[:3]), learner.read(batch[:3])]
     agreement = learner.compare(batch)
     learner.prepare([batch[:4], batch[4:]], recompute=True)
-    learner.lr_override = 0.5e-3
+    learner.override_lr(0.5e-3)
     metrics = [learner.update(number).metrics for number in (0, 1)]
     clip, at_floor = learner.clip, learner.finish()
     weights.save(str(Path(folder) / "published"))
@@ -62,7 +62,7 @@ def test_the_leaders_calls_are_made_by_all(tmp_path):
     assert agreement.noise == pytest.approx(expected.noise, rel=1e-4) and agreement.clipped == expected.clipped
     assert agreement.metrics == pytest.approx(expected.metrics, rel=1e-3, abs=1e-6)
     alone.prepare([batch[:4], batch[4:]], recompute=True)
-    alone.lr_override = 0.5e-3
+    alone.override_lr(0.5e-3)
     for number, told in enumerate(metrics):
         expected = alone.update(number).metrics
         assert told["loss"] == pytest.approx(expected["loss"], abs=1e-6) and told["lr"] == expected["lr"] == 0.5e-3

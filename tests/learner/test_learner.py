@@ -8,11 +8,10 @@ import torch
 
 from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
-from gspo.learner.imitation import Imitation
-from gspo.learner.learner import LocalLearner, PolicyLearner
+from gspo.learner.learner import PolicyLearner
+from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
-from gspo.runs.checkpoint import LEARNER
 from tests.bigram import Bigram
 from tests.learner.test_update import completions
 
@@ -38,7 +37,7 @@ def learner(reference=None, beta=0.0, lr=0.05, **algorithm):
     row, config, _ = resolve(AlgorithmConfig(beta=beta, **algorithm))
     policy = Saved()
     optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=lr), 100, 0)
-    return PolicyLearner(policy, optimizer, PolicyObjective(row, config, 9), 40, reference=reference)
+    return PolicyLearner(policy, optimizer, PolicyObjective(row, config, 9), MicroBatches(40), reference=reference)
 
 
 def parts(seed=0, shift=0.2):
@@ -148,40 +147,22 @@ def test_a_rewind_takes_the_weights_and_lowers_the_rate_and_counts_on(tmp_path):
 
 def test_an_override_of_the_rate_is_in_no_checkpoint(tmp_path):
     made, again = learner(), learner()
-    made.lr_override = 0.25
+    made.override_lr(0.25)
     made.prepare(parts(), recompute=False)
     assert made.update(0).metrics["lr"] == 0.25
     made.save(tmp_path)
     again.policy.load(tmp_path / "model")
     again.resume(tmp_path)
-    made.lr_override = None
+    made.override_lr(None)
     for one in (made, again):
         one.prepare(parts(1), recompute=False)
     assert made.update(0).metrics["lr"] == again.update(0).metrics["lr"] == made.optimizer.config.lr
-    made.lr_override = 0.25
+    made.override_lr(0.25)
     made.rewind(tmp_path, 0.5)
     made.prepare(parts(2), recompute=False)
     assert made.update(0).metrics["lr"] == 0.25  # it was asked for, whatever rewinds have made of the run's own
-    made.lr_override = None
+    made.override_lr(None)
     assert made.update(1).metrics["lr"] == 0.5 * made.optimizer.config.lr
-
-
-def test_a_damaged_state_is_named(tmp_path):
-    made = learner()
-    made.save(tmp_path)
-    (tmp_path / LEARNER).write_bytes(b"no")
-    with pytest.raises(RuntimeError, match=r"learner\.pt cannot be read"):
-        made.resume(tmp_path)
-
-
-def test_an_imitating_learner_raises_the_likelihood_of_its_rows():
-    policy, rows = Saved(), completions()
-    made = LocalLearner(policy, Optimizer(policy.parameters(), OptimizerConfig(lr=0.05), 100, 0), Imitation(), 40)
-    losses = []
-    for _ in range(5):
-        made.take([rows])
-        losses.append(made.update(0).metrics["loss"])
-    assert losses == sorted(losses, reverse=True)
 
 
 def test_published_weights_are_the_policys_of_now():

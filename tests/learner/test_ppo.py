@@ -11,6 +11,7 @@ from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
 from gspo.learner import layout
 from gspo.learner.learner import PolicyLearner
+from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.types import Completion
@@ -35,7 +36,7 @@ def learner(trunk, scale="none", **constants):
     policy = HFPolicy(tiny, critic=Critic(tiny, trunk))
     objective = PolicyObjective(*resolve(AlgorithmConfig(name="ppo", critic=trunk, constants=constants))[:2], 9)
     return PolicyLearner(
-        policy, Optimizer(policy.parameters(), OptimizerConfig(lr=1e-2), 100, 0), objective, 1000, scale=scale
+        policy, Optimizer(policy.parameters(), OptimizerConfig(lr=1e-2), 100, 0), objective, MicroBatches(1000), scale=scale
     )
 
 

@@ -133,10 +133,10 @@ def steps(source, sampler, count):
     """The rollouts of each step; after each the weights move on."""
     groups, found = iter(source), []
     for _ in range(count):
-        batch = [next(groups) for _ in range(source.num_prompts)]
+        batch = [next(groups) for _ in range(source.config.num_prompts)]
         found.append([rollout for group in batch for rollout in group.rollouts])
         oldest = [int(r.version[r.sampled].min()) for r in found[-1] if r.sampled.any()]
-        assert not oldest or sampler.version - min(oldest) <= source.delay
+        assert not oldest or sampler.version - min(oldest) <= source.config.max_staleness
         sampler.update(sampler.version + 1)
     return found
 

@@ -48,7 +48,7 @@ def source_of(marks, refill, sampler=None, stream=None, report=lambda *args: Non
     config = RolloutConfig(num_prompts=P, num_generations=G, refill=refill, **rollout)
     algorithm = algorithm or ResolvedAlgorithm()
     return DynamicSamplingSource(
-        stream or Stream(), sampler or Echo(), Marks(marks), config, algorithm, Sampling(5, seed=7), report
+        stream or Stream(), sampler or Echo(), Marks(marks), config, Sampling(5, seed=7), report, algorithm=algorithm
     )  # fmt: skip
 
 
@@ -72,24 +72,18 @@ def test_a_batch_is_refilled_until_enough_groups_teach():
     assert batch(source, groups) == [12, 15, 18, 21]
 
 
-def test_what_is_left_over_is_given_up_and_counted():
-    source = source_of(teaches_if(lambda i: i == 0 or i >= 4), 1)
-    assert batch(source) == [0, 4, 5, 6]
-    assert (source.metrics["refill/queries"], source.metrics["refill/unused"]) == (8, 1)
-
-
-def test_the_bound_is_kept_and_the_batch_filled_up_in_the_order_of_the_prompts():
-    source = source_of(teaches_if(lambda i: i in (2, 9)), 2)
-    groups = iter(source)
-    assert batch(source, groups) == [0, 1, 2, 9]
-    assert (source.metrics["refill/queries"], source.metrics["refill/rounds"]) == (12, 2)
-    assert not source.stale and source.fresh() == []
-
-
-def test_nothing_is_refilled_where_all_teach():
-    source = source_of(teaches_if(lambda i: True), 5)
-    assert batch(source) == [0, 1, 2, 3]
-    assert (source.metrics["refill/queries"], source.metrics["refill/rounds"], source.metrics["refill/signal"]) == (4, 0, 1)
+def test_what_a_refill_makes_of_a_batch(subtests):
+    """Surplus is given up and counted; at the bound the batch is filled up in the order of the prompts."""
+    for teaches, most, ids, (queries, rounds, unused) in (
+        (lambda i: i == 0 or i >= 4, 1, [0, 4, 5, 6], (8, 1, 1)),
+        (lambda i: i in (2, 9), 2, [0, 1, 2, 9], (12, 2, 0)),
+        (lambda i: True, 5, [0, 1, 2, 3], (4, 0, 0)),
+    ):
+        with subtests.test(ids=ids):
+            source = source_of(teaches_if(teaches), most)
+            assert batch(source) == ids and not source.stale and source.fresh() == []
+            counts = [source.metrics[f"refill/{name}"] for name in ("queries", "rounds", "unused")]
+            assert counts == [queries, rounds, unused]
 
 
 def test_the_numbers_of_a_step_are_of_all_completions_that_were_sampled():

@@ -79,7 +79,8 @@ def source_of(kind, ahead=0):
     if kind == "max_staleness":
         return AsynchronousSource(prompts, Heard(), ByNumber(), config, Sampling(5, seed=3))
     if kind == "refill":
-        return DynamicSamplingSource(prompts, Asked(), ByNumber(), config, ResolvedAlgorithm(), Sampling(5, seed=3))
+        algorithm = ResolvedAlgorithm()
+        return DynamicSamplingSource(prompts, Asked(), ByNumber(), config, Sampling(5, seed=3), algorithm=algorithm)
     return SynchronousSource(prompts, Asked(), ByNumber(), config, Sampling(5, seed=3))
 
 

@@ -129,7 +129,7 @@ def training(
         def source(sampler: Any, sampling: Sampling, report: Report) -> RolloutSource:
             rollout = config.rollout
             if rollout.refill:
-                return DynamicSamplingSource(queries, sampler, scorer, rollout, config.algorithm, sampling, report)
+                return DynamicSamplingSource(queries, sampler, scorer, rollout, sampling, report, algorithm=config.algorithm)
             kind = AsynchronousSource if rollout.max_staleness else SynchronousSource
             return kind(queries, sampler, scorer, rollout, sampling, report)
 

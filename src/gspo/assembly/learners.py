@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 from torch import nn
 
-from gspo.assembly.micro_batch_limit import limit
+from gspo.assembly.micro_batch_limit import micro_batches_of
 from gspo.assembly.models import check_experts, check_routers
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel
@@ -16,7 +15,6 @@ from gspo.config.schema import Config, RunConfig
 from gspo.distributed.ranks import Ranks
 from gspo.learner.imitation import Imitation
 from gspo.learner.learner import LocalLearner, PolicyLearner
-from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.objective.algorithms import ALGORITHMS
@@ -27,19 +25,10 @@ def learning(
 ) -> tuple[HFPolicy, PolicyLearner]:
     """The policy of a reinforcement learning run, and its learner."""
     policy = policy_of(config, model)
-    learner = learner_of(config, policy, reference)
+    learner = learner_of(config, policy, reference, ranks)
     check_experts(config, model)
     check_routers(config, model)
-    complete(learner.micro_batches, config, ranks)
     return policy, learner
-
-
-def complete(micro_batches: MicroBatches, config: Config, ranks: Ranks | None) -> None:
-    """Connects a learner's micro-batches with the run: its warnings, and the other ranks."""
-    if ranks is None or ranks.number == 0:
-        micro_batches.tell = warnings.warn
-    if ranks is not None:
-        limit(micro_batches, config, ranks)
 
 
 def supervised_learning(
@@ -49,9 +38,7 @@ def supervised_learning(
     check_experts(config, model)
     policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
     optimizer = optimizer_of(config, policy, config.train.steps)
-    learner = LocalLearner(policy, optimizer, Imitation(), config.train.micro_batch_tokens)
-    complete(learner.micro_batches, config, ranks)
-    return policy, learner
+    return policy, LocalLearner(policy, optimizer, Imitation(), micro_batches_of(config, ranks))
 
 
 LEARNERS: dict[str, Callable[..., tuple[HFPolicy, LocalLearner]]] = {"train": learning, "sft": supervised_learning}
@@ -71,7 +58,7 @@ def policy_of(config: RunConfig, model: HFModel) -> HFPolicy:
     )
 
 
-def learner_of(config: RunConfig, policy: HFPolicy, reference: HFPolicy | None) -> PolicyLearner:
+def learner_of(config: RunConfig, policy: HFPolicy, reference: HFPolicy | None, ranks: Ranks | None = None) -> PolicyLearner:
     """The learner of a reinforcement learning run."""
     algorithm = config.algorithm
     updates = config.train.steps * algorithm.mini_batches * algorithm.epochs
@@ -79,7 +66,7 @@ def learner_of(config: RunConfig, policy: HFPolicy, reference: HFPolicy | None) 
         policy,
         optimizer_of(config, policy, updates),
         PolicyObjective(ALGORITHMS[algorithm.name], algorithm, config.rollout.max_completion_length),
-        config.train.micro_batch_tokens,
+        micro_batches_of(config, ranks),
         router_replay=algorithm.router_replay,
         reference=reference,
         scale=algorithm.scale_rewards,

@@ -34,18 +34,23 @@ def conditions(config: Config, ranks: Ranks) -> dict[str, int]:
     }  # fmt: skip
 
 
-def limit(micro_batches: MicroBatches, config: Config, ranks: Ranks) -> None:
-    """Shares micro-batches with the other ranks. Applies the limit that an earlier start of this run has recorded, with a
-    warning, and records one that this start finds.
+def micro_batches_of(config: Config, ranks: Ranks | None) -> MicroBatches:
+    """The micro-batches of a run. On several ranks they have the limit that an earlier start of this run has recorded, and
+    record one that this start finds.
     """
-    micro_batches.ranks, micro_batches.keep = ranks, partial(keep, config, ranks)
+    asked, leads = config.train.micro_batch_tokens, ranks is None or ranks.number == 0
+    tell = warnings.warn if leads else lambda text: None
+    if ranks is None:
+        return MicroBatches(asked, tell)
+    made = MicroBatches(asked, tell, ranks, partial(keep, config, ranks))
     try:
         found = json.loads((Path(config.log.dir) / SMALLER).read_bytes())
         if any(found[key] != value for key, value in conditions(config, ranks).items()):
-            return
+            return made
         tokens, why = max(1, int(found["tokens"])), str(found["why"])
     except (OSError, ValueError, KeyError, TypeError):  # no file, or one that was edited
-        return
-    micro_batches.max_tokens = min(micro_batches.max_tokens, tokens)
-    if ranks.number == 0:
+        return made
+    made.max_tokens = min(asked, tokens)
+    if leads:
         warnings.warn(f"{why}: micro-batches have at most {tokens} tokens, until {UNTIL} changes", stacklevel=1)
+    return made

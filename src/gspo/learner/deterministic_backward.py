@@ -24,14 +24,15 @@ def in_one_order(device: torch.device) -> Iterator[None]:
     if device.type != "cpu":
         yield
         return
-    _enter()
+    _count(1)
     try:
         yield
     finally:
-        _leave()
+        _count(-1)
 
 
-def _enter() -> None:
+def _count(change: int) -> None:
+    """Counts a thread in or out. The first one in sets torch's mode, the last one out restores the caller's."""
     global _inside, _before
     memory: Any = torch.utils.deterministic
     with _lock:
@@ -39,14 +40,7 @@ def _enter() -> None:
             _before = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
             memory.fill_uninitialized_memory = False  # all memory is overwritten anyway
             torch.set_deterministic_debug_mode("warn")
-        _inside += 1
-
-
-def _leave() -> None:
-    global _inside
-    memory: Any = torch.utils.deterministic
-    with _lock:
-        _inside -= 1
+        _inside += change
         if not _inside:
             mode, memory.fill_uninitialized_memory = _before
             torch.set_deterministic_debug_mode(mode)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -23,27 +23,15 @@ PARTS = 8  # trials use 1 and 2 of this many parts, of the longest completion or
 SPARE = 0.05  # share of free memory that stays unused, since fragmentation wastes some
 
 
-class Meter(Protocol):
-    """Measures the memory of a device, in bytes."""
+class Meter:
+    """Measures the memory of torch's current GPU, in bytes."""
 
     def room(self) -> float:
-        """Memory that this process can still allocate."""
-        ...
-
-    def peak(self, work: Callable[[], None]) -> float:
-        """Peak memory of `work` beyond what was allocated before it."""
-        ...
-
-
-class GPU:
-    """Meter of torch's current GPU."""
-
-    def room(self) -> float:
-        """Free memory plus torch's unused reserved memory."""
+        """Memory that this process can still allocate: what is free, and torch's unused reserve."""
         return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
     def peak(self, work: Callable[[], None]) -> float:
-        """As counted by torch's allocator."""
+        """Peak memory of `work` beyond what was allocated before it."""
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         work()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
+from gspo.learner.interfaces import Objective
 from gspo.types import Batch, Completion, Outputs, Stats
 
 
-class Imitation:
-    """Negative mean log-probability of the completion tokens. An Objective."""
+class Imitation(Objective):
+    """Negative mean log-probability of the completion tokens."""
 
     def denominator(self, completions: Sequence[Completion]) -> float:
         """Number of completion tokens."""
@@ -26,20 +26,6 @@ class Imitation:
         assert out.entropy is not None
         return -out.logp, {"entropy": out.entropy, "nll": -out.logp.detach()}
 
-    def condensed(self, stats: Stats) -> Stats:
-        """Unchanged: they are small."""
-        return stats
-
     def summary(self, stats: Stats, completions: Sequence[Completion]) -> dict[str, float]:
         """loss: nats per token."""
         return {"loss": float(stats["nll"].mean()), "entropy": float(stats["entropy"].mean())}
-
-    def watch(self, stats: Stats) -> None:
-        """Ignored: there is no state."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Empty."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""

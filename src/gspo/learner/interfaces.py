@@ -93,7 +93,7 @@ class Policy(Protocol):
 
 
 class Objective(Protocol):
-    """The objective that an update minimises."""
+    """The objective that an update minimises. By default nothing is condensed, and there is no state."""
 
     def denominator(self, completions: Sequence[Completion]) -> float:
         """The divisor of the sum of all terms of this update."""
@@ -111,7 +111,7 @@ class Objective(Protocol):
         """The statistics of all micro-batches of a rank, with sums [1, ...] in place of those of which `summary` and `watch`
         need only the sum. Statistics of several ranks are concatenated.
         """
-        ...
+        return stats
 
     def summary(self, stats: Stats, completions: Sequence[Completion]) -> dict[str, Any]:
         """Metrics of an update on `completions`, from the condensed statistics of all its micro-batches. The statistics do
@@ -121,12 +121,12 @@ class Objective(Protocol):
 
     def watch(self, stats: Stats) -> None:
         """Receives the statistics of each update, on the rank that has them."""
-        ...
+        return
 
     def state_dict(self) -> dict[str, Any]:
         """State that it has accumulated over updates."""
-        ...
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        ...
+        return

@@ -95,15 +95,9 @@ class LeadingLearner:
             self.ranks.broadcast_command((name, arguments if told is None else told))
             return self._own.do(name, arguments)
 
-    @property
-    def lr_override(self) -> float | None:
-        """As in gspo.interfaces.Learner."""
-        return self.learner.lr_override
-
-    @lr_override.setter
-    def lr_override(self, value: float | None) -> None:
-        """Sets it on all ranks."""
-        self.all_do("__setattr__", "lr_override", value)
+    def override_lr(self, lr: float | None) -> None:
+        """As LocalLearner.override_lr."""
+        self.all_do("override_lr", lr)
 
     @property
     def clip(self) -> tuple[float, float] | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gspo.learner.agreement import disagreement, first_look, other_experts, paired
-from gspo.learner.fit_micro_batches import GPU, Meter, make_room
+from gspo.learner.fit_micro_batches import Meter, make_room
 from gspo.learner.interfaces import Objective, Policy
 from gspo.learner.memory import MicroBatches, Readers, outside_of_passes
 from gspo.learner.objective import PolicyObjective
@@ -34,26 +34,26 @@ class LocalLearner:
     """A policy, its optimizer, and the `objective` that they minimise."""
 
     def __init__(
-        self, policy: Policy, optimizer: Optimizer, objective: Objective, max_tokens: int, *, replay: bool = False
+        self,
+        policy: Policy,
+        optimizer: Optimizer,
+        objective: Objective,
+        micro_batches: MicroBatches,
+        *,
+        replay: bool = False,
     ) -> None:
         self.policy, self.optimizer, self.objective = policy, optimizer, objective
-        self.micro_batches = MicroBatches(max_tokens)  # set its `tell` to be notified when memory runs out
-        self.updater = Updater(policy, optimizer, self.micro_batches, replay)
+        self.micro_batches = micro_batches
+        self.updater = Updater(policy, optimizer, micro_batches, replay)
         self.mini_batches: list[list[Completion]] = []
         self.at: list[tuple[int, int]] = []  # (mini-batch, index) of each completion that updates read
         self.readers: list[Readers] = []  # per mini-batch: which rank reads which of them
         self.proven = False  # whether sharded forward passes use the updated weights
-        self.meter: Meter | None = GPU() if policy.device.type == "cuda" else None  # CPU memory is shared
+        self.meter = Meter() if policy.device.type == "cuda" else None  # CPU memory is shared
 
-    @property
-    def lr_override(self) -> float | None:
-        """As in gspo.interfaces.Learner."""
-        return self.optimizer.lr_override
-
-    @lr_override.setter
-    def lr_override(self, value: float | None) -> None:
-        """Sets it."""
-        self.optimizer.lr_override = value
+    def override_lr(self, lr: float | None) -> None:
+        """Replaces the learning rate (gspo.interfaces.Learner)."""
+        self.optimizer.lr_override = lr
 
     def fit(self, longest: int, vocabulary: int) -> None:
         """Shrinks micro-batches until they fit into the memory of all ranks (fit_micro_batches.py)."""
@@ -179,13 +179,13 @@ class PolicyLearner(LocalLearner):
         policy: Policy,
         optimizer: Optimizer,
         objective: PolicyObjective,
-        max_tokens: int,
+        micro_batches: MicroBatches,
         *,
         router_replay: str = "none",
         reference: Policy | None = None,
         scale: str = "batch",
     ) -> None:
-        super().__init__(policy, optimizer, objective, max_tokens, replay=router_replay != "none")
+        super().__init__(policy, optimizer, objective, micro_batches, replay=router_replay != "none")
         self.router_replay, self.reference, self.scale = router_replay, reference, scale
         self._disagreement: Metrics | None = None  # of sampler and trainer, once a forward pass has measured it
         self._fresh: tuple[Tensor, Tensor, Completions] | None = None  # log pi and log mu of fresh completions

@@ -54,9 +54,14 @@ class MicroBatches:
         keep: Stores the reason why this process ends, for the restarted run.
     """
 
-    def __init__(self, max_tokens: int, tell: Callable[[str], None] = lambda text: None, ranks: Ranks | None = None) -> None:
-        self.max_tokens, self.tell, self.ranks = max_tokens, tell, ranks or OneRank()
-        self.keep: Callable[[OutOfMemory], None] = lambda found: None
+    def __init__(
+        self,
+        max_tokens: int,
+        tell: Callable[[str], None] = lambda text: None,
+        ranks: Ranks | None = None,
+        keep: Callable[[OutOfMemory], None] = lambda found: None,
+    ) -> None:
+        self.max_tokens, self.tell, self.ranks, self.keep = max_tokens, tell, ranks or OneRank(), keep
         self._reading: Sequence[Completion] = ()  # the current micro-batch
 
     def readers(self, completions: Sequence[Completion], share: bool) -> Readers:

@@ -58,7 +58,7 @@ class Optimizer:
 
     Attributes:
         scale: Factor of the scheduled learning rate.
-        lr_override: As in gspo.interfaces.Learner.
+        lr_override: Replaces optimizer.lr and `scale`; None: no override.
         moments: Steps AdamW; if `offload`, an Offloaded that keeps the moments in host memory between steps.
     """
 

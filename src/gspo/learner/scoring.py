@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,18 +20,9 @@ from gspo.learner.memory import MicroBatches, Readers
 from gspo.types import Completion, Reading
 
 
-def read(
-    policy: Policy,
-    completions: Sequence[Completion],
-    micro_batches: MicroBatches,
-    *,
-    routing: bool = False,
-    replay: bool = False,
-    readers: Readers | None = None,
-) -> list[Reading]:
-    """The readings of these completions, in order, on rank 0; [] on other ranks. Arguments as in `read_here`."""
-    here = read_here(policy, completions, micro_batches, routing=routing, replay=replay, readers=readers)
-    return collected(here, completions, micro_batches.ranks)
+def read(policy: Policy, completions: Sequence[Completion], micro_batches: MicroBatches, **options: Any) -> list[Reading]:
+    """The readings of these completions, in order, on rank 0; [] on other ranks. `options` as in `read_here`."""
+    return collected(read_here(policy, completions, micro_batches, **options), completions, micro_batches.ranks)
 
 
 @torch.no_grad()

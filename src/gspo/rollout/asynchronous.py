@@ -15,7 +15,7 @@ from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
 from gspo.interfaces import Job, PromptSource, Report, Scorer, StreamingSampler, seed_of
 from gspo.rollout.stages import sampling_at
-from gspo.types import Group, Prompt, Rollout, Sampling
+from gspo.types import Group, Metrics, Prompt, Rollout, Sampling
 
 POLL = 0.01  # polling interval in seconds
 
@@ -40,6 +40,7 @@ class Flight:
         return [job.so_far for job in self.jobs] if self.jobs else self.so_far
 
 
+@dataclass
 class AsynchronousSource:
     """Groups, batch after batch, while later ones are being sampled (rollout.max_staleness = k > 0). A RolloutSource.
 
@@ -51,24 +52,17 @@ class AsynchronousSource:
         done: Number of batches handed out.
     """
 
-    def __init__(
-        self,
-        prompts: PromptSource,
-        sampler: StreamingSampler,
-        scorer: Scorer,
-        config: RolloutConfig,
-        sampling: Sampling,
-        report: Report = lambda phase, done, total: None,
-    ):
-        self.prompts, self.sampler, self.scorer = prompts, sampler, scorer
-        self.sampling, self.report = sampling, report
-        self.config, self.num_prompts, self.delay = config, config.num_prompts, config.max_staleness
-        self.done = 0
-        self.flights: deque[Flight] = deque()
-        self.metrics: dict[str, float] = {}
-
-    stale = True
+    prompts: PromptSource
+    sampler: StreamingSampler
+    scorer: Scorer
+    config: RolloutConfig
+    sampling: Sampling
+    report: Report = lambda phase, done, total: None
+    done: int = 0
+    flights: deque[Flight] = field(default_factory=deque)
+    metrics: Metrics = field(default_factory=dict)
     unused: Sequence[str | None] = ()
+    stale: bool = True
 
     def fresh(self) -> list[Rollout]:
         """The probes with which the sampler verified the current weights."""
@@ -99,7 +93,7 @@ class AsynchronousSource:
 
     def _begin(self) -> None:
         """Starts groups up to the limit, and resumes saved ones."""
-        while len(self.flights) < (self.delay + 1) * self.num_prompts:
+        while len(self.flights) < (self.config.max_staleness + 1) * self.config.num_prompts:
             number, step = self.prompts.position, self._step(len(self.flights))
             (prompt,) = self.prompts.take(1, step)
             n = rollout_at(self.config, self.prompts.stages, step).num_generations
@@ -114,11 +108,11 @@ class AsynchronousSource:
 
     def _step(self, place: int) -> int:
         """The step that trains on the flight at this place in the queue."""
-        return self.done + 1 + place // self.num_prompts
+        return self.done + 1 + place // self.config.num_prompts
 
     def _wait(self) -> list[Flight]:
         """Waits for all groups of the next batch."""
-        batch = list(self.flights)[: self.num_prompts]
+        batch = list(self.flights)[: self.config.num_prompts]
         jobs = [job for flight in batch for job in flight.jobs]
         while True:
             ended = [job for job in jobs if job.done()]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from gspo.config.policy import ResolvedAlgorithm
-from gspo.config.rollout import RolloutConfig
-from gspo.interfaces import PromptSource, Report, Sampler, Scorer
 from gspo.rollout.credit import has_signal, trained_on
 from gspo.rollout.failures import errors
 from gspo.rollout.metrics import sampled_metrics
 from gspo.rollout.synchronous import SynchronousSource
-from gspo.types import Group, Sampling
+from gspo.types import Group
 
 
+@dataclass
 class DynamicSamplingSource(SynchronousSource):
     """A SynchronousSource that samples more prompts until enough groups teach something (rollout.refill > 0).
 
@@ -24,18 +24,7 @@ class DynamicSamplingSource(SynchronousSource):
         metrics: Also the sampling metrics of all completions sampled for the batch, and `refill/...`.
     """
 
-    def __init__(
-        self,
-        prompts: PromptSource,
-        sampler: Sampler,
-        scorer: Scorer,
-        config: RolloutConfig,
-        algorithm: ResolvedAlgorithm,
-        sampling: Sampling,
-        report: Report = lambda phase, done, total: None,
-    ):
-        super().__init__(prompts, sampler, scorer, config, sampling, report)
-        self.algorithm = algorithm
+    algorithm: ResolvedAlgorithm = field(kw_only=True)
 
     def _batch(self) -> list[Group]:
         size = self.config.num_prompts

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
-from gspo.interfaces import Sampler
+from gspo.interfaces import RolloutSource, Sampler, Scorer
 from gspo.rollout.metrics import staleness
 from gspo.types import Group, Prompt, Rollout, Sampling
 
 PROBES, PROBE_TOKENS = 8, 32
 
 
-class ExternalSource:
-    """A RolloutSource of the groups last passed to `give`. It takes no prompts."""
+class ExternalSource(RolloutSource):
+    """The groups last passed to `give`. It takes no prompts."""
 
     unused: Sequence[str | None] = ()
 
@@ -45,18 +44,8 @@ class ExternalSource:
         prompts = [Prompt(prompt.id, "", prompt.tokens[:PROBE_TOKENS]) for prompt in first]
         return self.sampler.generate(prompts, 1, dataclasses.replace(self.sampling, max_new_tokens=PROBE_TOKENS))
 
-    def drop(self) -> None:
-        """Nothing waits."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Empty."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
-
-
-class AlreadyScored:
+class AlreadyScored(Scorer):
     """A scorer for rollouts that already have rewards. It replaces the one in rewards/scorer.py, which checks prompts and
     runs workers.
     """
@@ -76,10 +65,3 @@ class AlreadyScored:
             else dataclasses.replace(rollout, reward_parts={name: rollout.reward_parts.get(name, 0.0) for name in names})
             for rollout in rollouts
         ]
-
-    def counts(self) -> dict[str, float]:
-        """Empty."""
-        return {}
-
-    def at(self, step: int, steps: int) -> None:
-        """Ignored."""

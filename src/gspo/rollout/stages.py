@@ -6,7 +6,7 @@ import dataclasses
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import RefreshConfig, StageConfig, number_at, rollout_at, source_at
@@ -17,14 +17,6 @@ from gspo.types import Group, Metrics, Prompt, Sampling
 
 TASK = "train"
 """Name of the pool of task.source."""
-
-
-class Maker(Protocol):
-    """Creates a new set of queries (refresh.source). Raises RefreshFailed."""
-
-    def __call__(self, name: str, step: int) -> Pool:
-        """The pool with this name, created after `step` steps."""
-        ...
 
 
 def stage_name(at: int) -> str:
@@ -45,7 +37,7 @@ class Curriculum:
         position: Number of prompts handed out.
         begun: Number of steps finished when the last batch started.
         correct_at: Reward of a correct completion.
-        make: Requests a new set from refresh.source.
+        make: Requests a new set from refresh.source, by its name and the number of finished steps. Raises RefreshFailed.
         rebuild: Recreates such a set from its saved rows.
     """
 
@@ -56,7 +48,7 @@ class Curriculum:
         stages: Sequence[StageConfig] = (),
         refresh: RefreshConfig | None = None,
         correct_at: float = 1.0,
-        make: Maker | None = None,
+        make: Callable[[str, int], Pool] | None = None,
         rebuild: Callable[[str, list[dict[str, Any]]], Pool] | None = None,
     ) -> None:
         self.pools = {pool.name: pool for pool in pools}

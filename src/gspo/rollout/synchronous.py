@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.config.rollout import RolloutConfig
@@ -36,6 +37,7 @@ def sample_groups(
     return groups, {"time/sample": sampled - begin, "time/score": time.perf_counter() - sampled} | scorer.counts()
 
 
+@dataclass
 class SynchronousSource:
     """Groups, batch after batch, sampled on demand with the sampler's weights. A RolloutSource.
 
@@ -47,21 +49,16 @@ class SynchronousSource:
         metrics: Sampling and scoring times of the last batch, in seconds, and the scorer's counters.
     """
 
-    def __init__(
-        self,
-        prompts: PromptSource,
-        sampler: Sampler,
-        scorer: Scorer,
-        config: RolloutConfig,
-        sampling: Sampling,
-        report: Report = lambda phase, done, total: None,
-    ):
-        self.prompts, self.sampler, self.scorer = prompts, sampler, scorer
-        self.config, self.sampling, self.report = config, sampling, report
-        self.batch: list[Group] = []
-        self.unused: Sequence[str | None] = ()
-        self.done = 0
-        self.metrics: Metrics = {}
+    prompts: PromptSource
+    sampler: Sampler
+    scorer: Scorer
+    config: RolloutConfig
+    sampling: Sampling
+    report: Report = lambda phase, done, total: None
+    batch: list[Group] = field(default_factory=list)
+    unused: Sequence[str | None] = ()
+    done: int = 0
+    metrics: Metrics = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Group]:
         while True:

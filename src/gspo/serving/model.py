@@ -190,8 +190,7 @@ class ServedModel:
             before = run.step
             try:
                 with self.still:
-                    if run.learner.lr_override != config.learning_rate:  # of the previous call, which may have failed
-                        run.learner.lr_override = config.learning_rate
+                    run.learner.override_lr(config.learning_rate)
                     metrics, _ = trainer.advance(run, self.source.give(result.groups))
             finally:
                 if run.step > before:  # also after a failure: there may have been updates

@@ -5,27 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from gspo.config.files import to_toml
 from gspo.config.schema import Config
+from gspo.data.prompts import PromptStream
 from gspo.interfaces import SupervisedLearner
 from gspo.runs import checkpoint
 from gspo.runs.log import RunLog
 from gspo.runs.progress import Progress
 from gspo.types import Completion, Metrics
-
-
-class RowSource(Protocol):
-    """Hands out rows as completions to imitate, pass after pass."""
-
-    position: int
-
-    def take(self, k: int) -> list[Completion]:
-        """The next k rows."""
-        ...
 
 
 @dataclass
@@ -38,7 +29,7 @@ class SupervisedRun:
     """
 
     config: Config
-    rows: RowSource
+    rows: PromptStream[Completion]
     learner: SupervisedLearner
     log: RunLog
     screen: Progress

@@ -17,6 +17,7 @@ from gspo.config.scale import ScaleConfig
 from gspo.distributed.load_balance import split_evenly
 from gspo.distributed.ranks import whole
 from gspo.learner.learner import PolicyLearner
+from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.objective.algorithms import ALGORITHMS
@@ -61,9 +62,8 @@ def learner_of(model, case, ranks=None, lr=1e-3, reference=None):
     optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=lr, weight_decay=0.1, eps=1e-3), 100, 10)
     objective = PolicyObjective(row, algorithm, 16)
     reference = None if reference is None else HFPolicy(reference, 1.0, case.layout)
-    made = PolicyLearner(policy, optimizer, objective, 40, router_replay=case.replay, reference=reference)
-    made.micro_batches.ranks = ranks or made.micro_batches.ranks
-    return made
+    parts = MicroBatches(40, ranks=ranks)
+    return PolicyLearner(policy, optimizer, objective, parts, router_replay=case.replay, reference=reference)
 
 
 def learned(model, case, ranks=None, reference=None):

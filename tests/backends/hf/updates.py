@@ -14,6 +14,7 @@ from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig
 from gspo.learner import layout
 from gspo.learner.learner import PolicyLearner
+from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from tests.backends.hf.families import FAMILIES, TOKENIZER
@@ -78,7 +79,7 @@ def learner_of(device, name="qwen3", autocast="none", dtype="float32", layout="p
     row, config, _ = resolve(AlgorithmConfig(name=algorithm, beta=beta, aux_loss=aux_loss, **wide))
     optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=1e-3), 10, 0, offload=offload)
     return PolicyLearner(
-        policy, optimizer, PolicyObjective(row, config, 9), budget, router_replay=replay, reference=reference
+        policy, optimizer, PolicyObjective(row, config, 9), MicroBatches(budget), router_replay=replay, reference=reference
     )
 
 
