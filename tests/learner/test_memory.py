@@ -56,25 +56,24 @@ print(large.micro_batches.max_tokens)
 """
 
 
-def run(count, room):
-    root = Path(__file__).parents[2]
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(count), str(room)], cwd=root, capture_output=True, text=True, timeout=PATIENCE
-    )
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def run(script, *arguments):
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=PATIENCE)
+
+
 def test_the_update_is_made_again_with_smaller_micro_batches():
-    done = run(count=60, room=200 << 20)
+    done = run(SCRIPT, 60, 200 << 20)
     assert done.returncode == 0, done.stderr
     said, tokens = done.stdout.splitlines()[-2:]
     assert said.startswith("memory did not suffice: micro-batches have at most")
     assert 100 <= int(tokens) < 5_000
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_one_completion_that_does_not_fit_is_an_error_with_a_remedy():
-    done = run(count=4, room=10 << 20)
+    done = run(SCRIPT, 4, 10 << 20)
     assert done.returncode == 1
     assert "out of memory with one completion of 1500 tokens" in done.stderr
     assert "train.gradient_checkpointing" in done.stderr
@@ -111,7 +110,6 @@ print("it fits")
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     "when, room, said",
     [
@@ -126,8 +124,6 @@ print("it fits")
 )
 def test_moments_that_do_not_fit_end_the_run_with_a_remedy(when, room, said):
     """A gradient has the size of the weights, moments twice that. Nothing is tried again with smaller micro-batches."""
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", MOMENTS, when, str(room)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=PATIENCE)
+    done = run(MOMENTS, when, room)
     assert done.stdout == ("" if said else "it fits\n"), done.stderr
     assert said in done.stderr and ("scale.ranks" in done.stderr) == bool(said)

@@ -140,14 +140,6 @@ def test_gspo_auto_clips_its_target_in_a_whole_run(tmp_path):
         assert line["clip_ratio/numerics"] < 0.01
 
 
-def test_an_auto_run_resumes_bit_for_bit(tmp_path):
-    options = {"algorithm": {"epsilon": "auto"}, "eval": {"every": 0}}
-    whole = train(tmp_path / "whole", train={"steps": 6}, **options)
-    train(tmp_path / "part", train={"steps": 3, "save_every": 3}, **options)
-    again = train(tmp_path / "part", train={"steps": 6}, resume=True, **options)
-    assert numbers(again.folder) == numbers(whole.folder)
-
-
 def test_auto_stands_at_the_noise_floor_where_nothing_moves(tmp_path):
     options = {"train": {"steps": 3}, "eval": {"every": 0}, "optimizer": {"lr": 1e-12}}
     run = train(tmp_path / "run", algorithm={"epsilon": "auto"}, **options)

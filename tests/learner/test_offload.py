@@ -9,9 +9,8 @@ import torch
 from gspo.assembly import learners
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.models import models_of
-from gspo.config.algorithm import resolved
 from gspo.config.files import as_config
-from gspo.config.policy import AlgorithmConfig, LoraConfig, OptimizerConfig
+from gspo.config.policy import OptimizerConfig
 from gspo.config.schema import Config
 from gspo.config.training import TrainConfig
 from gspo.learner import offload
@@ -144,9 +143,3 @@ def test_the_reference_rests_where_told(tmp_path, rests):
     config = as_config(None, settings(tmp_path / "run", **changes))
     _, reference = models_of(config, CallInputs(model=given.model, tokenizer=given.tokenizer), None)
     assert (reference.resting is not None) == rests
-
-
-def test_a_reference_that_is_not_there_cannot_be_offloaded():
-    for more in ({}, {"algorithm": AlgorithmConfig(beta=0.1), "lora": LoraConfig(rank=4)}):
-        with pytest.raises(ValueError, match=r"train\.offload_reference: with .* there is no reference model"):
-            resolved(Config(train=TrainConfig(offload_reference=True), **more))

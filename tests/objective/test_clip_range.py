@@ -120,18 +120,6 @@ def test_the_target_holds_among_tokens_that_teach_also_while_ratios_grow(teachin
     assert sum(found) / len(found) == pytest.approx(0.15, abs=0.01)
 
 
-def test_a_step_in_which_no_group_teaches_changes_nothing():
-    clip, other = AutoClip(3e-4, 4e-4, 0.15), AutoClip(3e-4, 4e-4, 0.15)
-    for step in range(6):
-        ratio, A = draw(1e-3, seed=step)
-        for each in (clip, other):
-            each.observe(ratio, A)
-            each.update_range(noise=STILL)
-        clip.observe(ratio, torch.zeros_like(A))
-        clip.update_range(noise=STILL)
-    assert clip.e_low == other.e_low
-
-
 def test_histograms_move_by_hand():
     counts = torch.tensor([0.0, 2.0, 4.0, 0.0], dtype=torch.float64)
     assert moved(counts, 0.0).tolist() == counts.tolist()

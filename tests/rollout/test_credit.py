@@ -46,8 +46,9 @@ def test_a_group_with_fewer_than_two_rewards_is_dropped_and_counted():
 
 def test_every_group_may_fail():
     out = made([rollout(None), rollout(None)])
-    assert out.groups == []
+    assert out.groups == [] and out.counts["groups/dropped"] == 1
     assert math.isnan(out.counts["reward"])
+    assert math.isnan(out.counts["frac_reward_zero_std"])  # "0 %" would say that all of them teach
 
 
 def test_truncated_completions_train_unless_masked():
@@ -65,12 +66,6 @@ def test_equal_rewards_stay_in_the_denominator_of_gspo_and_leave_dapos():
     assert [len(g) for g in made(*groups, row=ALGORITHMS["dapo"]).groups] == [2]
     assert made(*groups).counts["frac_reward_zero_std"] == 0.5
     assert made(*groups).counts["reward_std"] == pytest.approx(0.5 * 2**-0.5)
-
-
-def test_no_share_of_groups_is_told_where_none_is_left():
-    """ "0 %" would say that all of them teach."""
-    counts = made([rollout(None), rollout(None)]).counts
-    assert math.isnan(counts["frac_reward_zero_std"]) and counts["groups/dropped"] == 1
 
 
 def test_completions_carry_the_samplers_likelihoods_of_sampled_tokens_only():

@@ -47,12 +47,6 @@ def test_fresh_rollouts_are_the_samplers_probes_or_a_few_short_ones():
     assert source.fresh() is sampler.probes
 
 
-def test_nothing_waits():
-    source = ExternalSource(Sampler(), Sampling(9))
-    source.drop()
-    source.load_state_dict(source.state_dict())
-
-
 def test_nothing_is_scored_again_and_what_others_counted_is_0():
     """Of all that are compared, whenever each of them ended; one that failed has counted nothing."""
     (one,) = group("a", 5).rollouts

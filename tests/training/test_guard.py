@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 
 import gspo
 from gspo.config.training import GuardConfig
-from gspo.rollout.metrics import repetition
 from gspo.runs import checkpoint
 from gspo.training.guard import ALARM, QUIET, WARNING, Guard, Signal
 from tests.tiny_run import ROWS, likes_a, model, settings
@@ -121,13 +120,6 @@ def test_levels_by_hand():
     assert rise.level(0.9, 0.1) == QUIET and rise.level(9.0, None) == QUIET
     below = Signal("x", "below", 0.3, 0.1, "")
     assert [below.level(v, None) for v in (0.4, 0.2, 0.05)] == [QUIET, WARNING, ALARM]
-
-
-def test_repetition_by_hand():
-    assert repetition([1, 2, 3]) == 0
-    assert repetition([1, 2, 3, 4, 5]) == 0
-    assert repetition([7] * 8) == pytest.approx(4 / 5)
-    assert repetition([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(1 / 5)
 
 
 class Turns:
