@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from gspo.agents.batching import Batching
 from gspo.agents.episodes import Episodes
+from gspo.backends.hf.lora import read_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
@@ -66,7 +67,8 @@ def samplers_of(
             engine: Sampler = stack.enter_context(opened(config, policy, weights, keep, hosts))
             pair = engine, engine
         elif config.sampler.engine == "embedded":
-            embedded = HFSampler(read_model(config.model) if policy.model.sharded else policy.model, config.sampler.batch_size)
+            model = read_model(config.model) if policy.model.sharded else policy.model
+            embedded = HFSampler(model, config.sampler.batch_size)
             if policy.model.sharded:
                 embedded.load(weights)
             pair = embedded, embedded
