@@ -12,6 +12,7 @@ import pytest
 
 import gspo
 from tests import tiny_run
+from tests.logged import logs
 from tests.tiny_run import ROWS, likes_a
 
 
@@ -57,7 +58,7 @@ def test_a_report_that_cannot_be_written_costs_no_result(tmp_path, what):
         return [float(len(text)) for text in completions]
 
     config = tiny_run.settings(tmp_path / "run", train={"steps": 1}, eval={"every": 0})
-    with pytest.warns(UserWarning, match=r"report could not be written .*(directory|link).* `gspo report .*run`"):
+    with logs(match=r"report could not be written .*(directory|link).* `gspo report .*run`"):
         made = gspo.train(tiny.model, tiny_run.ROWS, reward, tokenizer=tiny.tokenizer, config=config)
     assert made.finished and (made.folder / "model" / "model.safetensors").exists()
     assert not list(made.folder.glob(".report*")) and not (made.folder / "report.html").is_file()

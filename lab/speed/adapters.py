@@ -12,7 +12,6 @@ import argparse
 import statistics
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import torch
@@ -65,7 +64,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
-    warnings.filterwarnings("ignore", "the model was given from Python")
     ids = torch.randint(3, 20, (4, TOKENS // 4), generator=torch.Generator().manual_seed(0))
     models = {kind: made(kind) for kind in ("ours", "peft", "nf4", "int8")}
     times: dict[str, list[float]] = {kind: [] for kind in models}

@@ -1,7 +1,6 @@
 """A rank that has no memory for its micro-batch: its real forward pass ends as torch ends it."""
 
 import json
-import warnings
 
 import pytest
 
@@ -11,6 +10,7 @@ from gspo.config.schema import Config
 from gspo.distributed.ranks import OneRank
 from gspo.learner.memory import OutOfMemory
 from gspo.runs.folder import SMALLER, RunFolder
+from gspo.runs.log import recorded
 from tests.launch.started import begin, completions, finished, weights
 
 FORWARD = "gspo.backends.hf.policy:HFPolicy.forward"
@@ -22,9 +22,10 @@ class TwoRanks(OneRank):
 
 def limited(config, ranks=None):
     """The limit of micro-batches, and what is warned of."""
-    with warnings.catch_warnings(record=True) as heard:
+    heard = []
+    with recorded(heard.append):
         parts = micro_batches_of(config, ranks or TwoRanks())
-    return parts.max_tokens, *(str(one.message).partition(": ")[0] for one in heard)
+    return parts.max_tokens, *(record.getMessage().partition(": ")[0] for record in heard)
 
 
 def warned(place, name):

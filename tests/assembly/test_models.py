@@ -1,4 +1,4 @@
-import warnings
+import logging
 
 import pytest
 import torch
@@ -11,12 +11,12 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.files import from_dict
 from gspo.config.policy import ModelConfig
-from gspo.data.prompts import Notice
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
 from tests import tiny_run
 from tests.backends.hf.families import TOKENIZER, tiny
 from tests.data.tools import TEMPLATE, characters, text
+from tests.logged import logs, silent
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +94,12 @@ def test_prompts_say_how_to_answer_where_a_reward_reads_tags():
         task = {"source": "reasoning_gym:gcd", "size": 2} | task
         return prompts_of(from_dict({"task": task, "eval": {"num_prompts": 2}}), CallInputs(), seen)
 
-    with pytest.warns(Notice, match='system message "Put your final answer between <answer> and </answer>'):
+    with logs('system message "Put your final answer between <answer> and </answer>', logging.INFO):
         train, held_out = of_task()
     assert all(text(seen.tokenizer, one.tokens).startswith("<s>[system]Put your final") for one in train + held_out)
-    with pytest.warns(UserWarning, match="neither task.system nor the prompts say so"):
+    with logs(match="neither task.system nor the prompts say so"):
         of_task(system="Be brief.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with silent():
         of_task(system="Say <answer>x</answer>.")
 
 
@@ -123,7 +122,7 @@ def test_routers_are_there_where_they_are_needed():
         check_experts(from_dict({"model": {"experts": "eager"}}), dense)
 
 
-def test_a_mixture_whose_routing_is_unseen_is_not_called_dense(tmp_path, capsys):
+def test_a_mixture_whose_routing_is_unseen_is_not_called_dense(tmp_path):
     """Doge's experts are chosen by no router of their own. It is refused as that, and a run says so at its start."""
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     doge = build_tiny(

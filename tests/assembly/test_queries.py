@@ -68,7 +68,6 @@ def others(**tables):
 SHORT = {"max_completion_length": 8}
 
 
-@pytest.mark.filterwarnings("ignore:.*rows left out of training")
 def test_held_out_prompts_and_those_of_benchmarks_never_come_in(tmp_path):
     (tmp_path / "b.txt").write_text("say 1 2 3 4 5 6 7 8\n")
     (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new(5)))
@@ -83,7 +82,6 @@ def test_held_out_prompts_and_those_of_benchmarks_never_come_in(tmp_path):
     assert [p.messages for p in fresh.made("refresh6", 6).prompts] == [f"6+{i}?" for i in range(6)]
 
 
-@pytest.mark.filterwarnings("ignore:.*rows left out of training")
 @pytest.mark.parametrize(
     ("tables", "message"),
     [

@@ -1,7 +1,6 @@
 """Which training prompts a benchmark knows: 8 words in a row, whatever their case and punctuation."""
 
 import json
-import warnings
 
 import pytest
 
@@ -14,6 +13,7 @@ from gspo.data.decontamination import Overlap, grams
 from gspo.data.loaders import read, table
 from gspo.data.prompts import load_prompts
 from tests.data.tools import characters
+from tests.logged import logs
 
 PROBLEM = "Find the number of ordered pairs (a, b) of positive integers such that a + b = 12."
 
@@ -82,11 +82,10 @@ def test_bad_files(tmp_path, name, text, message):
 def test_such_rows_are_left_out_and_told(aime):
     rows = [{"prompt": text} for text in ("ab", PROBLEM, "ba", "What is 2+2")]
     encoder = Encoder(characters(), task := TaskConfig(source="rows", benchmarks=[aime]))
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
+    with logs() as heard:
         prompts, _ = load_prompts(task, EvalConfig(num_prompts=0), encoder, rows=rows)
     assert [prompt.id for prompt in prompts] == ["train-0", "train-2"]
-    (text,) = [str(one.message) for one in heard]
+    (text,) = heard
     assert "2 rows left out of training: they share 8 words" in text and "train-1 in " in text
     with pytest.raises(ValueError, match="no row is left to train on: benchmarks know its prompts"):
         load_prompts(task, EvalConfig(num_prompts=0), encoder, rows=[{"prompt": PROBLEM}])
@@ -159,6 +158,6 @@ def test_what_a_held_out_benchmark_knows_does_not_train(tmp_path):
     (tmp_path / "b.jsonl").write_text("\n".join(json.dumps({"problem": text, "answer": "1"}) for text in ("2+2?", TEXT)))
     task = TaskConfig(source="rows", eval_source=f"benchmark:{tmp_path}/b.jsonl")
     rows = [{"prompt": f"Warm up. {TEXT}"}, {"prompt": f"Count. {ASK}"}]
-    with pytest.warns(UserWarning, match=r"1 rows left out of training: they share 8 words .* \(task.benchmarks, task.eval"):
+    with logs(match=r"1 rows left out of training: they share 8 words .* \(task.benchmarks, task.eval"):
         prompts, held_out = load_prompts(task, EvalConfig(num_prompts=1), Encoder(characters(), task), rows=rows)
     assert [prompt.id for prompt in prompts] == ["train-1"] and len(held_out) == 1

@@ -1,3 +1,5 @@
+import logging
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -5,9 +7,10 @@ from hypothesis import strategies as st
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
 from gspo.data.chat_template import Encoder
-from gspo.data.prompts import Notice, PromptStream, load_demonstrations, load_prompts, prompt_order
+from gspo.data.prompts import PromptStream, load_demonstrations, load_prompts, prompt_order
 from tests.data.rows import ROWS, datasets, load, write
 from tests.data.tools import TEMPLATE, characters, text
+from tests.logged import logs
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
@@ -34,16 +37,16 @@ def test_few_rows_are_all_trained_on_unless_evaluation_is_asked_for():
 
 
 def test_held_out_prompts_are_never_trained_on():
-    with pytest.warns(UserWarning, match="2 rows left out of training: their prompts are held out"):
+    with logs(match="2 rows left out of training: their prompts are held out"):
         train, held_out = load(rows=ROWS, eval_rows=ROWS[5:7])
     assert len(train) == 38 and not {p.messages for p in train} & {p.messages for p in held_out}
-    with pytest.raises(ValueError, match="no row is left to train on"), pytest.warns(UserWarning):
+    with pytest.raises(ValueError, match="no row is left to train on"):
         load(rows=ROWS, eval_rows=ROWS)
 
 
 def test_size_takes_the_first_rows_and_says_when_there_are_fewer():
     assert len(load(rows=ROWS, size=5)[0]) == 5 and [len(part) for part in load(rows=ROWS, num_prompts=0)] == [40, 0]
-    with pytest.warns(UserWarning, match=r"task\.size = 100: the data set has only 36 training rows"):
+    with logs(match=r"task\.size = 100: the data set has only 36 training rows"):
         load(rows=ROWS, size=100)
 
 
@@ -59,7 +62,7 @@ def test_eval_source(tmp_path):
 def test_prompts_are_the_same_where_the_model_reads_the_same():
     """A bare text, and a chat message that the template makes the same of."""
     task, messages = TaskConfig(), [{"role": "user", "content": "ab1"}]
-    with pytest.warns(UserWarning, match="1 rows left out of training: their prompts are held out"):
+    with logs(match="1 rows left out of training: their prompts are held out"):
         train, held_out = load_prompts(
             task, EvalConfig(), Encoder(characters(TEMPLATE), task), rows=[GOOD, {"prompt": "ab1"}],
             eval_rows=[{"prompt": messages}],
@@ -69,10 +72,10 @@ def test_prompts_are_the_same_where_the_model_reads_the_same():
 
 def test_prompts_that_are_all_the_same_are_told_of():
     rows = [{"prompt": "x", "answer": i} for i in range(4)]
-    with pytest.warns(UserWarning, match="all 4 training prompts are the same; .*task.prompt_column"):
+    with logs(match="all 4 training prompts are the same; .*task.prompt_column"):
         load(rows=rows)
     with (
-        pytest.warns(UserWarning, match="18 rows left out"),
+        logs(match="18 rows left out"),
         pytest.raises(ValueError, match=r"is also held out; give rows with different prompts.* eval.num_prompts = 0"),
     ):
         load(rows=rows * 5)
@@ -85,17 +88,17 @@ def test_rows_that_are_too_long_are_refused_or_left_out_and_counted(loader):
     rows[39] = rows[39] | {"prompt": "x" * 9}
     with pytest.raises(ValueError, match=r'row 39: .*but only 9 fit: shorten it, set task\.too_long = "leave_out"'):
         load(rows=rows, limit=9, loader=loader)
-    with pytest.warns(Notice) as heard:
+    with logs(level=logging.INFO) as heard:
         train, held_out = load(rows=rows, limit=9, loader=loader, too_long="leave_out")
     assert [len(train), len(held_out)] == [35, 3]
-    assert [str(w.message) for w in heard] == ["the data set: 1 rows left out: too long (task.too_long)"] * 2
-    with pytest.warns(Notice), pytest.raises(ValueError, match="no row is left to train on: all are too long"):
+    assert heard == ["the data set: 1 rows left out: too long (task.too_long)"] * 2
+    with pytest.raises(ValueError, match="no row is left to train on: all are too long"):
         load(rows=rows, limit=2, loader=loader, too_long="leave_out")
 
 
 def test_a_default_system_message_is_told_of():
     task = TaskConfig()
-    with pytest.warns(Notice, match='prompts get the system message "Tags.": a reward reads the answer there'):
+    with logs('prompts get the system message "Tags.": a reward reads the answer there', logging.INFO):
         load_prompts(task, EvalConfig(), Encoder(characters(TEMPLATE), task, "Tags."), rows=ROWS)
 
 

@@ -75,7 +75,7 @@ def test_an_evaluation_leaves_all_that_it_says(first):
 def test_all_that_is_there_is_not_sampled_again(place, first, capsys):
     before = (first / "replies.jsonl").read_bytes()
     assert main(words(place, first)) == 0
-    assert "60 replies are there" in capsys.readouterr().out
+    assert "60 replies are there" in capsys.readouterr().err
     assert (first / "replies.jsonl").read_bytes() == before
 
 

@@ -99,7 +99,6 @@ def broken(prompts, completions, **columns):
     raise OSError("no compiler")
 
 
-@pytest.mark.filterwarnings("ignore:reward .*a call for")
 def test_scoring_that_fails_altogether_marks_nothing(tmp_path):
     said = [Reply("a", i, "?", 1, "eos") for i in range(2)]
     config = RewardConfig(functions=["tests.eval.test_sampling:broken"])
@@ -115,7 +114,6 @@ def fails_at_bad(prompts, completions, **columns):
     return [1.0] * len(completions)
 
 
-@pytest.mark.filterwarnings("ignore:reward .*a call for")
 @pytest.mark.parametrize("earlier", [0, 2])
 def test_one_reply_that_cannot_be_scored_does_not_stop_an_evaluation_whose_rewards_work(tmp_path, monkeypatch, earlier):
     monkeypatch.setattr(sampling, "BATCH", 2)

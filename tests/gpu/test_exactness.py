@@ -40,7 +40,6 @@ def test_objectives(device, report):
     report.check("objectives and their gradients in float64, against the CPU's: relative error", worst, most=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:the model was given from Python")
 @pytest.mark.parametrize("label", CASES)
 def test_an_update(label, device, report):
     case = CASES[label]
@@ -65,7 +64,6 @@ def waits():
         seen += [f"{w.filename.rpartition('gspo/')[2]}:{w.lineno}" for w in said if WAITS in str(w.message)]
 
 
-@pytest.mark.filterwarnings("ignore:the model was given from Python")
 @pytest.mark.parametrize("label", CASES)
 def test_how_often_the_host_waits(label, device, report):
     case = CASES[label]

@@ -48,7 +48,6 @@ def kept_by(made, rows, length):
      (4, {"dtype": "bfloat16"}), (4, {"quantize": "nf4"}), (4, {"quantize": "int8", "autocast": "bfloat16"})],
     ids=lambda given: " ".join(given.values()) if isinstance(given, dict) else str(given),
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore:the model was given from Python")
 def test_it_holds_and_keeps_what_a_real_model_does(tmp_path, size, rank, given):
     model(**SIZES[size]).save(tmp_path)
     cfg = ModelConfig(path=str(tmp_path), device="cpu", **given)

@@ -62,7 +62,6 @@ def config(path, lengths=LENGTHS, **changes):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.filterwarnings("ignore:the model was given from Python")
 def test_an_update_takes_what_was_foretold(tmp_path, case):
     sizes, changes = CASES[case]
     model(**SIZES | sizes).save(tmp_path)

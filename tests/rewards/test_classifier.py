@@ -7,6 +7,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from gspo.rewards.reward_model import conversation_of
 from tests import tiny_run
+from tests.logged import logs
 from tests.rewards.classifiers import REPLIES, reward_model, saved, scores
 
 
@@ -75,7 +76,7 @@ def test_what_is_too_long(folder):
     model = reward_model(folder)
     (none, one) = scores(model, [long, "a"])
     assert none is None and one is not None
-    with pytest.warns(UserWarning, match="1 completions, with their prompts, are longer than 64 tokens"):
+    with logs(match="1 completions, with their prompts, are longer than 64 tokens"):
         assert model.counts() == {"too_long": 1}
     assert model.counts() == {"too_long": 0}
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,6 +1,7 @@
 """Programs are taken from completions, run on a row's tests, and compared outside by the rules that the benchmarks state."""
 
 import json
+import logging
 import math
 import shutil
 import time
@@ -9,13 +10,13 @@ import pytest
 
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data.prompts import Notice
 from gspo.rewards.code import CodeReward, program_of, same_stdout, same_value
 from gspo.rewards.programs import Programs
 from gspo.rewards.scorer import Rewards
 from gspo.sandbox import drivers
 from gspo.sandbox.open import open_sandbox
 from tests.data.tools import rollout
+from tests.logged import logs
 from tests.sandbox.boxes import box_of
 
 
@@ -160,7 +161,7 @@ def test_the_named_reward_scores_in_workers_and_says_how():
     sandbox = open_sandbox() if box_of("bwrap") else None
     config = RewardConfig(functions=["code"], workers=2)
     with Rewards(config, TaskConfig(), code=CodeConfig(seconds=8.0)) as rewards:
-        with pytest.warns(Notice, match=f"programs run in the sandbox '{sandbox.driver}'"):
+        with logs(f"programs run in the sandbox '{sandbox.driver}'", logging.INFO):
             rewards.wait()
         texts = (RIGHT, PARTLY, f"<think>{RIGHT}</think>no", "<think>```", "```\nimport os; os.kill(os.getppid(), 9)\n```")
         scored = rewards.score([rollout(text, tests=TESTS) for text in texts])

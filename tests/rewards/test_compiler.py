@@ -8,20 +8,21 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen
 from tests.sandbox.boxes import box_of, without_compiler
 
 ASKED = """
-import json, warnings
+import json, logging
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.rewards.scorer import Rewards
+from gspo.runs.log import recorded
 
 def told(functions, **code):
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
+    heard = []
+    with recorded(heard.append):
         with Rewards(RewardConfig(functions=functions), TaskConfig(), code=CodeConfig(**code)) as rewards:
             try:
                 rewards.wait()
             except ValueError as error:
                 return f"refused: {error}"
-    return "; ".join(str(one.message) for one in heard)
+    return "; ".join(one.getMessage() for one in heard)
 
 of = "gspo.rewards.programs:"
 print(json.dumps([

@@ -11,8 +11,6 @@ from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
 from tests.rewards.tools import in_process, named, outcome
 
-pytestmark = pytest.mark.filterwarnings("ignore:reward .*a call for")
-
 
 def test_the_reasoning_gym_scorer():
     entry = {"question": "?", "answer": "8", "metadata": {}}

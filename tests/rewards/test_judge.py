@@ -8,6 +8,7 @@ import gspo
 from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
 from gspo.rewards.judge import Judge
 from tests.agents.talking import tokenizer
+from tests.logged import logs
 from tests.rewards.endpoint import listening, material, said
 from tests.rewards.judging import KEY, by_length, judge, rewards
 from tests.serving.served import serving
@@ -151,7 +152,7 @@ def test_one_alone_is_not_compared():
         for mode in ("group", "rank", "pairs"):
             with closing(judge(endpoint, mode=mode)) as judged:
                 assert rewards(judged, ["a"]) == [None] and rewards(judged, []) == []
-                with pytest.warns(UserWarning, match="a group of one"):
+                with logs(match="a group of one"):
                     assert judged.counts()["failed"] == 1
         assert endpoint.asked == []
 
@@ -199,7 +200,7 @@ def test_our_own_endpoint_as_a_judge_that_says_anything(tmp_path, monkeypatch):
         with closing(Judge(**fields, request={})) as judged:
             judged.wait()
             assert rewards(judged, ["a", "b"]) == [None, None]
-            with pytest.warns(UserWarning, match="unreadable response"):
+            with logs(match="unreadable response"):
                 counts = judged.counts()
     assert counts["failed"] == 2 and counts["retries"] == 2 and counts["tokens"] > 0
 

@@ -1,16 +1,16 @@
 """Programs of benchmarks, really run in a sandbox."""
 
-import warnings
+import logging
 
 import pytest
 
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data.prompts import Notice
 from gspo.rewards import programs
 from gspo.rewards.programs import called, codeforces, fault_of, humaneval, livecodebench
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
+from tests.logged import logs, silent
 from tests.sandbox.boxes import box_of
 
 CHECK = "def check(candidate):\n    assert candidate([1, 2], 3) == [4, 5]\n    assert candidate([], 1) == []\n"
@@ -150,14 +150,14 @@ ROW = {"tests": STDIN, "function": None}
 def test_programs_of_benchmarks_run_in_the_sandbox_that_is_asked_for(sandbox):
     box_of(sandbox)  # skips where it is not to be had
     config = RewardConfig(functions=["gspo.rewards.programs:livecodebench"], workers=2)
-    kind, text = Notice, f"^programs run in the sandbox '{sandbox}'$"
+    text, level = f"^programs run in the sandbox '{sandbox}'$", logging.INFO
     if sandbox == "none":
-        kind, text = UserWarning, "^programs run in no sandbox"
+        text, level = "^programs run in no sandbox", logging.WARNING
     with Rewards(config, TaskConfig(), code=CodeConfig(sandbox=sandbox)) as rewards:
-        with pytest.warns(kind, match=text) as said:
+        with logs(text, level) as said:
             rewards.wait()
         scored = rewards.score([rollout(fenced("a, b = map(int, input().split())\nprint(a + b)"), **ROW)])
-    assert len(said) == 1 and (type(said[0].message) is Notice) == (sandbox != "none")
+    assert len(said) == 1
     assert [one.reward for one in scored] == [1.0]
 
 
@@ -167,12 +167,10 @@ def test_programs_have_their_own_time_and_each_completion_a_call_of_its_own():
     row = {"tests": STDIN, "seconds": 8.0, "memory": 256.0}
     slow = fenced("import time\na, b = map(int, input().split())\nwhile time.process_time() < 0.8: pass\nprint(a + b)")
     broken = fenced("a, b = map(int, input().split())\nprint(a + b)")
-    with Rewards(config, TaskConfig()) as rewards, warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
+    with Rewards(config, TaskConfig()) as rewards, silent():
         failing = rollout(broken, **row, checker="raise SystemExit(3)")
         scored = rewards.score([rollout(slow, **row, checker=None), failing, rollout("none", **row, checker=None)])
     assert [one.reward for one in scored] == [1.0, None, 0.0] and "checker failed" in scored[1].error
-    assert not heard
 
 
 def test_a_reward_of_another_benchmark_is_refused_before_anything_is_sampled():

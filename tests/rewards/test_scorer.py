@@ -11,8 +11,6 @@ from tests.data.tools import rollout
 from tests.patience import PATIENCE
 from tests.rewards.tools import START, in_process, named, run
 
-pytestmark = pytest.mark.filterwarnings("ignore:reward .*a call for")
-
 
 def test_weights_and_parts():
     rewards = named("length", "odd_values", "length", weights=[2.0, 10.0, -0.5])

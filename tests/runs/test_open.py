@@ -1,22 +1,16 @@
-"""Opening a run's folder; and the run's log, which takes the warnings of gspo's own code and no others."""
+"""Opening a run's folder, and the log records of gspo, which become events of the run."""
 
+import logging
 import shutil
-import warnings
-from pathlib import Path
 
 import pytest
 
-import gspo
 from gspo.config.checks import check_required
 from gspo.config.files import from_dict, load, to_toml
-from gspo.data import loaders
 from gspo.report.read import read_lines
 from gspo.runs import checkpoint, disk
 from gspo.runs.folder import RunFolder
-from gspo.runs.log import RunLog
-from gspo.runs.open import claimed, open_run, own_warnings
-from tests.report.fake_run import Quiet
-from tests.runs.events import texts
+from gspo.runs.open import claimed, open_run
 
 
 def config(folder, **sections):
@@ -143,64 +137,18 @@ def test_a_resumed_run_is_held_before_it_is_read(tmp_path):
         RunFolder.resume(tmp_path / "run")
 
 
-def test_warnings_of_our_own_code_go_into_the_log(tmp_path):
-    with (
-        RunFolder.create(tmp_path / "run", "") as folder,
-        RunLog(folder, progress=Quiet()) as log,
-        pytest.warns(UserWarning, match="of others") as heard,
-        own_warnings(lambda message: log.warn(str(message))),
-    ):
-        warnings.warn_explicit("of ours", UserWarning, loaders.__file__, 1)
-        warnings.warn_explicit("of others", UserWarning, "elsewhere.py", 1)
-        warnings.warn_explicit("old", DeprecationWarning, loaders.__file__, 1)
-    assert texts(tmp_path / "run") == ["of ours"]
-    assert "of ours" not in [str(one.message) for one in heard]
-
-
-@pytest.mark.parametrize("action", ["ignore", "always", "error"])
-def test_what_is_set_for_python_hides_none_of_ours_and_one_is_heard_once(action):
-    """As by PYTHONWARNINGS."""
-    heard, code = [], compile("for text in ('a', 'a', 'b'): warn(text)", loaders.__file__, "exec")
-    with warnings.catch_warnings(action=action), own_warnings(lambda message: heard.append(str(message))):
-        exec(code, {"__name__": loaders.__name__, "warn": warnings.warn})
-    assert heard == ["a", "b"]
-
-
-PACKAGE = Path(gspo.__file__).parent
-FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py")})
-
-
-def logged(folder, *places, category=UserWarning):
-    """The texts of events.jsonl after a warning from each file of `places`."""
-    with RunFolder.create(folder, "") as run, RunLog(run) as log, own_warnings(lambda message: log.warn(str(message))):
-        warnings.simplefilter("always")
-        for place in places:
-            warnings.warn_explicit(f"from {place}", category, str(place), 1)
-        return (run.path / "events.jsonl").read_text()
-
-
-def test_all_packages_are_looked_through():
-    names = {folder.relative_to(PACKAGE).parts[0] for folder in FOLDERS if folder != PACKAGE}
-    assert names >= {
-        *("config", "data", "rewards", "agents", "rollout", "learner", "backends", "training", "runs", "report", "assembly"),
-        *("serving", "compare", "objective", "demo"),
-    }
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(PACKAGE.parent).as_posix())
-def test_a_warning_of_each_package_is_logged(tmp_path, folder):
-    place = folder / "some.py"
-    assert f"from {place}" in logged(tmp_path / "run", place)
-
-
-def test_other_warnings_are_not(tmp_path, recwarn):
-    libraries = PACKAGE.parent / "transformers" / "some.py", PACKAGE.with_name("gspo_more") / "some.py", Path("some.py")
-    assert logged(tmp_path / "run", *libraries) == ""
-    assert logged(tmp_path / "again", PACKAGE / "some.py", category=ResourceWarning) == ""
-    assert [str(warning.message) for warning in recwarn] == [f"from {place}" for place in (*libraries, PACKAGE / "some.py")]
-
-
-def test_afterwards_warnings_are_shown_as_before(tmp_path):
-    show = warnings.showwarning
-    logged(tmp_path / "run", PACKAGE / "some.py")
-    assert warnings.showwarning is show
+def test_what_gspo_logs_becomes_an_event(tmp_path):
+    """A warning once, also where a resumed run gives it again; and no record of another library."""
+    made = config(tmp_path / "run")
+    for resume in (False, True):
+        with claimed(made, resume) as found, open_run(made, *found, "t") as (log, _, _):
+            for name, text in (("gspo.data", "ours"), ("gspo_more", "theirs"), ("gspo.agents.chat", "ours"), ("", "root")):
+                logging.getLogger(name).warning(text)
+            logging.getLogger("gspo.data").info("fact")
+            logging.getLogger("gspo.data").debug("detail")
+            log.note("noted")
+            if not resume:
+                checkpoint.save(log.folder.checkpoints, 1, lambda part: None, {"log": log.position()}, to_toml(made), 2)
+    events = [(line["kind"], line["text"]) for line in read_lines(tmp_path / "run" / "events.jsonl")]
+    once = [("warning", "ours")]
+    assert events == [*once, ("info", "fact"), ("info", "noted"), ("info", "fact"), ("info", "noted")]

@@ -16,6 +16,7 @@ from gspo.learner.memory import OutOfMemory
 from gspo.runs import checkpoint, disk
 from gspo.runs.folder import RunFolder
 from tests.launch.started import ROOT
+from tests.logged import logs
 from tests.patience import PATIENCE
 from tests.serving.served import post, serving, tiny
 from tests.serving.test_model import body, collected
@@ -172,7 +173,7 @@ def test_a_report_that_cannot_be_written_is_warned_of(tmp_path):
             (tmp_path / "run" / "figures").rmdir()
             (tmp_path / "run" / "figures").symlink_to(tmp_path)
 
-    with pytest.warns(UserWarning, match="the report could not be written"):
+    with logs(match="the report could not be written"):
         asyncio.run(play())
     assert (tmp_path / "run" / "model").is_dir()
 

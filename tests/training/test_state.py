@@ -18,6 +18,7 @@ from gspo.config.names import RESUME
 from gspo.learner.optimizer import Optimizer
 from gspo.runs import checkpoint, disk
 from tests.campaign import CAMPAIGN
+from tests.runs.events import texts
 from tests.tiny_run import ROWS, likes_a, model, settings
 from tests.training.whole import lines, numbers, train
 
@@ -75,13 +76,13 @@ def test_resume_goes_on_from_an_earlier_end(tmp_path):
     assert [m["step"] for m in numbers(tmp_path / "run")] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_a_run_that_had_ended_says_so(tmp_path, capsys):
+def test_a_run_that_had_ended_says_so(tmp_path):
     """Only where nothing is left to train, and its numbers stay."""
     train(tmp_path / "run", train={"steps": 2})
-    assert "done already" not in capsys.readouterr().out
+    assert "done already" not in str(texts(tmp_path / "run"))
     before = numbers(tmp_path / "run")
     assert train(tmp_path / "run", resume=True, train={"steps": 2}).finished
-    assert "all 2 steps are done already: nothing is trained; raise train.steps to go on" in capsys.readouterr().out
+    assert texts(tmp_path / "run")[-1] == "all 2 steps are done already: nothing is trained; raise train.steps to go on"
     assert numbers(tmp_path / "run") == before
 
 
@@ -153,7 +154,7 @@ def test_allow_needs_a_resume(tmp_path):
 
 
 @pytest.mark.parametrize("evaluates", [0, 3])
-def test_ctrl_c_before_the_first_step_says_what_works(tmp_path, capsys, evaluates):
+def test_ctrl_c_before_the_first_step_says_what_works(tmp_path, evaluates):
     def interrupts(prompts, completions, **columns):
         os.kill(main, signal.SIGINT)
         return [0.0] * len(completions)
@@ -165,7 +166,7 @@ def test_ctrl_c_before_the_first_step_says_what_works(tmp_path, capsys, evaluate
     done = f"after step 1 of 2; {RESUME} goes on from the last checkpoint, step_000001"
     if evaluates:  # it came in the evaluation before training
         done = f"before the first step was done; no checkpoint was saved yet: {RESUME} begins with the first step"
-    assert f"stopped {done}" in " ".join(capsys.readouterr().out.split())
+    assert texts(tmp_path / "run")[-1] == f"stopped {done}"
     tiny = model()
     again = gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config, resume=True)
     assert again.finished and again.metrics["step"] == 2
@@ -221,8 +222,9 @@ def test_kill_9_at_random_points_and_ctrl_c_lose_nothing(tmp_path):
     os.kill(process.pid, signal.SIGINT)
     process.join()
     assert process.exitcode == 0, output.read_text()
-    assert "SIGINT: finishing this step, then saving" in output.read_text()
-    assert "--resume (from Python: resume=True) goes on from the last checkpoint, step_" in output.read_text()
+    noted = " ".join(texts(folder))
+    assert "SIGINT: finishing this step, then saving" in noted
+    assert "--resume (from Python: resume=True) goes on from the last checkpoint, step_" in noted
     process, output = start(folder, True)
     process.join()
     assert process.exitcode == 0, output.read_text()

@@ -9,6 +9,7 @@ import pytest
 import gspo
 from gspo.interfaces import RewardsFailed, SamplerError
 from gspo.runs.log import RunLog
+from tests.logged import logs
 from tests.tiny_run import ROWS, model, settings
 from tests.training.whole import REQUIRED, Failing, lines, numbers, train
 
@@ -70,19 +71,19 @@ def fails_mostly(what):
         (lambda number: None, "no reward function had an opinion; return a number"),
     ],
 )
-def test_a_reward_that_fails_for_most_is_named_in_the_terminal_and_the_report(tmp_path, capsys, alone, why, refill):
+def test_a_reward_that_fails_for_most_is_named_in_the_log_and_the_report(tmp_path, alone, why, refill):
     options = {"eval": {"every": 0}, "train": {"steps": 3, "save_every": 9}, "rollout": {"refill": refill}}
-    assert run(tmp_path / "run", fails_mostly(alone), **options).finished
+    with logs() as said:
+        assert run(tmp_path / "run", fails_mostly(alone), **options).finished
     count = 24 * (1 + refill)
     told = rf"{count} of {count // 3 * 4} completions got no reward; the commonest reason, of {count} \(75%\): .*{why}"
-    said = capsys.readouterr()
-    assert len(re.findall(told, said.err + said.out)) == 1, "not at every step"
+    assert len(re.findall(told, "\n".join(said))) == 1, "not at every step"
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
     (line,) = re.findall(rf"<li>{told}.*?</li>", page)
     assert "(3 times, first in step 1, last in step 3)" in line
 
 
-def test_an_error_that_quotes_its_completion_is_named_once(tmp_path, capsys):
+def test_an_error_that_quotes_its_completion_is_named_once(tmp_path):
     """Each completion is a call of its own here, and fails with words of its own."""
 
     seen = []
@@ -94,11 +95,9 @@ def test_an_error_that_quotes_its_completion_is_named_once(tmp_path, capsys):
             return [1.0]
         raise ValueError(f"cannot read {completions[0]!r}")
 
-    run(tmp_path / "run", reward, eval={"every": 0}, train={"steps": 3, "save_every": 9})
-    said = capsys.readouterr()
-    assert (said.err + said.out).count(
-        "completions got no reward; the commonest reason, of 24 (75%): reward: ValueError"
-    ) == 1
+    with logs() as said:
+        run(tmp_path / "run", reward, eval={"every": 0}, train={"steps": 3, "save_every": 9})
+    assert "\n".join(said).count("completions got no reward; the commonest reason, of 24 (75%): reward: ValueError") == 1
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("completions got no reward") == 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +23,8 @@ from gspo.data.reward_bounds import unfit
 from gspo.interfaces import Job, Sampler, SamplerError, StreamingCompleter, Weights, seed_of
 from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout, Sampling
+
+logger = logging.getLogger(__name__)
 
 Make = Callable[[Mapping[str, Any]], Environment]
 Parts = dict[str, float | None]
@@ -126,10 +128,9 @@ class WholeEpisodes:
         lost = {name for name in own.keys() & given.keys() if own[name] not in (None, given[name])} - self._left_out
         self._left_out |= lost
         for name in sorted(lost):
-            warnings.warn(
+            logger.warning(
                 f"the environment gives a metric {name!r}, which is left out: reward/{name} is another number. Give the "
-                "metric another name",
-                stacklevel=1,
+                "metric another name"
             )
         return {**own, **{name: value for name, value in given.items() if name not in own}}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
-import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
@@ -14,6 +14,8 @@ from typing import Any
 from gspo.agents.trajectories import TrajectoryGroup
 from gspo.config.values import type_of
 from gspo.runs.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 
 class Gathered(list[TrajectoryGroup]):
@@ -35,7 +37,7 @@ async def gather(
     at_once: int | None = None,
     max_exceptions: float = 0,
     progress: Callable[[str, int, int], None] | None = None,
-    tell: Callable[[str], None] = warnings.warn,
+    tell: Callable[[str], None] = logger.warning,
 ) -> Gathered:
     """Awaits runs of an agent, each of which returns a trajectory:
 

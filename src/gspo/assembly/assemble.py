@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ from gspo.config.schema import Config, RunConfig
 from gspo.config.stages import rollout_at
 from gspo.data.chat_template import Encoder
 from gspo.data.decontamination import Overlap
-from gspo.data.prompts import Notice, PromptStream, digest, load_demonstrations
+from gspo.data.prompts import PromptStream, digest, load_demonstrations
 from gspo.data.splits import check_columns, read_stages, read_tables, refresh_function
 from gspo.distributed.ranks import ProcessRanks
 from gspo.interfaces import Learner, Report, RolloutSource, Scorer
@@ -43,8 +44,8 @@ from gspo.rollout.external import AlreadyScored, ExternalSource
 from gspo.rollout.stages import Curriculum
 from gspo.rollout.synchronous import SynchronousSource
 from gspo.runs.folder import RunFolder
-from gspo.runs.log import RunLog
-from gspo.runs.open import claimed, open_run, own_warnings
+from gspo.runs.log import RunLog, recorded
+from gspo.runs.open import claimed, open_run
 from gspo.runs.progress import Progress
 from gspo.training import sft
 from gspo.training.guard import Guard
@@ -53,9 +54,9 @@ from gspo.types import Prompt, Sampling
 
 
 @contextmanager
-def loading(what: str, heard: list[Warning]) -> Iterator[None]:
-    """Shows a spinner, if there is a terminal, and collects the warnings and notices of gspo's own code."""
-    with own_warnings(heard.append), Console(stderr=True).status(f"loading {what}"):
+def loading(what: str, heard: list[logging.LogRecord]) -> Iterator[None]:
+    """Shows a spinner, if there is a terminal, and collects gspo's notes and warnings."""
+    with recorded(heard.append), Console(stderr=True).status(f"loading {what}"):
         yield
 
 
@@ -67,7 +68,8 @@ class Start:
         folder: The folder of a run to resume; None for a new run.
         last: The checkpoint to resume from.
         hosts: Machines on which vLLM starts; empty for this one.
-        heard: Warnings and notices raised before the folder is open.
+        odd: Warnings about the settings.
+        heard: Log records made before the folder is open.
     """
 
     config: Config
@@ -77,7 +79,8 @@ class Start:
     folder: RunFolder | None
     last: Path | None
     hosts: Sequence[EngineHost]
-    heard: list[Warning]
+    odd: Sequence[str]
+    heard: list[logging.LogRecord]
 
     def learner(self) -> tuple[HFPolicy, LeadingLearner | LocalLearner]:
         """Loads the model, on all ranks. Returns the policy and its learner."""
@@ -96,8 +99,10 @@ class Start:
     def opened(self, title: str, policy: HFPolicy) -> Iterator[tuple[RunLog, Progress, dict[str, Any] | None]]:
         """Opens the run folder, as `open_run` does, and logs what the run begins with."""
         with open_run(self.config, self.folder, self.last, title, self.command) as (log, screen, state):
-            for warning in self.heard:
-                (log.note if isinstance(warning, Notice) else log.warn)(str(warning))
+            for text in self.odd:
+                log.warn(text)
+            for record in self.heard:
+                log.record(record)
             note_limits(log, policy, self.config)
             yield log, screen, state
 
@@ -107,13 +112,12 @@ def started(
     config: Config, resume: bool, given: CallInputs | None, allowed: Collection[str], command: str, odd: Sequence[str] = ()
 ) -> Iterator[Start]:
     """Joins the ranks, and claims the folder of a run to resume. odd: warnings about the settings."""
-    heard: list[Warning] = [UserWarning(text) for text in odd]
     with (
         rank.joined(config.scale) as ranks,
         claimed(config, resume, allowed, command) as (folder, last),
         engine_hosts(config) as hosts,
     ):
-        yield Start(config, given or CallInputs(), command, ranks, folder, last, hosts, heard)
+        yield Start(config, given or CallInputs(), command, ranks, folder, last, hosts, odd, [])
 
 
 @contextmanager
@@ -284,7 +288,7 @@ def note_limits(log: RunLog, policy: HFPolicy, config: Config) -> None:
 @contextmanager
 def evaluating(config: Config, given: CallInputs | None = None) -> Iterator[dict[str, Any]]:
     """Yields the arguments of evaluation.evaluate for the given model and prompts, or those that `config` names."""
-    given, heard = given or CallInputs(), list[Warning]()
+    given, heard = given or CallInputs(), list[logging.LogRecord]()
     if given.rows is None and not config.eval.num_prompts:
         raise ValueError("eval.num_prompts = 0: nothing is held out to evaluate on; raise it")
     with scorer_of(config, given) as scorer:
@@ -301,8 +305,6 @@ def evaluating(config: Config, given: CallInputs | None = None) -> Iterator[dict
             model = loaded_model(config, given)
         policy = HFPolicy(model, config.rollout.temperature)
         with evaluator_of(config, policy) as sampler, Progress(0, title="evaluation") as screen:
-            for warning in heard:
-                screen.note(f"{'' if isinstance(warning, Notice) else 'warning: '}{warning}")
             yield {
                 "sampler": sampler,
                 "scorer": scorer,

@@ -6,8 +6,8 @@ sends one nor closes its connection.
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +16,8 @@ from typing import Any
 import torch.distributed as dist
 
 from gspo.distributed.environment import LOST
+
+logger = logging.getLogger(__name__)
 
 KEY = "heartbeat"
 OFTEN = 5.0  # maximum seconds between two beats
@@ -104,5 +106,5 @@ def watch(number: int, pulse: Pulse, timeout: float, pause: float, over: threadi
         pulse.beaten.clear()
         pulse.answered.clear()
         if missed * pause > timeout:
-            print(f"gspo: rank {number}: the leader has not been heard for {timeout:g} seconds", file=sys.stderr, flush=True)
+            logger.error(f"rank {number}: the leader has not been heard for {timeout:g} seconds")
             os._exit(LOST)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import warnings
+import logging
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from gspo.learner.memory import MicroBatches, OutOfMemory
 from gspo.runs.folder import SMALLER
 from gspo.safe import replace_file
 
+logger = logging.getLogger(__name__)
 UNTIL = "train.micro_batch_tokens, the number of ranks, scale.experts or scale.replicas"  # `conditions`, in words
 
 
@@ -39,7 +40,7 @@ def micro_batches_of(config: Config, ranks: Ranks | None) -> MicroBatches:
     record one that this start finds.
     """
     asked, leads = config.train.micro_batch_tokens, ranks is None or ranks.number == 0
-    tell = warnings.warn if leads else lambda text: None
+    tell = logger.warning if leads else lambda text: None
     if ranks is None:
         return MicroBatches(asked, tell)
     made = MicroBatches(asked, tell, ranks, partial(keep, config, ranks))
@@ -52,5 +53,5 @@ def micro_batches_of(config: Config, ranks: Ranks | None) -> MicroBatches:
         return made
     made.max_tokens = min(asked, tokens)
     if leads:
-        warnings.warn(f"{why}: micro-batches have at most {tokens} tokens, until {UNTIL} changes", stacklevel=1)
+        logger.warning(f"{why}: micro-batches have at most {tokens} tokens, until {UNTIL} changes")
     return made

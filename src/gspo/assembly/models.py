@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import warnings
+import logging
 from pathlib import Path
 
 from gspo.assembly.call_inputs import CallInputs
@@ -28,6 +28,8 @@ from gspo.data.prompts import load_prompts
 from gspo.distributed.ranks import ProcessRanks
 from gspo.runs import checkpoint
 from gspo.types import Prompt
+
+logger = logging.getLogger(__name__)
 
 
 def named(config: Config, last: Path | None) -> ModelConfig:
@@ -157,9 +159,8 @@ def prompts_of(
     asked = config.task.system + str(prompts[0].messages)
     tags_alone = "task" in config.reward.functions and default_system(config)
     if tags_alone and encoder.template is not None and not encoder.defaulted and "<answer>" not in asked:
-        warnings.warn(
-            "the reward task reads what stands between <answer> and </answer>; neither task.system nor the prompts say so",
-            stacklevel=2,
+        logger.warning(
+            "the reward task reads what stands between <answer> and </answer>; neither task.system nor the prompts say so"
         )
     return prompts, held_out
 

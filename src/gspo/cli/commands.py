@@ -22,6 +22,12 @@ REMOVED = {
     **{name: f"{name} was removed: {NO_SECONDS}" for name in ("--flops", "--bandwidth", "--local-bandwidth", "--machine")},
 }
 """Commands and options that there were, and what to do instead."""
+COMMON = {
+    "debug": "show the full traceback of an error",
+    "verbose": "also show debug messages, such as which attention and which kernels were chosen",
+    "quiet": "show only results, warnings and errors",
+}
+"""Options of every command."""
 
 
 def parser() -> Parser:
@@ -32,7 +38,8 @@ def parser() -> Parser:
         epilog="Start with `gspo demo`: it trains a tiny mixture of experts in a few minutes on a CPU.",
     )
     top.add_argument("--version", action="version", version=f"gspo {__version__}")
-    top.add_argument("--debug", action="store_true", help="show the full traceback of an error")
+    for name, text in COMMON.items():
+        top.add_argument(f"--{name}", action="store_true", help=text)
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         subparser = subparsers.add_parser(
@@ -42,7 +49,8 @@ def parser() -> Parser:
             epilog=FIELDS if command.takes_fields else None,
             allow_abbrev=False,
         )
-        subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        for name in COMMON:
+            subparser.add_argument(f"--{name}", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         command.add_arguments(subparser)
     return top
 

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import UnsupportedOperation
-from pathlib import Path
 from typing import Any
 
 from gspo.cli.arguments import take_fields
 from gspo.cli.commands import parse
+from gspo.cli.terminal import level_of, terminal_log
 from gspo.distributed.environment import LOST, SHORT
-from gspo.safe import visible, without_logins
 
+logger = logging.getLogger(__name__)
 OUT_OF_MEMORY = (
     "lower train.micro_batch_tokens or sampler.batch_size, or set train.gradient_checkpointing = true; then continue from "
     "the last checkpoint with `--resume`"
 )
 OF_RANKS = {"RankLost": LOST, "OutOfMemory": SHORT}  # by name, since their modules import torch
-
-
-@contextmanager
-def short_warnings() -> Iterator[None]:
-    """Prints gspo's own warnings in one line, without the source location. Once a run has a log, the log takes over."""
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def note(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
-            if issubclass(category, UserWarning) and Path(__file__).parents[1] in Path(filename).parents:
-                print(f"gspo: warning: {visible(without_logins(str(message)))}", file=sys.stderr)
-            else:
-                show(message, category, filename, *rest, **more)
-
-        warnings.showwarning = note
-        yield
 
 
 @contextmanager
@@ -73,8 +57,10 @@ def main(argv: list[str] | None = None) -> int:
 
     Ends silently if stdout has no reader any more (`| head`).
     """
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        return run(sys.argv[1:] if argv is None else argv)
+        with terminal_log(level_of(argv)):
+            return run(argv)
     finally:
         stdout_closed()
 
@@ -105,7 +91,7 @@ def run(argv: list[str]) -> int:
         command, arguments = parse(words, fields)
         debug, arguments.words = arguments.debug, argv
         try:
-            with short_warnings(), interruptible():
+            with interruptible():
                 status = command.run(arguments, fields)
         except SystemExit as error:  # user code that exits must not look like a normal end
             raise RuntimeError(f"a call of sys.exit({error.code!r}) that is none of gspo's ended the run") from error
@@ -115,7 +101,7 @@ def run(argv: list[str]) -> int:
         print(end="", flush=True)  # also works without a stdout
         return status
     except KeyboardInterrupt:
-        print(visible(f"gspo: interrupted{hint}"), file=sys.stderr)
+        logger.info(f"interrupted{hint}")
         return 130
     except (ValueError, RuntimeError, OSError) as error:
         if isinstance(error, BrokenPipeError) and stdout_closed():
@@ -124,12 +110,12 @@ def run(argv: list[str]) -> int:
             raise
         if type(error).__name__ == "OutOfMemoryError":  # torch's; by name, to avoid its import
             error = RuntimeError(f"the GPU is out of memory: {OUT_OF_MEMORY}")
-        print(f"gspo: error: {visible(without_logins(str(error)))}", file=sys.stderr)
+        logger.error(error)
         return 2 if isinstance(error, ValueError) else 1
     except Exception as error:
         if type(error).__name__ not in OF_RANKS:  # any other error is a bug in gspo
             raise
-        print(f"gspo: {visible(without_logins(str(error)))}", file=sys.stderr)
+        logger.error(error)
         return OF_RANKS[type(error).__name__]
 
 

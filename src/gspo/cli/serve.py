@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import logging
 import time
 
 from gspo.cli.arguments import Command
@@ -11,6 +11,8 @@ from gspo.cli.train import add_arguments, resume_hint, take_part
 from gspo.config.commands import check_command
 from gspo.config.files import load
 from gspo.launch.processes import importing
+
+logger = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
@@ -27,7 +29,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     with served as model, stop_signals(lambda text: None) as stop:
         # For the agent's shell. The key is valid for this run only.
         print(f"export OPENAI_BASE_URL={model.base_url}\nexport OPENAI_API_KEY={model.api_key}", flush=True)
-        print(f"model {model.name!r}; Ctrl-C ends and saves", file=sys.stderr, flush=True)
+        logger.info(f"model {model.name!r}; Ctrl-C ends and saves")
         while not (stop.asked or model.lost or model.collapsed):
             time.sleep(0.1)
         if model.lost is not None:  # a rank was lost: the launcher restarts all ranks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ from gspo.data.files import rows_of
 from gspo.data.verifiers_tasks import tasks_of
 from gspo.safe import without_secrets
 from gspo.workers.processes import Lost, Process
+
+logger = logging.getLogger(__name__)
 
 SILENCE = 3600.0
 """Seconds that item generation may take without a message."""
@@ -192,7 +194,7 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
                 case ["error", str(text)]:
                     raise ValueError(text)
                 case ["note", str(text)]:
-                    warnings.warn(text, stacklevel=2)
+                    logger.warning(text)
                 case ["train" | "held out" as kind, {"question": str()} as item] if len(items[kind]) < wanted[kind]:
                     items[kind].append(item)
                 case ["end", ""]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,8 @@ from gspo.data.reasoning_gym import PREFIX
 from gspo.data.splits import cell, plain, prompt_column, read_tables
 from gspo.types import Prompt
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 
@@ -36,10 +38,6 @@ class Demonstration:
 
 
 Built = TypeVar("Built", Prompt, Demonstration)
-
-
-class Notice(UserWarning):
-    """Information that a run shows as a warning although nothing is wrong."""
 
 
 class Overlong(ValueError):
@@ -75,7 +73,7 @@ def load_prompts(
     found = _load(task, tables or read_tables(task, eval, rows, eval_rows), build, overlap)
     if encoder.defaulted:
         text = f'prompts get the system message "{encoder.default_system}": a reward reads the answer there'
-        warnings.warn(f'{text} (task.system sets another one, "" none)', Notice, stacklevel=2)
+        logger.info(f'{text} (task.system sets another one, "" none)')
     return found
 
 
@@ -153,7 +151,7 @@ def _built(
                 raise ValueError(f"{source.label}, row {number}: {error}") from error
             too_long += 1
     if too_long:
-        warnings.warn(f"{source.label}: {too_long} rows left out: too long (task.too_long)", Notice, stacklevel=5)
+        logger.info(f"{source.label}: {too_long} rows left out: too long (task.too_long)")
 
 
 def _training(
@@ -182,20 +180,19 @@ def _training(
         if len(kept) == task.size:
             break
     if held_out:
-        warnings.warn(f"{source.label}: {held_out} rows left out of training: their prompts are held out", stacklevel=4)
+        logger.warning(f"{source.label}: {held_out} rows left out of training: their prompts are held out")
     if known:
-        warnings.warn(
+        logger.warning(
             f"{source.label}: {len(known)} rows left out of training: they share {WORDS} words in a row with a prompt of "
-            f"a benchmark (task.benchmarks, task.eval_source), the first one {known[0]}",
-            stacklevel=4,
+            f"a benchmark (task.benchmarks, task.eval_source), the first one {known[0]}"
         )
     if not kept:
         raise ValueError(f"{source.label}: no row is left to train on: {_why_none(held_out, len(known))}")
     if len(keys) == 1 < len(kept):
         text = f"{source.label}: all {len(kept)} training prompts are the same"
-        warnings.warn(f"{text}; if that is not meant, name the column that differs as task.prompt_column", stacklevel=4)
+        logger.warning(f"{text}; if that is not meant, name the column that differs as task.prompt_column")
     if task.size is not None and len(kept) < task.size and not task.source.startswith(PREFIX):
-        warnings.warn(f"task.size = {task.size}: {source.label} has only {len(kept)} training rows", stacklevel=4)
+        logger.warning(f"task.size = {task.size}: {source.label} has only {len(kept)} training rows")
     return kept
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,6 @@ from gspo.config.schema import Config
 from gspo.data.benchmarks.codeforces import contests_of
 from gspo.data.benchmarks.table import Rows, Unjudged, left_out
 from gspo.data.loaders import read
-from gspo.data.prompts import Notice
 from gspo.eval import page, paired, rating, results
 from gspo.eval.endpoint import Endpoint
 from gspo.eval.manifest import begin, manifest
@@ -28,10 +28,12 @@ from gspo.eval.sampling import mark, missing_keys, note_tenths, sample, shuffle_
 from gspo.eval.settings import Options, configured, folder_of
 from gspo.rewards import programs
 from gspo.rewards.http_client import api_key_of
-from gspo.runs.open import own_warnings
+from gspo.runs.log import recorded
 from gspo.runs.progress import Progress
 from gspo.safe import visible
 from gspo.types import Prompt
+
+logger = logging.getLogger(__name__)
 
 KEY = "OPENAI_API_KEY"
 Begin = Callable[[Key], Future[Any]]
@@ -46,8 +48,7 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     config = configured(options, fields)
     folder = folder_of(options, config)
     key = _key(options)
-    noticed: list[Warning] = []
-    rows, unfit = _rows(options, config, noticed)
+    rows, unfit = _rows(options, config)
     samples = config.eval.num_generations
     model = ("", {}) if options.url else (benchmark_models.version(config.model), benchmark_models.computation(config.model))
     what = manifest(options.benchmark, config, rows, options.url, *model, _runs_programs(config))
@@ -56,19 +57,16 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
         paired.check(what, options.against)
     humans = _contests(options, rows)
     with scorer_of(config, CallInputs()) as scorer:
-        with own_warnings(noticed.append):
-            prompts = benchmark_models.worded(config, rows) if options.url else benchmark_models.encoded(config, rows)
-            scorer.check(prompts)
-            scorer.wait()
+        prompts = benchmark_models.worded(config, rows) if options.url else benchmark_models.encoded(config, rows)
+        scorer.check(prompts)
+        scorer.wait()
         begun = begin(folder, what)
         with Lines(folder / "replies.jsonl", Reply) as replies, Lines(folder / "marks.jsonl", Mark) as marks:
             with Progress(0, title="evaluation") as screen:
-                for warning in noticed:
-                    screen.note(str(warning) if isinstance(warning, Notice) else f"warning: {warning}")
-                report = note_tenths(screen.note, screen.phase) if screen.plain else screen.phase
+                report = note_tenths(logger.info, screen.phase) if screen.plain else screen.phase
                 todo = list(missing_keys(prompts, samples, replies.lines))
                 if begun:
-                    screen.note(f"{folder}: goes on, {len(prompts) * samples - len(todo)} replies are there")
+                    logger.info(f"{folder}: goes on, {len(prompts) * samples - len(todo)} replies are there")
                 if todo:
                     todo = shuffle_problems(todo) if begun and options.url else todo
                     with open_sampler(config, prompts, options, key) as (ask, most):
@@ -94,24 +92,26 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     return 0
 
 
-def _rows(options: Options, config: Config, noticed: list[Warning]) -> tuple[Rows, dict[str, int]]:
-    """The rows of the benchmark, and how many were left out, by reason. `noticed` collects the warnings about them."""
+def _rows(options: Options, config: Config) -> tuple[Rows, dict[str, int]]:
+    """The rows of the benchmark, and how many were left out, by reason. Warns of each."""
+    heard: list[logging.LogRecord] = []
     word = "--data" if any(name == "data" for name, _ in options.of_source) else "--benchmark"
-    with own_warnings(noticed.append):
+    with recorded(heard.append):
         rows = [dict(row) for _, row in read(config.task.source, config.task, config.task.split, word)]
-    counts = Counter(next((warning.counts for warning in noticed if isinstance(warning, Unjudged)), {}))
+    counts = Counter(next((record.msg.counts for record in heard if isinstance(record.msg, Unjudged)), {}))
     if not runs_programs(config.reward.functions):
         return rows, counts
-    sandbox, fit = programs.Programs(config.code).sandbox, []
+    sandbox, fit, last = programs.Programs(config.code).sandbox, [], ""
     for row in rows:
         reason, why = programs.fault_of(sandbox, row)
         if not reason:
             fit.append(row)
             continue
         counts[reason] += 1
-        noticed.append(UserWarning(f"problem {row['id']} is left out: {reason}{': ' * bool(why)}{why:.200}"))
+        last = f"problem {row['id']} is left out: {reason}{': ' * bool(why)}{why:.200}"
+        logger.warning(last)
     if not fit:
-        why = f"{left_out(counts)}; {noticed[-1]}"
+        why = f"{left_out(counts)}; {last}"
         raise ValueError(f"{config.task.source}: there is no problem that can be judged: {why}")
     return fit, dict(counts)
 

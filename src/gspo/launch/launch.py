@@ -6,6 +6,7 @@ micro-batch that can be smaller ends only the current attempt: the next one resu
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
@@ -20,8 +21,10 @@ from gspo.backends.vllm.exchange_folder import sweep
 from gspo.config.names import RESUME
 from gspo.config.schema import Config
 from gspo.distributed.environment import AGENTS, BEGAN, KEY, LOST, PARENT, RESTARTS, SHORT, check_ranks, rank_and_world_size
-from gspo.launch.processes import WATCH, PlaceLost, Rank, Start, here, say
+from gspo.launch.processes import WATCH, PlaceLost, Rank, Start, here
 from gspo.workers.supervisor import end_with_parent
+
+logger = logging.getLogger(__name__)
 
 GRACE = 15.0  # seconds for the other ranks to exit by themselves after the first one has
 RESTARTABLE = LOST, SHORT  # exit statuses that allow a restart
@@ -59,10 +62,10 @@ def take_part(config: Config, arguments: Sequence[str], follow: Callable[[Config
         from gspo.launch.ray_launch import connected
 
         with connected(config.scale.timeout, config.sampler) as (on_ray, address), swept(config):
-            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, on_ray, address, folder)
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, logger.warning, on_ray, address, folder)
     elif size == 1 and (config.scale.ranks or 1) > 1:
         with swept(config):
-            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, folder=folder)
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, logger.warning, folder=folder)
     if number == 0:
         return None
     follow(config)

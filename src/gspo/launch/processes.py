@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -16,11 +15,6 @@ from gspo.distributed.environment import PARENT
 
 WATCH = 0.1  # poll interval of a process, in seconds
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # signals that ask a run to stop
-
-
-def say(text: str) -> None:
-    """Prints a line to stderr, next to the run's own output."""
-    print(f"gspo: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Actors start the ranks and the vLLM servers, each where Ray has placed it (ray_a
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import signal
@@ -19,8 +20,10 @@ from typing import Any
 from gspo.config.engines import devices_each, servers_of
 from gspo.config.rollout import SamplerConfig
 from gspo.distributed.environment import ENGINES
-from gspo.launch.processes import STOP_SIGNALS, PlaceLost, Rank, Start, say
+from gspo.launch.processes import STOP_SIGNALS, PlaceLost, Rank, Start
 from gspo.launch.ray_actors import ENGINE, GPUS, actor_at, gist
+
+logger = logging.getLogger(__name__)
 
 SOON = 5.0  # seconds until the user is told what a run waits for; also the timeout for an actor to end its rank
 
@@ -44,7 +47,7 @@ class RankOnRay:
             try:
                 output, self.status = ray.get(self.news)
             except ray.exceptions.RayActorError:
-                say(f"the actor of {self.name} died, or its machine did")
+                logger.warning(f"the actor of {self.name} died, or its machine did")
                 self.status = -signal.SIGKILL
                 break
             for stream, text in zip((sys.stdout, sys.stderr), output):
@@ -147,7 +150,7 @@ def wait_for_places(group: Any, ranks: int, engines: int, kind: str, patience: f
             if not waiting and time.monotonic() > begin + SOON:
                 has, free = ray.cluster_resources().get(kind, 0), ray.available_resources().get(kind, 0)
                 waiting = f"Ray has {has:.0f}, {free:.0f} of them free"
-                say(f"waiting for {needs}: {waiting}")
+                logger.info(f"waiting for {needs}: {waiting}")
             if time.monotonic() > begin + SOON + patience:
                 raise RuntimeError(
                     f"no place for {needs} in scale.timeout = {patience:g} s: {waiting}: wait, or lower scale.ranks or "

@@ -4,7 +4,6 @@ transformers' own code runs on fake tensors (shape and dtype, no data). Only con
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +92,8 @@ def _meta_model(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
         fused.place(model)
     if not lora.rank:
         return made
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the model was given from Python")
-        return adapted(made, lora)
+    made.model.name_or_path = cfg.path or "model"  # else it would warn of a model without a name
+    return adapted(made, lora)
 
 
 def _make_fake(model: nn.Module) -> None:

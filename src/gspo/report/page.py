@@ -5,12 +5,12 @@ Reads what a run folder holds. Anyone may have written there: the templates esca
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from warnings import warn
 
 import tomli_w
 
@@ -20,6 +20,8 @@ from gspo.report.html import write_page
 from gspo.report.read import read_lines, read_run, run_names
 from gspo.report.summary import RunSummary, get, headline, lead, origin, summarise, tiles
 from gspo.safe import own_folder, without_secrets
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from gspo.report.plots import Drawn
@@ -64,9 +66,8 @@ def report_of(folder: Path) -> None:
     try:
         write_report([folder])
     except (OSError, ValueError) as error:
-        warn(
-            f"the report could not be written ({error}); all else is there: mend that, then `gspo report {folder}`",
-            stacklevel=3,
+        logger.warning(
+            f"the report could not be written ({error}); all else is there: mend that, then `gspo report {folder}`"
         )
 
 

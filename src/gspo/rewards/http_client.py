@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from gspo.config.import_function import describe
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 NO_KEY = "none"
@@ -121,7 +123,7 @@ class EndpointClient:
             kind = reason[:40]
             if kind not in self._warned:
                 self._warned.add(kind)
-                warnings.warn(f"{self.name}: no opinion {count} times: {reason}", stacklevel=1)
+                logger.warning(f"{self.name}: no opinion {count} times: {reason}")
         total, self.total = self.total, Counter()
         return {name: float(total[name]) for name in ("requests", "cached", "retries", "failed", "tokens", "seconds")}
 

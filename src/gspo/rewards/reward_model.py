@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +16,8 @@ from gspo.config.rewards import RewardModelConfig
 from gspo.rewards.http_client import EndpointClient, Failed, api_key_of
 from gspo.rewards.judge import NO_LIMIT
 from gspo.rewards.transcripts import Messages, conversations, rewarded
+
+logger = logging.getLogger(__name__)
 
 
 class RewardModel:
@@ -78,10 +80,9 @@ class Local:
         new, self.too_long = self.too_long, 0
         if new and not self.warned:
             self.warned = True
-            warnings.warn(
+            logger.warning(
                 f"reward model: {new} completions, with their prompts, are longer than {self.classifier.longest} tokens "
-                'and get no score; reward_model.too_long = "left" or "right" scores what is left of them',
-                stacklevel=1,
+                'and get no score; reward_model.too_long = "left" or "right" scores what is left of them'
             )
         return {"too_long": float(new)}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
+import logging
 import os
 import threading
-import warnings
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -18,7 +18,6 @@ from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.source_kind import BENCHMARK
 from gspo.data.benchmarks.table import named
-from gspo.data.prompts import Notice
 from gspo.data.reasoning_gym import PREFIX
 from gspo.data.reward_bounds import NO_OPINION, unfit
 from gspo.rewards import code as programs
@@ -30,6 +29,8 @@ from gspo.rewards.required_columns import RequiredColumns
 from gspo.rewards.retry_policy import CallMode, score_rows
 from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout
+
+logger = logging.getLogger(__name__)
 
 
 class Rewards:
@@ -123,7 +124,7 @@ class Rewards:
         for worker in self.workers[:1]:
             self.required.add({name: worker.signatures[spec].required for name, spec in self.specs.items()})
             if worker.notice:
-                warnings.warn(worker.notice if self.code.sandbox == "none" else Notice(worker.notice), stacklevel=1)
+                logger.log(logging.WARNING if self.code.sandbox == "none" else logging.INFO, worker.notice)
         for function in self.functions.values():
             function.traits.wait()
 
@@ -148,8 +149,7 @@ class Rewards:
             raise
         for name, mode in self.modes.items():
             for text in mode.news(results[name]):
-                # stacklevel=1, so that it comes from this file: the run's log takes warnings from gspo's own files.
-                warnings.warn(f"reward {name}: {text}", stacklevel=1)
+                logger.warning(f"reward {name}: {text}")
         return [self._scored(rollout, {name: results[name][i] for name in self.names}) for i, rollout in enumerate(rollouts)]
 
     def _results(self, rollouts: list[Rollout], progress: Callable[[int], None] | None) -> dict[str, list[Result]]:

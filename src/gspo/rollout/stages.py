@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import warnings
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +14,8 @@ from gspo.data.prompts import identity
 from gspo.data.refresh import Pool
 from gspo.rollout.failures import first
 from gspo.types import Group, Metrics, Prompt, Sampling
+
+logger = logging.getLogger(__name__)
 
 TASK = "train"
 """Name of the pool of task.source."""
@@ -96,11 +98,10 @@ class Curriculum:
             self.last["queries/dropped"] += change.dropped
             self.last["queries/returned"] += change.returned
             if change.spared:
-                warnings.warn(
+                logger.warning(
                     f"step {done + 1}: refresh.keep lets {keep} queries stay: {change.spared} that lie beyond "
                     "refresh.drop_above or refresh.drop_below are trained on all the same, those nearest to them. The rest "
-                    "is too easy or too hard: widen the limits, or give more queries",
-                    stacklevel=2,
+                    "is too easy or too hard: widen the limits, or give more queries"
                 )
 
     def _new(self, pool: Pool) -> int:

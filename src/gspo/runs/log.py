@@ -2,22 +2,25 @@
 
 Lines are flushed as they are written, so a killed run loses none. A checkpoint stores the length of each file; resuming
 truncates the files to that length, and repeated steps are written again.
+
+Notes and warnings are log records of the logger "gspo" as well. The records of other modules become events too (`recorded`).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
-import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeGuard
 
 from gspo.runs import disk
 from gspo.runs.folder import RunFolder
-from gspo.safe import visible, without_logins
+from gspo.safe import without_logins
 
+logger = logging.getLogger(__name__)
 FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 SEPARATORS = str.maketrans({c: f"\\u{ord(c):04x}" for c in "\u0085\u2028\u2029"})
 
@@ -41,10 +44,6 @@ class Screen(Protocol):
 
     def step(self, metrics: dict[str, Any]) -> None:
         """Show the metrics of a step."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a line that stays."""
         ...
 
 
@@ -86,34 +85,40 @@ class RunLog:
         self._write("evaluations.jsonl", rollouts)
 
     def event(self, kind: str, text: str) -> None:
-        """Write `{"step", "kind", "text"}` into events.jsonl, and nothing on the screen."""
-        self._write("events.jsonl", [{"step": self.step, "kind": kind, "text": without_logins(text)}])
+        """Write `{"step", "kind", "text"}` into events.jsonl. In the log it is a debug message."""
+        self._event(kind, text)
+        logger.debug(without_logins(text))
 
     def failed(self, text: str) -> None:
         """Write the error that ends the run as an event, if the disk allows. The caller prints it."""
         with suppress(OSError, ValueError):
-            self.event("error", text)
+            self._event("error", text)
 
     def note(self, text: str) -> None:
-        """Print a line, and write it as an event."""
-        self.event("info", text)
-        self._print(without_logins(text))
+        """Write an event, and log it at level INFO."""
+        self._event("info", text)
+        logger.info(without_logins(text))
 
     def warn(self, text: str, aloud: bool = True) -> None:
-        """Print a warning and write it as an event, the first time it occurs. `aloud=False` only writes it, for a text that
-        was printed before in similar words.
+        """Write a warning as an event and log it, the first time it occurs. `aloud=False` only writes it, for a text that
+        was logged before in similar words.
 
-        A resumed run prints earlier warnings again, but does not write them twice.
+        A resumed run logs earlier warnings again, but does not write them twice.
         """
-        text = without_logins(text)
-        if text in self._warned:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warning(text)
+            if aloud:
+                logger.warning(without_logins(text))
+
+    def record(self, record: logging.LogRecord) -> None:
+        """Write a log record of another module as an event: a warning, or info."""
+        if record.name == logger.name:  # written already
             return
-        self._warned.add(text)
-        if text not in self._written:
-            self._written.add(text)
-            self.event("warning", text)
-        if aloud:
-            self._print(f"warning: {text}")
+        if record.levelno >= logging.WARNING:
+            self._warning(record.getMessage())
+        else:
+            self._event("info", record.getMessage())
 
     def position(self) -> dict[str, int]:
         """The length in bytes of each file, for a checkpoint. Everything written so far is synced to disk first."""
@@ -169,11 +174,14 @@ class RunLog:
         except OSError as error:
             raise disk.SaveError(disk.refused(self.folder.path / name, error)) from error
 
-    def _print(self, text: str) -> None:
-        if self._progress is not None:
-            self._progress.note(text)
-        else:
-            print(visible(text), file=sys.stderr, flush=True)
+    def _event(self, kind: str, text: str) -> None:
+        self._write("events.jsonl", [{"step": self.step, "kind": kind, "text": without_logins(text)}])
+
+    def _warning(self, text: str) -> None:
+        text = without_logins(text)
+        if text not in self._written:
+            self._written.add(text)
+            self._event("warning", text)
 
     def _old_warnings(self) -> set[str]:
         texts = set()
@@ -185,6 +193,38 @@ class RunLog:
             if isinstance(event, dict) and event.get("kind") == "warning":
                 texts.add(str(event.get("text")))
         return texts
+
+
+class _Recorder(logging.Handler):
+    """Passes records to a function, and from level `shown` on to the handlers that would get them without it."""
+
+    def __init__(self, take: Callable[[logging.LogRecord], None], shown: int) -> None:
+        super().__init__(logging.INFO)
+        self._take, self._shown = take, shown
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._take(record)
+        if record.levelno >= self._shown:
+            logging.getLogger().callHandlers(record)
+
+
+@contextmanager
+def recorded(take: Callable[[logging.LogRecord], None]) -> Iterator[None]:
+    """Passes gspo's log records from level INFO on to `take`, even if logging is set up to show fewer of them."""
+    package = logging.getLogger("gspo")
+    outermost, level = package.propagate, package.level
+    handler = _Recorder(take, package.getEffectiveLevel() if outermost else logging.CRITICAL + 1)
+    package.addHandler(handler)
+    if outermost:
+        package.setLevel(min(package.getEffectiveLevel(), logging.INFO))
+        package.propagate = False  # the handler passes records on
+    try:
+        yield
+    finally:
+        package.removeHandler(handler)
+        if outermost:
+            package.setLevel(level)
+            package.propagate = True
 
 
 def to_json(row: dict[str, Any]) -> bytes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,10 @@ from gspo.config.resume import ON_PURPOSE, check_allowed, same_run
 from gspo.config.schema import Config
 from gspo.runs import checkpoint, disk
 from gspo.runs.folder import RunFolder
-from gspo.runs.log import RunLog
+from gspo.runs.log import RunLog, recorded
 from gspo.runs.progress import Progress
 from gspo.runs.trackers import check_trackers, open_trackers
 from gspo.safe import without_secrets
-
-PACKAGE = Path(__file__).parents[1]  # of gspo
 
 
 @contextmanager
@@ -98,26 +95,9 @@ def open_run(
         log.step = start
         for change in changes:
             log.note(f"goes on with {change}")
-        stack.enter_context(own_warnings(lambda message: log.warn(str(message))))
+        stack.enter_context(recorded(log.record))
         try:
             yield log, screen, state
         except Exception as error:  # for the report
             log.failed(describe(error))
             raise
-
-
-@contextmanager
-def own_warnings(take: Callable[[Warning], None]) -> Iterator[None]:
-    """Passes Python warnings from gspo's own code to `take`, for the run's log and report. Others are shown as usual."""
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-        warnings.filterwarnings("default", module=r"gspo\b", category=UserWarning)  # whatever PYTHONWARNINGS says
-
-        def note(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
-            if issubclass(category, UserWarning) and PACKAGE in Path(filename).parents:
-                take(message)
-            else:
-                show(message, category, filename, *rest, **more)
-
-        warnings.showwarning = note
-        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -48,7 +49,8 @@ class Progress:
     """Shows the progress of a run: its step, phase, newest metrics and the time left.
 
     Prints plain lines if the output is no terminal, in CI, and with TERM=dumb. Other output appears above the live view. If
-    the output is lost (closed terminal, `| head` has ended), the run goes on without it.
+    the output is lost (closed terminal, `| head` has ended), the run goes on without it. Shows nothing if the logger "gspo"
+    has a level above INFO (`--quiet`).
 
     Args:
         total_steps: 0 for a single phase without steps, None if unknown.
@@ -68,6 +70,7 @@ class Progress:
         self._console = console or Terminal(file=sys.stdout, highlight=False)
         no_terminal = not self._console.is_terminal or os.environ.get("TERM") == "dumb"
         self.plain = no_terminal or bool(os.environ.get("CI"))
+        self._quiet = logging.getLogger("gspo").level > logging.INFO
         self._live: Live | None = None
         self._lost = False
         self._history: dict[str, deque[float]] = {}
@@ -78,7 +81,7 @@ class Progress:
     def __enter__(self) -> Progress:
         self._begin = time.monotonic()
         self._times.append(self._begin)
-        if not self.plain:
+        if not self.plain and not self._quiet:
             self._live = Live(self._view(), console=self._console, auto_refresh=False)
             self._show(self._live.start)
         return self
@@ -104,6 +107,8 @@ class Progress:
         if step > self.done:
             self.done = step
             self._times.append(time.monotonic())
+        if self._quiet:
+            return
         if self.plain:
             self._print(self._line(metrics, step))
         else:

@@ -28,7 +28,6 @@ def without_a_cpus_own_kernels(monkeypatch):
         monkeypatch.setattr(module, "library", lambda: None)
 
 
-@pytest.mark.filterwarnings("ignore:the model was given from Python")
 @pytest.mark.parametrize("label", CASES)
 def test_an_update_is_the_cpus_and_waits_three_times_with_one_micro_batch(label):
     case = CASES[label]

@@ -14,9 +14,8 @@ from gspo.backends.hf.tiny import build_tiny
 from gspo.cli.main import main
 from gspo.config.policy import LoraConfig, ModelConfig
 from tests.backends.hf.adapters import IDS, gradients, logits, with_adapters
+from tests.logged import logs
 from tests.tiny_run import ROWS, likes_a, model, settings
-
-pytestmark = pytest.mark.filterwarnings("ignore:the model was given from Python")
 
 
 def on_layers(base=None, rank=4, **options):
@@ -127,7 +126,7 @@ def test_a_saved_adapter_is_a_model_path_also_below_another_and_from_anywhere(tm
 
 
 def test_a_base_without_a_name_is_warned_of():
-    with pytest.warns(UserWarning, match=r"has no name, so its adapter cannot say what it belongs to"):
+    with logs(match=r"has no name, so its adapter cannot say what it belongs to"):
         adapted(model(), LoraConfig(rank=4))
 
 

@@ -27,7 +27,6 @@ from tests.backends.hf.test_routing import FAMILIES, GROUPED
 from tests.tiny_run import model
 
 MISTAKEN = ("deepseek_v2", "deepseek_v3", "glm4_moe", "ernie4_5_moe", "afmoe", "hunyuan_v1_moe")
-pytestmark = pytest.mark.filterwarnings("ignore:the model was given from Python")
 
 
 @pytest.mark.parametrize("family", [*LIKE_QWEN, *OTHERS])

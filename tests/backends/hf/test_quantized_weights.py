@@ -31,7 +31,6 @@ from tests.backends.hf.test_routing import FAMILIES
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.filterwarnings("ignore:the model was given from Python")
 
 
 def drawn(*shape, seed=0):

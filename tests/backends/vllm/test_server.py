@@ -10,6 +10,7 @@ from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.process import LocalHost, free_ports
 from gspo.backends.vllm.server import GENERATE, KEY, SIDE, Server, Swap, serving
 from gspo.interfaces import SamplerError
+from tests.logged import logs
 from tests.patience import PATIENCE
 
 
@@ -156,7 +157,7 @@ def test_a_port_that_another_program_took_meanwhile_is_left_to_it(tmp_path, late
         command = [sys.executable, "-c", LISTENS, str(port)]
         server = Server(f"http://127.0.0.1:{port}", command, tmp_path / "vllm.log", host=host)
         stack.callback(server.stop)
-        with pytest.warns(UserWarning, match=rf"another program listens at http://127.0.0.1:{port}: it gets port \d+$"):
+        with logs(match=rf"another program listens at http://127.0.0.1:{port}: it gets port \d+$"):
             server.start()
         now = server.command[-1]
         assert server.answers() and server.url == f"http://127.0.0.1:{now}" and now != str(port)
@@ -168,7 +169,7 @@ def test_a_server_that_finds_no_port_says_so(tmp_path):
         host, command = LocalHost(port), [sys.executable, "-c", LISTENS, str(port)]
         host.another_port = lambda: port
         server = Server(f"http://127.0.0.1:{port}", command, tmp_path / "vllm.log", host=host)
-        with pytest.warns(UserWarning), pytest.raises(EngineError, match=r"ended with status 1: .*Address already in use"):
+        with logs(), pytest.raises(EngineError, match=r"ended with status 1: .*Address already in use"):
             server.start()
 
 

@@ -4,9 +4,10 @@ import pytest
 
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
-from gspo.data.benchmarks.table import BENCHMARKS, Unjudged, asked, digest, made, named, place, short
+from gspo.data.benchmarks.table import BENCHMARKS, asked, digest, made, named, place, short
 from gspo.data.loaders import read
 from gspo.data.splits import read_tables
+from gspo.runs.log import recorded
 from tests.data.benchmarks.test_codeforces import ROW as PROBLEM
 
 ROWS = [{"ID": f"2024-I-{i}", "Problem": f"{i} + 1?", "Solution": "", "Answer": i + 1} for i in range(30)]
@@ -66,9 +67,10 @@ UNFIT = [{"official_tests_complete": False}] * 3 + [
 def test_problems_that_cannot_be_judged_are_left_out_and_counted():
     """The test split of open-r1/codeforces has such rows: one of them must not end the evaluation."""
     raw = [PROBLEM | {"id": f"1/{i}"} | changes for i, changes in enumerate([*UNFIT, {}, {}])]
-    with pytest.warns(Unjudged) as heard:
+    heard = []
+    with recorded(heard.append):
         assert [row["id"] for row in made("codeforces", raw, {}, "here")] == ["1/7", "1/8"]
-    (warning,) = [one.message for one in heard]
+    (warning,) = [one.msg for one in heard]
     assert warning.counts == {
         "official_tests_complete is not true": 3, "interactive": 1, "input_mode = 'file'": 1, "no official_tests": 1,
         "no description": 1,

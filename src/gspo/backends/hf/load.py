@@ -96,6 +96,8 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     _choose_experts(model, cfg.experts, autocast, kind.sharded)
     wrapped = kind(model, tokenizer, autocast)
     wrapped.kernels = by_kernels(cfg, model.device.type, wrapped.compute_dtype) and fused.place(model)
+    attention, kernels = model.config._attn_implementation, "compiled kernels" if wrapped.kernels else "no compiled kernels"
+    log.debug(f"{type(model).__name__} on {model.device} in {model.dtype}: {attention} attention, {kernels}")
     if not wrapped.stop_ids:
         raise ValueError(
             "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import warnings
 from pathlib import Path
@@ -24,6 +25,8 @@ from gspo.backends.hf.quantized_weights import Packed, pack, quiet
 from gspo.backends.hf.routers import router_modules, routers
 from gspo.config.import_function import pick_device
 from gspo.config.policy import LoraConfig, ModelConfig
+
+logger = logging.getLogger(__name__)
 
 NAME = "default"  # PEFT's adapter name
 WEIGHTS = "adapter_model.safetensors"
@@ -86,10 +89,9 @@ def _name_base(model: PreTrainedModel) -> None:
     config.base_model_name_or_path = str(Path(base).absolute()) if base and Path(base).is_dir() else base
     config.revision = getattr(model.config, "_commit_hash", None)
     if not base:
-        warnings.warn(
+        logger.warning(
             "the model was given from Python and has no name, so its adapter cannot say what it belongs to, and nothing "
-            "else loads it: write the model into a folder first, and give that folder",
-            stacklevel=2,
+            "else loads it: write the model into a folder first, and give that folder"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
@@ -22,6 +22,8 @@ from gspo.learner import layout
 from gspo.learner.offload import Resting
 from gspo.objective.completions import index_select_deterministic
 from gspo.types import Batch, Outputs, Routing
+
+logger = logging.getLogger(__name__)
 
 KERNELS = "kernels"  # key in `state_dict`
 
@@ -129,10 +131,9 @@ class HFPolicy:
         before = state[KERNELS]
         if before != self.model.kernels:
             ways = {True: "gspo's compiled kernels", False: "transformers' own operations"}
-            warnings.warn(
+            logger.warning(
                 f"small operations were {ways[before]} before and are {ways[not before]} now (model.kernels, or whether "
-                "there is a C++ compiler): numbers round otherwise from here on",
-                stacklevel=2,
+                "there is a C++ compiler): numbers round otherwise from here on"
             )
         if self.critic is not None:
             self.critic.load_state_dict({name: value for name, value in state.items() if name != KERNELS})

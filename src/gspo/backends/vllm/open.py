@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +30,8 @@ from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.distributed.environment import rank_and_world_size
 from gspo.interfaces import Weights
+
+logger = logging.getLogger(__name__)
 
 SLEEP = "enable_sleep_mode"  # a vLLM argument
 BASE = "base"  # folder of the exchange with the base weights of an adapter
@@ -87,6 +89,7 @@ def opened(
             check_sleep(config.sampler, engines)
             adapted, layer = policy.model.adapted, seconds_of_layer(config.scale.timeout)
             sampler.transfer = choose_transfer(config.sampler, policy.device, engines, scratch, adapted, layer)
+            logger.debug(f"weights are transferred by {type(sampler.transfer).__name__}")
             sampler.load(weights)
             if config.algorithm.router_replay == "R3" and sampler.routers is None:
                 raise ValueError(
@@ -162,7 +165,7 @@ def sampler_of(
         engine.adapters = adapters
     temperature, rows = config.rollout.temperature, given.batch_size
     return VLLMSampler(
-        model, engines, exchange, temperature, rows, given.timeout, warnings.warn, routers, given.sleep_level
+        model, engines, exchange, temperature, rows, given.timeout, logger.warning, routers, given.sleep_level
     )  # fmt: skip
 
 

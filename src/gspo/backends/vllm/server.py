@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import secrets
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from gspo.backends.vllm.calls import http, json_of, send_request, shown, within
 from gspo.backends.vllm.errors import EngineError, Refused
 from gspo.backends.vllm.process import EngineHost, EngineProcess, LocalEngine, listened_at
 from gspo.safe import without_logins
+
+logger = logging.getLogger(__name__)
 
 SIDE = Path(__file__).with_name("plugin") / "gspo_vllm.py"
 START = 900.0  # seconds until a server must answer: it loads weights, and may compile
@@ -124,7 +126,7 @@ class Server:
         """Moves the server to another port of its machine."""
         assert self.command is not None
         machine, _, before = self.url.rpartition(":")
-        warnings.warn(f"vLLM: another program listens at {self.url}: it gets port {port}", stacklevel=1)
+        logger.warning(f"vLLM: another program listens at {self.url}: it gets port {port}")
         at = self.command.index(before)
         self.command = [*self.command[:at], str(port), *self.command[at + 1 :]]
         self.url, self._client = f"{machine}:{port}", None

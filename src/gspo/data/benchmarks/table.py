@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import warnings
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +15,8 @@ from typing import Any
 from gspo.config import source_kind
 from gspo.config.suggestions import nearest
 from gspo.data.benchmarks import aime, codeforces, humaneval, livecodebench
+
+logger = logging.getLogger(__name__)
 
 Rows = list[dict[str, Any]]
 READS = ("data", "split", "name")
@@ -76,16 +78,19 @@ ANSWERS = Benchmark("problems with answers", "", "train", aime.answer_row, "math
 """A file of problems and answers that is not a known benchmark."""
 
 
-class Unjudged(UserWarning):
-    """Warns that problems of a benchmark are left out because they cannot be judged.
+class Unjudged:
+    """A log message: problems of a benchmark are left out because they cannot be judged.
 
     Attributes:
         counts: Number of problems by reason.
     """
 
     def __init__(self, where: str, counts: Mapping[str, int], of: int) -> None:
-        super().__init__(f"{where}: {left_out(counts)}, of {of}")
+        self.text = f"{where}: {left_out(counts)}, of {of}"
         self.counts = dict(counts)
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def left_out(counts: Mapping[str, int]) -> str:
@@ -177,7 +182,7 @@ def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any]
     if unfit and not rows:
         raise ValueError(f"{where}: there is no problem that can be judged: {left_out(unfit)}")
     if unfit:
-        warnings.warn(Unjudged(where, unfit, len(rows) + sum(unfit.values())), stacklevel=1)
+        logger.warning(Unjudged(where, unfit, len(rows) + sum(unfit.values())))
     try:
         chosen = one.choose(rows, **{key: value for key, value in options.items() if key not in READS})
     except ValueError as error:
