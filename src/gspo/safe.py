@@ -18,37 +18,20 @@ _KEPT = "\n\t"
 _ODD = {"Cc", "Cs", "Zl", "Zp"}  # control characters, lone surrogates, line and paragraph separators
 _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # bidirectional controls
 
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _SECRET = {
-    *("apikey", "secret", "password", "passwd", "passphrase", "pwd", "auth", "authorization"),
-    *("credential", "cookie", "bearer", "cred", "pw", "passcode", "jwt"),
+    *("apikey", "apitoken", "authtoken", "secretkey", "secret", "password", "passwd", "passphrase", "passcode", "pwd", "pw"),
+    *("auth", "authorization", "credential", "cred", "cookie", "bearer", "jwt", "pat"),
 }
-_OF_MANY = {"key", "token", "pass", "pat"}  # ambiguous (sort key, pad token): the word before it or the value decides
+_AMBIGUOUS = {"key", "token", "pass"}  # sort key, pad token: the word before decides
 _OWNERS = {
     *("api", "access", "private", "session", "refresh", "client", "service", "account", "user", "deploy", "admin"),
     *("hf", "hub", "huggingface", "openai", "anthropic", "wandb", "github", "gitlab", "aws", "azure", "google", "gcp"),
-    *("db", "database", "smtp", "slack", "my", "bot", "root", "dev", "prod"),
+    *("db", "database", "smtp", "slack", "bot", "root", *_SECRET),
 }
-_GLUED = re.compile(rf"(?:{'|'.join(_OWNERS | _SECRET)})(?:key|token|secret|password|pass|pwd?)s?")  # apitoken
-_FORMS = {"hash", "header", "value", "string"}  # skipped at the end of a key: password_hash
-_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.-]{16,}")
-_MARKER = re.compile(r"[<\[{|].*[>\]}|]", re.S)  # <pad>, [MASK]: special tokens of a vocabulary
 _LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/?#\"']+@")
-_KNOWN = (  # secrets of well-known services; the first group is kept. Folders with such names do not match
-    re.compile(r"(?<![\w/-])(sk-)(?=[\w-]*\d|[\w-]{20})[\w-]{8,}(?![\w/-])"),
-    re.compile(r"(?<![\w/-])(hf_)(?=[a-z]*[A-Z\d])[A-Za-z\d]{10,}(?![\w/-])"),
-    re.compile(r"(?<![\w-])(gh[pousr]_|github_pat_|glpat-|xox[a-z]-|xapp-|AKIA|AIza)\w[\w-]{7,}"),
-    re.compile(r"(https://hooks\.slack\.com/\w+/|https://[\w.]*discord(?:app)?\.com/api/webhooks/)[^\s\"']+"),
-    re.compile(
-        r"(\b(?:authorization|x-api-key|cookie)[\"']?\s?[:=]\s?[\"']?(?:(?:bearer|basic|token)\s+)?)[^\s\"',;]+", re.I
-    ),
-    re.compile(r"(\bbearer\s+)(?=\S*\d|\S{20})[\w.~+/=-]{6,}", re.I),
-)
-_ASSIGNED = re.compile(r"""(?<![\w.-])([\w.-]{1,80})(["']?\s?=\s?|["']\s?:\s?)(?:(["'])(.*?)(?:\3|$)|([^\s"',;&]+))""")
-_LEFT = re.compile(  # HIDDEN in a place where one of the expressions above has put it
-    rf"""(?:^|//|=\s?["']?|["']\s?:\s?["']?|[-_/]|AKIA|AIza|(?i:bearer|basic|token)\s|(?i:tion|key|cookie):\s?){HIDDEN}"""
-)
 _IN_QUERY = re.compile(r"([?&](?:[\w.-]*[_.-])?(?:key|apikey|token|secret|password|signature|sig)=)[^\s&#\"']+", re.I)
+_REPLACED = re.compile(rf"^{HIDDEN}$|//{HIDDEN}@|[?&][\w.-]+={HIDDEN}")
 
 
 def visible(text: Any) -> str:
@@ -74,49 +57,27 @@ def without_secrets(value: Any, key: str = "") -> Any:
     """Replaces by HIDDEN each string whose key names a secret (`api_key`, `Authorization`) and what `without_logins` finds
     in other strings. Recurses into mappings and lists. Numbers stay: `max_token = 9` is no secret.
     """
+    secret = _names_a_secret(key)
     if isinstance(value, Mapping):
-        return {name: without_secrets(item, key if _names_a_secret(key, "") else str(name)) for name, item in value.items()}
+        return {name: without_secrets(item, key if secret else str(name)) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [without_secrets(item, key) for item in value]
     if not isinstance(value, str):
         return value
-    return HIDDEN if value and _names_a_secret(key, value) else without_logins(value)
+    return HIDDEN if value and secret else without_logins(value)
 
 
 def without_logins(text: str) -> str:
-    """Replaces by HIDDEN the `user:password` and the keys in URLs, secrets of known services (`sk-...`), and values assigned
-    to a name of a secret (`Password=...;`, `"api_key": "..."`).
-    """
-    text = _IN_QUERY.sub(rf"\g<1>{HIDDEN}", _LOGIN.sub(rf"\g<1>{HIDDEN}@", text))
-    for form in _KNOWN:
-        text = form.sub(rf"\g<1>{HIDDEN}", text)
-    return _ASSIGNED.sub(_unassigned, text)
+    """Replaces by HIDDEN the `user:password` and the keys in URLs."""
+    return _IN_QUERY.sub(rf"\g<1>{HIDDEN}", _LOGIN.sub(rf"\g<1>{HIDDEN}@", text))
 
 
-def _unassigned(found: re.Match[str]) -> str:
-    """Hides the value of an assignment if it is a secret. For a bare `key` or `token`, only a random-looking value is."""
-    key, sign, quote, quoted, bare = found.groups()
-    value = bare if quoted is None else quoted
-    sure = key.lower().rstrip("s") not in _OF_MANY or _RANDOM.fullmatch(value)
-    if not value or not sure or not _names_a_secret(key, value):
-        return found[0]
-    return f"{key}{sign}{quote or ''}{HIDDEN}{quote or ''}"
-
-
-def _names_a_secret(key: str, value: str) -> bool:
-    """Whether a key names a secret by its last word: `api_key`, `hfTokens`, `X-Api-Key2`, but not `key_variable`. For other
-    keys and tokens (`label_key`) the value decides: a long mix of letters and digits is a secret, `<pad>` is not.
-    """
-    words = [word.lower() for word in _WORDS.findall(key)]
-    while len(words) > 1 and (words[-1].isdigit() or words[-1] in _FORMS):
-        words.pop()
-    last = words[-1] if words else ""
-    last = last if last in _OF_MANY else last.removesuffix("s")
-    if last not in _OF_MANY:
-        return last in _SECRET or bool(_GLUED.fullmatch(last))
-    if last == "token" and _MARKER.fullmatch(value):
-        return False
-    return len(words) == 1 or words[-2] in _OWNERS | _SECRET or bool(_RANDOM.fullmatch(value))
+def _names_a_secret(key: str) -> bool:
+    """Whether a key names a secret by its last words: `api_key`, `hfTokens`, `X-Api-Key2`, but not `key_variable`."""
+    *before, last = [word.lower() for word in _WORDS.findall(key)] or [""]
+    if last.removesuffix("s") in _AMBIGUOUS or last in _AMBIGUOUS:
+        return not before or before[-1] in _OWNERS
+    return last in _SECRET or last.removesuffix("s") in _SECRET
 
 
 def hidden_keys(value: Any, key: str = "") -> list[str]:
@@ -125,7 +86,7 @@ def hidden_keys(value: Any, key: str = "") -> list[str]:
         return [found for name, item in value.items() for found in hidden_keys(item, f"{key}.{name}" if key else str(name))]
     if isinstance(value, (list, tuple)):
         return [found for i, item in enumerate(value) for found in hidden_keys(item, f"{key}[{i}]")]
-    return [key] if isinstance(value, str) and _LEFT.search(value) else []
+    return [key] if isinstance(value, str) and _REPLACED.search(value) else []
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
