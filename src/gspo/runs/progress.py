@@ -7,10 +7,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -23,7 +22,6 @@ from gspo.safe import visible
 REFRESH = 0.2  # minimum seconds between two redraws, so that they cost next to nothing
 HISTORY = 40  # steps in a sparkline
 BARS = "▁▂▃▄▅▆▇█"
-NAME, BAR, LEAST = 17, 30, 5  # columns of a name and a bar if there is room; minimum of a bar or sparkline
 
 # Metric, label on the screen, format of its value.
 SHOWN = (
@@ -101,7 +99,8 @@ class Progress:
 
     def step(self, metrics: dict[str, Any]) -> None:
         """Show the metrics of a finished step (`step` counts from 1; 0 is an evaluation before training)."""
-        for key, _, _ in _shown(metrics):
+        shown = _shown(metrics)
+        for key, _, _ in shown:
             self._history.setdefault(key, deque(maxlen=HISTORY)).append(float(metrics[key]))
         step = int(metrics.get("step", self.done + 1))
         if step > self.done:
@@ -109,18 +108,18 @@ class Progress:
             self._times.append(time.monotonic())
         if self._quiet:
             return
-        if self.plain:
-            self._print(self._line(metrics, step))
-        else:
-            if not _shown(metrics):  # the view has no place for them
-                self._print(self._line(metrics, step))
-            elif is_number(metrics.get("eval/accuracy")):
-                self._print(f"step {step}: {_accuracy(metrics)}")
-            self._draw()
+        if self.plain or not shown:  # the live view has no place for other metrics
+            self.note(self._line(metrics, step))
+        elif is_number(metrics.get("eval/accuracy")):
+            self.note(f"step {step}: {_accuracy(metrics)}")
+        self._draw()
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
-        self._print(text)
+        # As Text, so that "[/]" in a warning is not parsed as markup. Plain lines are not wrapped.
+        self._show(lambda: self._console.print(Text(visible(text)), soft_wrap=self.plain))
+        if self.plain:
+            self._show(self._console.file.flush)
 
     def _show(self, draw: Callable[[], object]) -> None:
         if self._lost:
@@ -130,17 +129,10 @@ class Progress:
         except OSError:
             self._lost = True
 
-    def _print(self, text: str) -> None:
-        # As Text, so that "[/]" in a warning is not parsed as markup. Plain lines are not wrapped.
-        self._show(lambda: self._console.print(Text(visible(text)), soft_wrap=self.plain))
-        if self.plain:
-            self._show(self._console.file.flush)
-
     def _draw(self, now: bool = False) -> None:
-        time_now = time.monotonic()
         live = self._live
-        if live is not None and (now or time_now - self._drawn >= REFRESH):
-            self._drawn = time_now
+        if live is not None and (now or time.monotonic() - self._drawn >= REFRESH):
+            self._drawn = time.monotonic()
             self._show(lambda: live.update(self._view(), refresh=True))
 
     def _seconds_left(self) -> float | None:
@@ -151,7 +143,8 @@ class Progress:
 
     def _line(self, metrics: dict[str, Any], step: int) -> str:
         parts = [f"step {self._count(step)}"]
-        for key, name, form in _shown(metrics) or _all(metrics):
+        others = [(key, key, "{:.4g}") for key, value in metrics.items() if key != "step" and is_number(value)]
+        for key, name, form in _shown(metrics) or others:  # others: those that an agent logged, such as `val/reward`
             parts.append(_accuracy(metrics) if key == "eval/accuracy" else f"{name} {form.format(metrics[key])}")
         seconds_left = self._seconds_left()
         if seconds_left is not None and self.total and step < self.total:
@@ -163,48 +156,37 @@ class Progress:
         return f"{step}/{self.total}" if self.total and step <= self.total else f"{step}"
 
     def _view(self) -> RenderableType:
-        width = self._console.width
-        rows: list[RenderableType] = []
+        """Two bars and a table of the newest metrics. In a narrow terminal, bars and names are cut off first."""
+        bars = _grid()
         if self.total != 0:
             seconds_left = self._seconds_left()
-            texts = [self._count(self.done) if self.total else f"step {self.done}"]
-            texts.append(f"{texts[0]}  {clock(time.monotonic() - self._begin)}")
-            texts += [f"{texts[1]}, {clock(seconds_left)} left"] if seconds_left else []
-            rows.append(_bar(self.title, self.done, self.total or 0, texts, "cyan", width))
+            left = f", {clock(seconds_left)} left" if seconds_left else ""
+            done = self._count(self.done) if self.total else f"step {self.done}"
+            bars.add_row(*_bar(self.title, self.done, self.total), f"{done}  {clock(time.monotonic() - self._begin)}{left}")
         name, done, total = self._phase
         if name:
-            rows.append(_bar(name, done, total, [f"{done}/{total}" if total else ""], "dim cyan", width))
-        if self._history:
-            rows.append(_numbers(self._history, width))
-        return Group(*rows)
+            bars.add_row(*_bar(name, done, total), f"{done}/{total}" if total else "")
+        numbers = _grid()
+        for key, label, form in _shown({key: values[-1] for key, values in self._history.items()}):
+            values = list(self._history[key])
+            line = Text(sparkline(values[-max(1, self._console.width - 40) :]), "cyan")
+            numbers.add_row(Text(visible(label), "dim"), line, form.format(values[-1]))
+        return Group(bars, numbers)
 
 
-def _bar(name: str, done: int, total: int, texts: Sequence[str], style: str, width: int) -> Table:
-    """A row of at most `width` columns: a name, a bar if there is room for one, and the longest of `texts` that fits."""
-    text = max((text for text in texts if len(text) <= width - NAME - 2), key=len, default=texts[0])
-    named = min(NAME, max(1, width - len(text) - 2))
-    room = min(BAR, width - named - len(text) - 4)
-    row = Table.grid(padding=(0, 2, 0, 0))
-    row.add_column(width=named, no_wrap=True, overflow="ellipsis")
-    # Without a total the bar is empty: a pulsing one would need a drawing thread.
-    bar = [ProgressBar(total or 1, done if total else 0, width=room, complete_style=style)] if room >= LEAST else []
-    row.add_row(Text(name, "bold"), *bar, Text(text, no_wrap=True))
-    return row
-
-
-def _numbers(history: Mapping[str, Sequence[float]], width: int) -> Table:
-    """The newest metrics, each with a sparkline of as many past values as fit."""
-    newest = _shown({key: values[-1] for key, values in history.items()})
-    values = [form.format(history[key][-1]) for key, _, form in newest]
-    wide = max((len(value) for value in values), default=0)
-    named = min(max((cell_len(label) for _, label, _ in newest), default=0), max(1, width - wide - 2))
-    room = width - named - wide - 4
+def _grid() -> Table:
+    """A table of names, bars and values, whose values stay whole where the terminal is narrow."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(width=named, no_wrap=True, overflow="ellipsis")
-    for (key, label, _), value in zip(newest, values):
-        line = [Text(sparkline(list(history[key])[-room:]), "cyan", no_wrap=True)] if room >= LEAST else []
-        table.add_row(Text(visible(label), "dim"), Text(value, no_wrap=True), *line)
+    table.add_column(overflow="ellipsis")
+    table.add_column(max_width=HISTORY, overflow="crop")
+    table.add_column(no_wrap=True)
     return table
+
+
+def _bar(name: str, done: int, total: int | None) -> tuple[RenderableType, RenderableType]:
+    # Without a total the bar is empty: a pulsing one would need a drawing thread.
+    bar = ProgressBar(total or 1, done if total else 0, width=30, complete_style="cyan")
+    return Text(name, "bold", no_wrap=True, overflow="ellipsis"), bar
 
 
 def _shown(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -212,11 +194,6 @@ def _shown(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     parts = [key for key in metrics if key.startswith("reward/")]
     rows = [*SHOWN, *((key, key.removeprefix("reward/"), "{:.2f}") for key in parts if len(parts) > 1)]
     return [row for row in rows if is_number(metrics.get(row[0])) and (row[0] != "loss" or "reward" not in metrics)]
-
-
-def _all(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Every metric under its own name, as rows of SHOWN: for those that an agent logged, such as `val/reward`."""
-    return [(key, key, "{:.4g}") for key, value in metrics.items() if key != "step" and is_number(value)]
 
 
 def _accuracy(metrics: dict[str, Any]) -> str:
