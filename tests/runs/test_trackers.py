@@ -11,9 +11,7 @@ from gspo.runs.trackers import open_trackers
 CONFIG = {"algorithm": {"name": "gspo", "epsilon": 3e-4}}
 
 
-def test_unknown_and_missing_trackers_are_named(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="'tensorbord' is none of tensorboard, wandb, trackio"):
-        open_trackers(["tensorbord"], tmp_path, "gspo", CONFIG)
+def test_a_missing_library_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)  # as if it were not installed
     with pytest.raises(RuntimeError, match=r"'wandb' needs a library.*pip install 'gspo\[trackers\]'"):
         open_trackers(["wandb"], tmp_path, "gspo", CONFIG)

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 
-def open_trackers(
-    names: Sequence[str], folder: str | Path, project: str, config: dict[str, Any], step: int = 0
-) -> list[Any]:
+def open_trackers(names: Sequence[str], folder: Path, project: str, config: dict[str, Any], step: int = 0) -> list[Any]:
     """Opens the trackers, ready to log.
 
     Args:
@@ -29,15 +27,12 @@ def open_trackers(
 
     Raises:
         RuntimeError: If a library is missing or does not start.
-        ValueError: For any other name.
     """
     opened: list[Any] = []
-    kinds = {"tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
     try:
         for name in names:
-            if name not in kinds:
-                raise ValueError(f"log.trackers: {name!r} is none of {', '.join(kinds)}")
-            opened.append(kinds[name](Path(folder), project, config, step))
+            tensorboard = name == "tensorboard"
+            opened.append(TensorBoard(folder, config, step) if tensorboard else Hosted(name, folder, project, config))
     except BaseException:
         for tracker in opened:
             tracker.close()
@@ -49,7 +44,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raises RuntimeError if a tracker's library is missing."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise RuntimeError(f"log.trackers: {name!r} needs a library that is not installed: pip install 'gspo[trackers]'")
+            _load(name)
 
 
 class TensorBoard:
@@ -57,8 +52,8 @@ class TensorBoard:
 
     name = "tensorboard"
 
-    def __init__(self, folder: Path, project: str, config: dict[str, Any], step: int) -> None:
-        _load("tensorboard", self.name)
+    def __init__(self, folder: Path, config: dict[str, Any], step: int) -> None:
+        _load(self.name)
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only needed here
 
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None, flush_secs=10)
@@ -75,34 +70,27 @@ class TensorBoard:
         self._writer.close()
 
 
-class WandB:
-    """A run of Weights & Biases, with its files in `wandb/` of the run folder.
+class Hosted:
+    """A run of Weights & Biases or of Trackio, which has the same interface.
 
-    `WANDB_MODE=offline` needs no login. See https://docs.wandb.ai.
+    wandb keeps its files in `wandb/` of the run folder, and `WANDB_MODE=offline` needs no login (https://docs.wandb.ai).
+    Trackio keeps its own on this machine (`trackio show`; https://huggingface.co/docs/trackio).
     """
 
-    name = "wandb"
-
-    def __init__(self, folder: Path, project: str, config: dict[str, Any], step: int) -> None:
-        wandb = _load("wandb", self.name)
+    def __init__(self, name: str, folder: Path, project: str, config: dict[str, Any]) -> None:
+        library, run, id = _load(name), folder.resolve().name, _run_id(folder)
+        self.name = name
+        options: dict[str, Any] = {"name": f"{run}-{id}", "embed": False}  # Trackio finds a run by its name
+        if name == "wandb":  # its console would capture the live view
+            options = {"name": run, "id": id, "dir": str(folder), "settings": library.Settings(console="off")}
         try:
-            self._run = wandb.init(
-                project=project,
-                name=folder.resolve().name,
-                id=_run_id(folder),
-                resume="allow",
-                dir=str(folder),
-                config=config,
-                settings=wandb.Settings(console="off"),  # do not capture the live view
-            )
+            self._run = library.init(project=project, resume="allow", config=config, **options)
         except Exception as error:
-            reason = str(error).rstrip(".")
-            raise RuntimeError(
-                f"log.trackers: wandb did not start: {reason}. Run `wandb login`, or set WANDB_MODE=offline"
-            ) from error
+            remedy = ". Run `wandb login`, or set WANDB_MODE=offline" if name == "wandb" else ""
+            raise RuntimeError(f"log.trackers: {name} did not start: {str(error).rstrip('.')}{remedy}") from error
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Send the metrics of one step. A step that was sent before a crash keeps its old values."""
+        """Send the metrics of one step. wandb keeps the old values of a step that was sent before a crash."""
         self._run.log(metrics, step=step)
 
     def close(self) -> None:
@@ -110,42 +98,12 @@ class WandB:
         self._run.finish()
 
 
-class Trackio:
-    """A run of Trackio, on this machine (`trackio show`) unless its environment variables say otherwise.
-
-    See https://huggingface.co/docs/trackio.
-    """
-
-    name = "trackio"
-
-    def __init__(self, folder: Path, project: str, config: dict[str, Any], step: int) -> None:
-        trackio = _load("trackio", self.name)
-        try:
-            self._run = trackio.init(
-                project=project,
-                name=f"{folder.resolve().name}-{_run_id(folder)}",  # Trackio finds a run by its name
-                resume="allow",
-                config=config,
-                embed=False,
-            )
-        except Exception as error:
-            raise RuntimeError(f"log.trackers: trackio did not start: {error}") from error
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Send the metrics of one step."""
-        self._run.log(metrics, step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
-
-
-def _load(module: str, tracker: str) -> Any:
+def _load(name: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(name)
     except ImportError as error:
         raise RuntimeError(
-            f"log.trackers: {tracker!r} needs a library that is not installed ({error}): pip install 'gspo[trackers]'"
+            f"log.trackers: {name!r} needs a library that is not installed ({error}): pip install 'gspo[trackers]'"
         ) from error
 
 
