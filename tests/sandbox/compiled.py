@@ -25,34 +25,24 @@ CALLS = "#include <fcntl.h>\n#include <sys/socket.h>\n#include <sys/syscall.h>\n
 CONTAIN = {
     "an include of a file of the user": '#include "{secret}"\nint main() {}',
     "an include of users": '#include "/etc/passwd"\nint main() {}',
-    "an include by dots": '#include "../../../../../../../..{secret}"\nint main() {}',
     "an include of what it was started with": "#include </dev/stdin>\nint main() {}",
     "an include of the request": '#include "/proc/self/fd/0"\nint main() {}',
-    "an include of the parent's descriptors": '#include "/proc/self/../1/fd/0"\nint main() {}',
     "an include of its environment": '#include "/proc/self/environ"\nint main() {}',
     "bytes of a file of the user": INCBIN.replace("{path}", "{secret}"),
-    "bytes of users": INCBIN.replace("{path}", "/etc/passwd"),
     "bytes of the request": INCBIN.replace("{path}", "/proc/self/fd/0"),
-    "bytes of the parent's environment": INCBIN.replace("{path}", "/proc/1/environ"),
-    "bytes of a disk": INCBIN.replace("{path}", "/dev/vda"),
     "an assembler's include": 'asm(".include \\"{secret}\\"");\nint main() {}',
     "a file that is embedded": '#include <cstdio>\nconst char s[] = {\n#embed "{secret}"\n, 0};\nint main() { puts(s); }',
     "a probe for a file of the user": breach("1", '#if !__has_include("{secret}")\n#error held\n#endif'),
     "lines of another file in a diagnostic": '#line 1 "{secret}"\nint main() { return x; }',
-    "a dependency": '#pragma GCC dependency "{secret}"\n#include "{secret}"\nint main() {}',
     "a precompiled header of another's": '#pragma GCC pch_preprocess "{secret}"\nint main() {}',
     "options in comments": "// -fplugin={secret}\n/* @{secret} -include {secret} */\n#pragma GCC "
     'optimize("include={secret}")\nint main() {}',
     "a linker's input": '#pragma GCC diagnostic error "-Wl,{secret}"\nasm(".section .drectve\\n.ascii \\" '
     '{secret}\\"");\nint main() {}',
     "a file of the user": READ.replace("{path}", "{secret}"),
-    "users": READ.replace("{path}", "/etc/passwd"),
-    "the environment of the parent": READ.replace("{path}", "/proc/1/environ"),
     "its own environment": "#include <cstdio>\nextern char **environ;\nint main() { for (char **v = environ; *v; "
     "v++) puts(*v); }",
     "a process": breach("fork() >= 0 || vfork() >= 0", CALLS),
-    "a process by its number": breach("syscall(SYS_clone, 17, 0, 0, 0, 0) >= 0", CALLS),
-    "a shell": breach('system("true") == 0', CALLS),
     "a connection": breach("socket(AF_INET, SOCK_STREAM, 0) >= 0 || socket(AF_UNIX, SOCK_STREAM, 0) >= 0 && 0", CALLS),
     "a file in memory": breach('syscall(SYS_memfd_create, "x", 0) >= 0', CALLS),
     "a call of 32 bits": breach('[] { long r; asm volatile("int $0x80" : "=a"(r) : "a"(20) : "memory"); return r > 0; }()'),
@@ -68,21 +58,17 @@ EXHAUST = {
     "a loop in a constant": "constexpr long f() { long s = 0; for (long i = 0; i < 1000000000000L; i++) s += i; "
     "return s; }\n"
     "static_assert(f());\nint main() {}",
-    "a recursion in a constant": "constexpr long f(long n) { return n < 2 ? 1 : f(n - 1) + f(n - 2); }\nconstexpr "
-    "long x = f(80);\nint main() {}",
     "files that include themselves": f"{TWICE}int main() {{}}",
     "macros that double": "#define A x x\n"
     + "".join(f"#define {chr(66 + i)} {chr(65 + i)} {chr(65 + i)}\n" for i in range(24))
     + "\n".join(["int main() { return 0 Y; }"])
     + "\n",
     "a program of a gigabyte": "char a[1 << 30] = {1};\nint main() { return a[5]; }",
-    "an assembler's gigabytes": 'asm(".data\\n.fill 0x7fffffff, 1, 7\\n.text");\nint main() {}',
     "an endless repetition": 'asm(".rept 2000000000\\nnop\\n.endr");\nint main() {}',
     "messages without an end": "\n".join(
         ["#define E(n) int x##n = undefined_name_##n;"] + [f"E({i})" for i in range(60_000)]
     )
     + "\nint main() {}",
-    "names without an end": f"int {'a' * 5_000_000};\nint main() {{ return b; }}",
     "brackets": "int main() { return " + "(" * 200_000 + "0" + ")" * 200_000 + "; }",
 }
 """Programs that the compiler would spend the machine on."""
@@ -90,10 +76,6 @@ SPEND = {
     "memory": (
         "#include <vector>\nint main() { std::vector<char> v; for (;;) v.resize(v.size() + (64 << 20), 1); }",
         "memory",
-    ),
-    "memory of its image": (
-        "volatile char a[1L << 30];\nint main() { for (long i = 0; i < 1L << 30; i += 4096) a[i] = 1; }",
-        "memory|error",
     ),
     "time": ("int main() { volatile long i = 0; for (;;) i = i + 1; }", "timeout"),
     "sleep": ("#include <unistd.h>\nint main() { for (;;) sleep(9); }", "timeout"),
@@ -119,6 +101,5 @@ SURVIVE = {
     "the program becomes another": 'char *none[] = {nullptr}; execve("/usr/bin/yes", none, none); '
     'execve("/bin/sh", none, none);',
     "the program leaves its group": "setsid(); setpgid(0, 0); raise(SIGSTOP);",
-    "the program closes all": "for (int i = 0; i < 1024; i++) close(i); *(volatile int *)nullptr = 1;",
 }
 """What a test may do beside the tests that come after it. The next reply is run as ever in any case."""

@@ -1,11 +1,10 @@
-"""The kit is made once, shared by all, and leaves nothing behind where a process is killed."""
+"""The image is made once, shared by all, and evicted when nobody uses it."""
 
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import pytest
 
@@ -45,49 +44,18 @@ def test_other_modules_or_another_python_make_another(cache, tmp_path, monkeypat
     assert image.SandboxImage(sys.executable).folder != first
 
 
-def test_kits_that_nobody_uses_are_removed(cache, monkeypatch):
-    old, new = cache / "old", cache / "new"
-    for folder, age in ((old, 2 * image.UNUSED), (new, 0)):
-        folder.mkdir()
-        os.utime(folder, (time.time() - age,) * 2)
-    mine = image.SandboxImage(sys.executable).folder
-    assert mine.is_dir() and new.is_dir() and not old.exists()
-
-
-IN_USE = """
-import os, sys
-from gspo.sandbox import image
-os.getpid = lambda: int(sys.argv[1])
-with image.scratch(os.getuid()) as folder:
-    print(folder, flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_folders_of_killed_processes_are_removed(cache, tmp_path, monkeypatch):
-    """And not those of living ones, in another container too: their numbers say nothing here."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(image, "YOUNG", 1e6)
-    nobody = subprocess.Popen(["/bin/true"])
-    nobody.wait()
-    words, place = [sys.executable, "-c", IN_USE, str(nobody.pid)], os.environ | {"TMPDIR": str(tmp_path)}
-    processes = [subprocess.Popen(words, stdin=-1, stdout=-1, text=True, env=place) for _ in range(3)]
-    try:
-        killed, ended, living = folders = [Path(process.stdout.readline().strip()) for process in processes]
-        assert all(folder.is_dir() for folder in folders)
-        processes[0].kill()
-        processes[0].communicate()
-        processes[1].communicate("")
-        image.SandboxImage(sys.executable)
-        assert killed.is_dir() and not ended.exists()  # it is too young to tell
-        for folder in (killed, living):
-            os.utime(folder, (time.time() - 2 * image.YOUNG,) * 2)
-        image.SandboxImage(sys.executable)
-        assert living.is_dir() and not killed.exists()
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+def test_images_that_nobody_uses_and_folders_of_killed_processes_are_removed(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(image, "_cache", lambda: tmp_path / "cache")
+    ages = {"cache/old": 2 * image.UNUSED, "cache/new": 0, "tmp/gspo-scratch-1-a": 2 * image.DAY, "tmp/gspo-scratch-1-b": 9}
+    for name, age in ages.items():
+        (tmp_path / name / "test1").mkdir(parents=True)
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    assert image.SandboxImage(sys.executable).folder.is_dir()
+    assert [(tmp_path / name).exists() for name in ages] == [False, True, False, True]
+    with image.scratch(os.getuid()) as folder:
+        assert os.listdir(folder) == []
+    assert not os.path.exists(folder)
 
 
 @pytest.mark.skipif(bool(image.no_compiler()), reason=image.no_compiler())

@@ -6,14 +6,13 @@ They are cached under a hash of their sources, so that many processes share them
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gspo.sandbox.runner import COMPILER, FLAGS
@@ -23,9 +22,9 @@ MODULES = ("gspo/workers/json_codec.py", *(f"gspo/sandbox/{name}.py" for name in
 LONGEST = 300
 """CPU limit for compiling the header, in seconds."""
 SCRATCH = "gspo-scratch-"
-YOUNG = 60.0
-"""Seconds before an unlocked scratch folder may be removed: it is created first and locked afterwards."""
-UNUSED = 30 * 86_400.0
+DAY = 86_400.0
+"""Seconds after which the scratch folder of a killed process is removed. A reply takes minutes."""
+UNUSED = 30 * DAY
 """Seconds after which an unused image is evicted from the cache, such as that of an earlier gspo or Python."""
 
 
@@ -42,13 +41,14 @@ class SandboxImage:
         self.folder = _cache() / name
         if not self.folder.is_dir():
             _make(self.folder, texts, python)
-            _forget(self.folder.parent)
+            _evict(self.folder.parent.iterdir(), UNUSED)
         with contextlib.suppress(OSError):
             os.utime(self.folder)
-        _sweep()
+        _evict(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"), DAY)
 
     def header(self) -> None:
-        """Precompiles <bits/stdc++.h> once: programs that include it first then compile in a fraction of the time.
+        """Precompiles <bits/stdc++.h> once. A program that includes it first then takes 0.9 instead of 3.3 CPU seconds to
+        compile (g++ -O2, one that sorts its input).
 
         Raises RuntimeError without a working compiler.
         """
@@ -115,40 +115,21 @@ def _make(folder: Path, texts: dict[str, bytes], python: str) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _forget(cache: Path) -> None:
-    for folder in cache.iterdir():
+def _evict(folders: Iterable[Path], age: float) -> None:
+    """Removes those that nobody has used for so many seconds."""
+    for folder in folders:
         with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > UNUSED:
+            if time.time() - folder.lstat().st_mtime > age:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def scratch(user: int | None) -> Iterator[str]:
-    """Yields a new folder for one sandbox, owned by `user` and locked while in use. It is deleted afterwards."""
+    """Yields a new folder for one sandbox, owned by `user`. It is deleted afterwards."""
     path = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
-    file = os.open(path, os.O_DIRECTORY)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: there `_sweep` never removes it
-            fcntl.flock(file, fcntl.LOCK_EX)
         if user is not None:
             os.chown(path, user, user)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-        os.close(file)
-
-
-def _sweep() -> None:
-    """Removes scratch folders of killed processes, recognised by their free locks. A pid would not do: it may belong to
-    another container that shares /tmp.
-    """
-    for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime < YOUNG:
-                continue
-            file = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(file)
