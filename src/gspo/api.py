@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from gspo.rollout.failures import all_failed
 from gspo.runs import checkpoint
 from gspo.runs.log import is_number
 from gspo.training import trainer
-from gspo.training.sft import SupervisedRun, fit
+from gspo.training.sft import fit
 from gspo.training.state import Run
 from gspo.types import Group
 
@@ -92,12 +93,7 @@ def train(
     check_command(settings, "train")
     _check_given(settings, functions, eval_dataset)
     given = CallInputs(model, tokenizer, dataset, eval_dataset, functions)
-    with reported(*ENDS_AT_ONCE) as told, assemble.training(settings, resume, given, allow) as (run, hf):
-        told.append(folder := run.log.folder.path)
-        _tell_what_is_done(run)
-        metrics = trainer.train(run) or last_line(folder)
-        finished = _finish(run)
-    return Result(folder, hf.model, hf.tokenizer, metrics, finished, run.collapsed)
+    return _run(assemble.training(settings, resume, given, allow), trainer.train)
 
 
 def sft(
@@ -113,15 +109,7 @@ def sft(
     """Fine-tunes `model` on `dataset`, whose rows have a `prompt` and a `completion`. Arguments as in `train`."""
     settings = configured(config, sections, model, tokenizer, dataset)
     check_command(settings, "sft")
-    with (
-        reported(*ENDS_AT_ONCE) as told,
-        assemble.imitating(settings, resume, CallInputs(model, tokenizer, dataset), allow) as (run, hf),
-    ):
-        told.append(folder := run.log.folder.path)
-        _tell_what_is_done(run)
-        metrics = fit(run) or last_line(folder)
-        finished = _finish(run)
-    return Result(folder, hf.model, hf.tokenizer, metrics, finished)
+    return _run(assemble.imitating(settings, resume, CallInputs(model, tokenizer, dataset), allow), fit)
 
 
 def evaluate(
@@ -197,21 +185,20 @@ def last_line(folder: Path) -> dict[str, Any]:
     return (list(read_lines(folder / "metrics.jsonl")) or [{}])[-1]
 
 
-def _tell_what_is_done(run: Run | SupervisedRun) -> None:
-    """Logs a note if a resumed run has no steps left."""
-    if run.step >= run.config.train.steps:
-        run.log.note(f"all {run.config.train.steps} steps are done already: nothing is trained; raise train.steps to go on")
-
-
-def _finish(run: Run | SupervisedRun) -> bool:
-    """Saves the final model if the last step is done, otherwise logs how to resume. Returns whether the run finished."""
-    folder = run.log.folder
-    if run.step < run.config.train.steps:
-        if isinstance(run, Run) and run.collapsed:
-            run.log.note(trainer.AFTER_COLLAPSE)
-            return False
-        done = f"after step {run.step} of {run.config.train.steps}" if run.step else "before the first step was done"
-        run.log.note(f"stopped {done}; {checkpoint.resume_hint(folder.checkpoints)}")
-        return False
-    checkpoint.save_model(folder, run.learner.publish(run.step).save)
-    return True
+def _run(assembled: AbstractContextManager[tuple[Any, Any]], loop: Callable[[Any], dict[str, Any]]) -> Result:
+    """Runs `loop` on a run, saves the final model, and writes the report."""
+    with reported(*ENDS_AT_ONCE) as folders, assembled as (run, hf):
+        log, steps = run.log, run.config.train.steps
+        folders.append(folder := log.folder.path)
+        if run.step >= steps:
+            log.note(f"all {steps} steps are done already: nothing is trained; raise train.steps to go on")
+        metrics = loop(run) or last_line(folder)
+        finished, collapsed = run.step >= steps, isinstance(run, Run) and run.collapsed
+        if finished:
+            checkpoint.save_model(log.folder, run.learner.publish(run.step).save)
+        elif collapsed:
+            log.note(trainer.AFTER_COLLAPSE)
+        else:
+            done = f"after step {run.step} of {steps}" if run.step else "before the first step was done"
+            log.note(f"stopped {done}; {checkpoint.resume_hint(log.folder.checkpoints)}")
+    return Result(folder, hf.model, hf.tokenizer, metrics, finished, collapsed)

@@ -1,7 +1,6 @@
 """What is written appears as a whole or not at all, and what is damaged is found."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -69,23 +68,6 @@ def test_other_errors_stay_what_they_are_and_leave_nothing(tmp_path, error):
 
     with pytest.raises(type(error)):
         disk.write_folder(tmp_path / "model", fails)
-    assert names(tmp_path) == []
-
-
-def test_a_limit_on_the_size_of_files(tmp_path):
-    """`ulimit -f`, in a process of its own: weights and checksums as they are really written."""
-    code = (
-        "import sys; from pathlib import Path; from gspo.runs import disk; from tests.tiny_run import model\n"
-        "try: disk.write_folder(Path(sys.argv[1]), model().save)\n"
-        "except disk.SaveError as error: print(error)\n"
-    )
-    limit = lambda: (  # noqa: E731
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "model")]
-    ended = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=PATIENCE)
-    assert "model could not be written" in ended.stdout and "GiB are free there" in ended.stdout, ended.stderr
     assert names(tmp_path) == []
 
 

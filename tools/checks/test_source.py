@@ -162,9 +162,6 @@ UNTESTED = {
     # declarations: what holds for every section of the configuration is in tests/config/test_schema.py
     *("config/policy.py", "config/rewards.py", "config/rollout.py", "config/scale.py"),
     *("config/training.py", "interfaces.py", "learner/interfaces.py", "sandbox/types.py"),
-    # whole commands: tests/cli/test_main.py; their words: tests/cli/test_commands.py
-    *(f"cli/{name}.py" for name in ("arguments", "compare", "config", "demo", "evaluate")),
-    *(f"cli/{name}.py" for name in ("export", "plan", "report", "serve", "train")),
     # needs verifiers, which is in another environment: tests/agents/test_verifiers_episodes.py plays whole episodes
     *("agents/verifiers_client.py", "agents/verifiers_harness.py"),
 }

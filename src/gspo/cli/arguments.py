@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -12,11 +13,6 @@ from gspo.config.field import SEEDS
 from gspo.config.files import from_home
 
 FIELDS = "Set any configuration field with --section.key VALUE. `gspo config` lists all fields with meaning and unit."
-
-
-def no_hint(arguments: argparse.Namespace, fields: Mapping[str, str]) -> str:
-    """No hint: an interrupted command of this kind is simply run again."""
-    return ""
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, dict[str, str]], int]
     takes_fields: bool = True
-    resume_hint: Callable[[argparse.Namespace, dict[str, str]], str] = no_hint
+    resume_hint: Callable[[argparse.Namespace, dict[str, str]], str] = lambda arguments, fields: ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,17 +47,6 @@ class Parser(argparse.ArgumentParser):
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Adds the configuration file."""
     parser.add_argument("config", metavar="CONFIG.toml", help="configuration file")
-
-
-def add_counts(parser: argparse.ArgumentParser, counts: Iterable[tuple[str, str, int | None]]) -> None:
-    """Adds options that take a count.
-
-    Args:
-        parser: Parser of the command.
-        counts: Name, help and default of each option.
-    """
-    for name, text, default in counts:
-        parser.add_argument(f"--{name}", type=natural, metavar="N", help=text, default=default)
 
 
 def path(word: str) -> Path:
@@ -88,22 +73,18 @@ def positive(text: str) -> float:
     return number
 
 
-def natural(text: str) -> int:
-    """A count. Raises ArgumentTypeError, which argparse shows."""
-    if not text.isascii() or not text.isdigit() or not 0 < (number := int(text[:20])) <= 10**7:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be a whole number from 1 to {10**7}")
-    return number
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        with suppress(ValueError):  # also for more digits than Python parses
+            if least <= (number := int(text)) <= most:
+                return number
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be a whole number from {least} to {most}")
+
+    return parse
 
 
-def seed(text: str) -> int:
-    """A seed. Raises ArgumentTypeError, which argparse shows."""
-    try:
-        number = int(text)
-    except ValueError:  # also for more digits than Python parses
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be a whole number from 0 to {SEEDS}") from None
-    if not 0 <= number <= SEEDS:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be a whole number from 0 to {SEEDS}")
-    return number
+natural, seed = _whole(1, 10**7), _whole(0, SEEDS)
+"""A count, and a seed. Raise ArgumentTypeError, which argparse shows."""
 
 
 def take_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:

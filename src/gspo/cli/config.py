@@ -9,13 +9,11 @@ from gspo.cli.arguments import Command
 from gspo.config.files import load, to_toml
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the configuration file, which is optional."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG.toml", nargs="?", help="configuration file")
 
 
-def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Checks that the settings fit together, and prints them."""
+def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     from gspo.config.algorithm import resolve
     from gspo.config.checks import check_queries
     from gspo.data.splits import check_sources
@@ -27,4 +25,4 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     return 0
 
 
-CONFIG = Command("config", "print the whole configuration, with the meaning and unit of each field", add_arguments, run)
+CONFIG = Command("config", "print the whole configuration, with the meaning and unit of each field", _add_arguments, _run)

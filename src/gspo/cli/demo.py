@@ -9,30 +9,26 @@ from gspo.cli.arguments import Command, path, seed
 from gspo.launch.processes import importing
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the choice of the demo, its folder and its seed."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agent", action="store_true", help="run the demo of agents: conversations with a tool")
     parser.add_argument("--dir", type=path, help="run folder (default: runs/demo, runs/demo-agent)")
     parser.add_argument("--seed", type=seed, default=0, help="seed of the whole demo (default: %(default)s)")
     parser.add_argument("--resume", action="store_true", help="continue a demo that was stopped")
 
 
-def folder_of(arguments: argparse.Namespace) -> Path:
-    """The run folder."""
+def _folder_of(arguments: argparse.Namespace) -> Path:
     return Path(arguments.dir or ("runs/demo-agent" if arguments.agent else "runs/demo"))
 
 
-def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Runs the demo's stages."""
+def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     with importing():
         from gspo.demo import stages
     kind = "agent" if arguments.agent else "completion"
-    return stages.run_demo(folder_of(arguments), arguments.seed, arguments.resume, kind)
+    return stages.run_demo(_folder_of(arguments), arguments.seed, arguments.resume, kind)
 
 
-def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
-    """How to continue: with --resume if there is something to resume."""
-    folder = folder_of(arguments)
+def _resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
+    folder = _folder_of(arguments)
     begun = folder.with_name(f"{folder.name}-cold-start").exists()
     return f"; start it again {'with' if begun else 'without'} --resume"
 
@@ -40,8 +36,8 @@ def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
 DEMO = Command(
     "demo",
     "train a tiny mixture of experts with GSPO until it works answers out instead of guessing",
-    add_arguments,
-    run,
+    _add_arguments,
+    _run,
     takes_fields=False,
-    resume_hint=resume_hint,
+    resume_hint=_resume_hint,
 )

@@ -41,8 +41,7 @@ FLAGS = (
 OF_SOURCE = ("data", "name", "split", "release", "window")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for held-out prompts, and a group of options for benchmarks."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config",
         metavar="CONFIG.toml|MODEL",
@@ -58,20 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", action="store_true", help=text)
 
 
-def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Evaluates and prints the scores."""
-    if on_a_benchmark(arguments):
+def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
+    if _on_a_benchmark(arguments):
         with importing():
             from gspo.eval.run import evaluate
-        return evaluate(options_of(arguments), fields)
+        return evaluate(_options_of(arguments), fields)
     check_typed(fields)
     config = load(arguments.config, fields)
     check_command(config, "eval")
-    return held_out(config, arguments.out)
+    return _held_out(config, arguments.out)
 
 
-def on_a_benchmark(arguments: argparse.Namespace) -> bool:
-    """Whether to evaluate on a benchmark. Raises ValueError for options that have no effect."""
+def _on_a_benchmark(arguments: argparse.Namespace) -> bool:
     if arguments.benchmark is not None and arguments.out is not None:
         raise ValueError("--out: has no effect beside --benchmark, which keeps its replies in --dir; leave it out")
     for option in (option for table in (WORDS[1:], PATHS, FLAGS) for option, *_ in table):
@@ -80,8 +77,7 @@ def on_a_benchmark(arguments: argparse.Namespace) -> bool:
     return arguments.benchmark is not None
 
 
-def options_of(arguments: argparse.Namespace) -> Options:
-    """The options of an evaluation on a benchmark."""
+def _options_of(arguments: argparse.Namespace) -> Options:
     from gspo.eval.settings import Options
 
     of_source = [(name, getattr(arguments, name)) for name in OF_SOURCE]
@@ -107,8 +103,7 @@ def check_typed(keys: Iterable[str]) -> None:
             raise ValueError(f"--{key}: has no effect on `gspo eval`, which trains nothing: leave it out")
 
 
-def held_out(config: Config, out: Path | None) -> int:
-    """Evaluates on held-out prompts, prints the metrics, and writes the completions to `out`. Returns the exit status."""
+def _held_out(config: Config, out: Path | None) -> int:
     with importing():
         from gspo import api
         from gspo.rollout.failures import cause, eval_errors
@@ -139,15 +134,14 @@ def held_out(config: Config, out: Path | None) -> int:
     return 0
 
 
-def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
-    """How to continue: an evaluation on a benchmark keeps its replies."""
+def _resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
     return "; the same command goes on with what is left" if arguments.benchmark is not None else ""
 
 
 EVAL = Command(
     "eval",
     "evaluate a model on held-out prompts, or on a benchmark: accuracy with a 95 % interval",
-    add_arguments,
-    run,
-    resume_hint=resume_hint,
+    _add_arguments,
+    _run,
+    resume_hint=_resume_hint,
 )

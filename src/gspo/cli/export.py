@@ -7,16 +7,14 @@ import argparse
 from gspo.cli.arguments import Command, path
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run and the destination of its model."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=path, metavar="RUN", help="run folder, checkpoint or model folder")
     parser.add_argument("--out", type=path, metavar="DIR", help="where to (default: RUN/export)")
     parser.add_argument("--merge", action="store_true", help="merge an adapter into its base model")
     parser.add_argument("--push", metavar="REPO", help="send it to this repository of the Hugging Face Hub too")
 
 
-def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Exports the model and prints its path."""
+def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     from gspo.assembly.export import export
 
     print(f"model   {export(arguments.run, arguments.out, arguments.merge, arguments.push)}")
@@ -24,5 +22,5 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
 
 EXPORT = Command(
-    "export", "write the trained model of a run as a plain Hugging Face folder", add_arguments, run, takes_fields=False
+    "export", "write the trained model of a run as a plain Hugging Face folder", _add_arguments, _run, takes_fields=False
 )

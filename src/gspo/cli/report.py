@@ -8,15 +8,13 @@ from gspo.cli.arguments import Command, path
 from gspo.safe import visible
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run folders."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", type=path, metavar="RUN_DIR", help="run folders; the page is written into the first"
     )
 
 
-def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    """Writes the page and prints its path."""
+def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     from gspo.report.page import write_report
 
     print(visible(write_report(arguments.runs)))
@@ -26,7 +24,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 REPORT = Command(
     "report",
     "write the report of a run with its figures, or one page that compares several runs",
-    add_arguments,
-    run,
+    _add_arguments,
+    _run,
     takes_fields=False,
 )

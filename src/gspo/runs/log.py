@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 from gspo.runs import disk
 from gspo.runs.folder import RunFolder
@@ -25,35 +25,17 @@ FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 SEPARATORS = str.maketrans({c: f"\\u{ord(c):04x}" for c in "\u0085\u2028\u2029"})
 
 
-class Tracker(Protocol):
-    """Receives the metrics of each step: see runs/trackers.py."""
-
-    name: str
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Record the metrics of one step."""
-        ...
-
-    def close(self) -> None:
-        """Write out what is still buffered."""
-        ...
-
-
-class Screen(Protocol):
-    """Shows a run in progress: see runs/progress.py."""
-
-    def step(self, metrics: dict[str, Any]) -> None:
-        """Show the metrics of a step."""
-        ...
-
-
 class RunLog:
-    """Writes what a run does into its folder, and forwards it to the trackers and the screen.
+    """Writes what a run does into its folder, and forwards the metrics to the trackers and the live view.
 
     `step` is the step that events belong to; `metrics` sets it, and the trainer may.
+
+    Args:
+        trackers: As in runs/trackers.py.
+        progress: As in runs/progress.py.
     """
 
-    def __init__(self, folder: RunFolder, trackers: Sequence[Tracker] = (), progress: Screen | None = None) -> None:
+    def __init__(self, folder: RunFolder, trackers: Sequence[Any] = (), progress: Any = None) -> None:
         self.folder = folder
         self.step = 0
         self._trackers = list(trackers)

@@ -1,0 +1,29 @@
+"""gspo config."""
+
+import tomllib
+
+from gspo.cli.main import main
+from gspo.config.files import from_dict, load
+from gspo.config.schema import Config
+from tests.cli.whole import TRAIN
+
+
+def test_config_prints_a_configuration_that_reads_back(tmp_path, capsys):
+    assert main(["config"]) == 0
+    tables = tomllib.loads(capsys.readouterr().out)
+    assert tables["algorithm"] | {"epsilon": 3e-4, "epsilon_high": 4e-4, "mini_batches": 4} == tables["algorithm"]
+    resolved = Config().algorithm, from_dict(tables).algorithm
+    assert resolved[0].name == resolved[1].name == "gspo"
+    (tmp_path / "train.toml").write_text(TRAIN)
+    assert main(["config", str(tmp_path / "train.toml"), "--algorithm.name", "dapo", "--train.steps", "5"]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "resolved.toml").write_text(text)
+    config = load(tmp_path / "resolved.toml")
+    assert config == load(
+        tmp_path / "train.toml",
+        {"train.steps": 5, "algorithm.name": "dapo", "algorithm.epsilon": 0.2, "algorithm.epsilon_high": 0.28,
+         "algorithm.mini_batches": 4, "algorithm.scale_rewards": "group"},
+    )  # fmt: skip
+    assert "# Number of rollout batches (`gspo sft`: of updates)." in text and "\nsteps = 5\n" in text
+    assert main(["config", str(tmp_path / "resolved.toml")]) == 0
+    assert capsys.readouterr().out == text

@@ -1,0 +1,31 @@
+"""gspo eval on held-out prompts; tests/eval has benchmarks."""
+
+from gspo.cli.main import main
+from tests.cli.whole import lines
+
+
+def test_eval_prints_an_interval_and_writes_each_completion(place, monkeypatch, capsys):
+    completions = lines(place / "out" / "completions.jsonl")
+    assert len(completions) == 8 * 3
+    assert {"prompt_id", "prompt", "completion", "reward", "reward_parts", "stop", "error"} <= set(completions[0])
+    assert len({completion["prompt_id"] for completion in completions}) == 8
+    monkeypatch.chdir(place)
+    assert main(["eval", "train.toml", "--model.path=run/model", "--eval.num_generations=3"]) == 0
+    shown = capsys.readouterr().out
+    mean = sum(completion["reward"] for completion in completions) / len(completions)
+    assert shown.startswith(f"model run/model\naccuracy {mean:.4f}  (95 % interval ")
+    assert mean > 0.1 and "not scored" not in shown
+    assert main(["eval", "train.toml", "--model.path=run/model", "--optimizer.lr=1"]) == 2
+    assert "--optimizer.lr: has no effect on `gspo eval`" in capsys.readouterr().err
+
+
+def test_eval_says_how_many_completions_were_not_scored(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    (place / "odd_grader.py").write_text(
+        "def odd(prompts, completions): return [None if i % 3 == 0 else 1.0 for i in range(len(completions))]\n"
+    )
+    words = ["--model.path=run/model", "--eval.num_generations=3", "--reward.functions=odd_grader:odd"]
+    assert main(["eval", "train.toml", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy 0.6667  (95 % interval " in shown
+    assert shown.splitlines()[1].endswith("; 8 of 24 completions were not scored and count as wrong")

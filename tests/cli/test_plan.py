@@ -1,0 +1,12 @@
+"""gspo plan; tests/plan has its numbers."""
+
+from gspo.cli.main import main
+
+
+def test_what_does_not_fit_ends_with_1(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    assert main(["plan", "cold.toml", "--memory=80", "--prompt-tokens", "64"]) == 0
+    assert main(["plan", "cold.toml", "--memory=1e-6"]) == 1
+    capsys.readouterr()
+    assert main(["plan", "cold.toml", "--memory=0"]) == 2
+    assert "--memory: '0': must be a number above 0" in capsys.readouterr().err
