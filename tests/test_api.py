@@ -29,11 +29,6 @@ def test_a_result_is_what_the_run_left(tmp_path):
     assert again.finished and again.metrics == made.metrics
 
 
-def test_a_result_prints_in_a_line(tmp_path):
-    made = gspo.Result(tmp_path, object(), object(), {"step": 3, "reward": 0.123456, "loss": None, "lr": 1.0}, True)
-    assert repr(made) == f"Result({str(tmp_path)!r}, finished: step = 3, reward = 0.1235)"
-
-
 def test_the_api_shows_itself():
     names = {*gspo.__all__, "train", "sft", "evaluate", "serve", "Result", "__version__"}
     assert names <= set(dir(gspo)) and not {"importlib", "Any", "WHERE"} & set(dir(gspo))
@@ -78,11 +73,6 @@ def test_who_asks_twice_to_end_waits_for_no_report(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config)
     assert not (tmp_path / "run" / "report.html").exists()
-
-
-def test_the_last_line_of_a_finished_run(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.75}\n')
-    assert gspo.api.last_line(tmp_path)["reward"] == 0.75
 
 
 @pytest.mark.parametrize("reward", ["exact", [tiny_run.likes_a, 3]])

@@ -20,22 +20,11 @@ def test_create_makes_a_whole_folder(tmp_path):
         assert folder.checkpoints.is_dir() and folder.figures.is_dir()
 
 
-def test_an_empty_folder_may_be_used(tmp_path):
-    RunFolder.create(tmp_path, "").close()
-
-
 def test_a_used_folder_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"is not empty; go on with that run by --resume .*, or give another log.dir"):
         RunFolder.create(tmp_path, "")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.txt"]
-
-
-def test_a_run_is_never_overwritten(tmp_path):
-    RunFolder.create(tmp_path / "run", "first").close()
-    with pytest.raises(ValueError, match="not empty"):
-        RunFolder.create(tmp_path / "run", "second")
-    assert (tmp_path / "run" / "config.toml").read_text() == "first"
 
 
 def test_a_file_in_the_way(tmp_path):
@@ -44,6 +33,8 @@ def test_a_file_in_the_way(tmp_path):
         RunFolder.create(tmp_path / "run", "")
     with pytest.raises(ValueError, match="cannot make the run folder"):
         RunFolder.create(tmp_path / "run" / "below", "")
+    with pytest.raises(ValueError, match=r"log\.dir = '.*run': this is a file, not the folder of a run"):
+        RunFolder.resume(tmp_path / "run")
 
 
 def test_what_a_kill_in_create_leaves_can_be_created_again(tmp_path):
@@ -63,12 +54,6 @@ def test_resume_needs_a_run_folder(tmp_path):
     with pytest.raises(ValueError, match="checkpoints is missing"):
         RunFolder.resume(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.toml"]
-
-
-def test_a_file_is_no_run_to_resume(tmp_path):
-    (tmp_path / "run").touch()
-    with pytest.raises(ValueError, match=r"log\.dir = '.*run': this is a file, not the folder of a run"):
-        RunFolder.resume(tmp_path / "run")
 
 
 def test_links(tmp_path):

@@ -1,13 +1,11 @@
 """The files of a run: cut back to a checkpoint, always valid JSON."""
 
-import ast
 import json
 import logging
 import math
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,26 +27,6 @@ def test_metrics_are_on_the_disk_at_once(tmp_path):
         log.metrics({"step": 1, "reward": 0.1 + 0.2, "kl": math.nan, "ratio": {"max": math.inf}})
         assert read(folder) == [{"step": 1, "reward": 0.1 + 0.2, "kl": None, "ratio": {"max": None}}]
         log.close()
-
-
-def test_whoever_warns_warns_in_the_terminal_too():
-    """`event` writes into the file alone, so nobody but `warn` may write one of the kind "warning"."""
-    source, kinds = Path(__file__).parents[2] / "src" / "gspo", []
-    for path in sorted(source.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "event":
-                kind = (node.args or [keyword.value for keyword in node.keywords if keyword.arg == "kind"])[0]
-                assert isinstance(kind, ast.Constant), f"{path.relative_to(source)}:{node.lineno}: say the kind itself"
-                kinds.append((kind.value, str(path.relative_to(source))))
-    assert not [where for kind, where in kinds if kind == "warning"] and len(kinds) > 3
-
-
-def test_metrics_of_an_earlier_step_do_not_date_events_back(tmp_path):
-    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder, progress=Quiet()) as log:
-        log.metrics({"step": 4, "reward": 1.0})
-        log.metrics({"step": 0, "val/reward": 1.0})
-        log.note("later")
-        assert read(folder, "events.jsonl") == [{"step": 4, "kind": "info", "text": "later"}]
 
 
 def test_lines_that_are_no_events_are_passed_over(tmp_path):
@@ -80,18 +58,6 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=12,
 )
-
-
-def test_any_reader_finds_the_same_lines(tmp_path):
-    """Also one that takes Unicode's line separators for the end of a line, as Python's splitlines does."""
-    assert {"\n", "\r", "\x0b", "\x1c", "\x85", "\u2028", "\u2029"} <= set(SEPARATORS)
-    rows = [{"completion": f"a{c}b", c: [c]} for c in SEPARATORS]
-    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder, progress=Quiet()) as log:
-        log.rollouts(rows)
-        log.evaluations(rows)
-        log.warn(SEPARATORS)
-        assert read(folder, "rollouts.jsonl") == read(folder, "evaluations.jsonl") == rows
-        assert [event["text"] for event in read(folder, "events.jsonl")] == [SEPARATORS]
 
 
 @settings(max_examples=200, deadline=None)
@@ -228,10 +194,13 @@ def test_trackers_get_numbers_and_a_broken_one_is_dropped(tmp_path):
     ):
         log.metrics({"step": 1, "reward": 0.5, "kl": math.nan, "kl_ref": None, "name": "x"})
         log.metrics({"step": 2, "reward": 1})
+        log.metrics({"step": 0, "val/reward": 1.0})  # dates no event back
+        log.note("later")
+        assert [e["step"] for e in read(folder, "events.jsonl")] == [1, 2]
         assert [e["text"] for e in read(folder, "events.jsonl")] == [
-            "tracker broken failed and gets no more metrics: no route"
-        ]
-    assert recorder.seen == [(1, {"reward": 0.5}), (2, {"reward": 1.0}), "closed"]
+            "tracker broken failed and gets no more metrics: no route", "later",
+        ]  # fmt: skip
+    assert recorder.seen == [(1, {"reward": 0.5}), (2, {"reward": 1.0}), (2, {"val/reward": 1.0}), "closed"]
 
 
 def test_a_library_is_silent_but_for_warnings_whatever_is_recorded():

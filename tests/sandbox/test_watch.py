@@ -40,21 +40,6 @@ def test_a_process_that_waits_for_a_processor_is_not_idle(monkeypatch):
     assert watch.watched(started("import time; time.sleep(1)").pid, 0.1)[::2] == (0, b"")
 
 
-def test_work_counts_what_a_process_ran():
-    process = started("while True: pass")
-    work = watch.TaskTimes(process.pid)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while work.now()[0] < 0.2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        ran, waited = work.now()
-        assert ran >= 0.2 and waited >= 0
-    finally:
-        process.kill()
-        process.wait()
-    assert work.now() == (0.0, -1.0)
-
-
 BURN = "import os\nwhile not os.path.exists({!r}): pass"
 THREAD = """
 import sys, threading, time
@@ -88,10 +73,4 @@ def test_what_an_ended_thread_or_child_ran_still_counts(tmp_path, code):
     finally:
         process.kill()
         process.communicate()
-
-
-def test_errors_of_a_kind_are_passed_over():
-    with watch.Suppressed(OSError, ValueError):
-        raise FileNotFoundError
-    with pytest.raises(TypeError), watch.Suppressed(OSError):
-        raise TypeError
+    assert work.now() == (0.0, -1.0)
