@@ -92,7 +92,7 @@ def test_an_unknown_machine_gets_no_filter(monkeypatch):
 
     monkeypatch.setattr(os, "uname", Other)
     with pytest.raises(OSError, match="no seccomp filter is written for riscv64"):
-        confine.filtered(1)
+        confine.bpf_filter(1)
 
 
 def landlocked(*paths, own=""):

@@ -21,12 +21,12 @@ def no_wall(monkeypatch):
 
 
 def test_a_process_is_waited_for_as_long_as_it_works(monkeypatch):
-    status, seconds, why = watch.watched(started("raise SystemExit(7)").pid, PATIENCE)
+    status, seconds, why = watch.watch(started("raise SystemExit(7)").pid, PATIENCE)
     assert (status, why) == (7, b"") and seconds < 5
-    status, seconds, why = watch.watched(started("while True: pass").pid, 0.3)
+    status, seconds, why = watch.watch(started("while True: pass").pid, 0.3)
     assert (status, why) == (-9, b"timeout") and seconds > 0.3
     monkeypatch.setattr(watch, "PATIENCE", 0.3)  # above, a busy host that takes the processor away looks idle
-    status, seconds, why = watch.watched(started("import time; time.sleep(10_000)").pid, 0.3)
+    status, seconds, why = watch.watch(started("import time; time.sleep(10_000)").pid, 0.3)
     assert (status, why) == (-9, b"timeout") and seconds < 0.3
 
 
@@ -37,7 +37,7 @@ def test_a_process_that_waits_for_a_processor_is_not_idle(monkeypatch):
         watch.TaskTimes, "now", lambda self: (0.01, time.monotonic() - begin)
     )  # it only ever waits in the queue
     begin = time.monotonic()
-    assert watch.watched(started("import time; time.sleep(1)").pid, 0.1)[::2] == (0, b"")
+    assert watch.watch(started("import time; time.sleep(1)").pid, 0.1)[::2] == (0, b"")
 
 
 BURN = "import os\nwhile not os.path.exists({!r}): pass"

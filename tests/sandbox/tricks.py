@@ -37,7 +37,7 @@ CHEAT = {
         "import os\ndef f():\n    for i in range(2, 64):\n        try: os.write(i, b'ok 1 0 8 0\\n48151624')\n"
         "        except OSError: pass\n    os._exit(0)"
     ),
-    "a patched runner": "import sys\nr = sys.modules['gspo.sandbox.runner']\nr.give = r.leave = lambda v: 0\nf = lambda: 1",
+    "a patched runner": "import sys\nr = sys.modules['gspo.sandbox.runner']\nr.send_value = r.finish = lambda v: 0\nf = lambda: 1",
 }
 
 # Those that a runner takes for right that compares inside, or goes by the exit status: the control.

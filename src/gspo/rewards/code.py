@@ -146,7 +146,7 @@ def opened(config: CodeConfig, compiles: str = "") -> tuple[Sandbox, str]:
         raise RuntimeError(f"{error}; or {none}") from None
     if compiles:
         try:
-            sandbox.kit.header()
+            sandbox.image.header()
         except RuntimeError as error:
             raise RuntimeError(f"{compiles}: {error}") from None
     if sandbox.driver == "none":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 import threading
@@ -18,6 +19,7 @@ from gspo.runs import disk
 from gspo.runs.disk import SaveError
 from gspo.runs.folder import RunFolder
 
+logger = logging.getLogger(__name__)
 STATE = "state.pt"
 MODEL = "model"
 LEARNER = "learner.pt"
@@ -38,7 +40,7 @@ def save(
     state: dict[str, Any],
     config: str,
     keep: int,
-    tell: Callable[[str], None] | None = None,
+    needed: bool = True,
 ) -> Path | None:
     """Writes `checkpoints/step_NNNNNN` and returns it, then deletes all but the newest `keep` and the one marked good.
 
@@ -49,10 +51,7 @@ def save(
         state: Saved as state.pt.
         config: The settings, as TOML.
         keep: How many checkpoints to keep.
-        tell: Receives a failure to write, after which None is returned and the run goes on.
-
-    Raises:
-        SaveError: If the disk refuses the write and there is no `tell`.
+        needed: Whether to raise SaveError if the disk refuses the write. Otherwise it is a warning, and None is returned.
     """
     final = folder_of(checkpoints, step)
 
@@ -65,9 +64,9 @@ def save(
     try:
         disk.write_folder(final, write)
     except SaveError as error:
-        if tell is None:
+        if needed:
             raise SaveError(f"{error}; {resume_hint(checkpoints)}") from error
-        tell(f"step {step}: {error}. The run goes on without this checkpoint; {resume_hint(checkpoints)}")
+        logger.warning(f"step {step}: {error}. The run goes on without this checkpoint; {resume_hint(checkpoints)}")
         return None
     disk.sweep(checkpoints, NAMES)
     for old in steps(checkpoints)[:-keep]:
@@ -90,18 +89,14 @@ def sweep(folder: RunFolder) -> None:
     disk.sweep(folder.checkpoints, NAMES)
 
 
-def keep_good(checkpoints: Path, step: int, tell: Callable[[str], None] | None = None) -> None:
-    """Marks the checkpoint of `step` as the good one, which protects it from deletion.
-
-    Args:
-        tell: Receives a failure to write. Without it, SaveError is raised.
-    """
+def keep_good(checkpoints: Path, step: int, needed: bool = True) -> None:
+    """Marks the checkpoint of `step` as the good one, which protects it from deletion. needed: as in `save`."""
     try:
         disk.write_text(checkpoints / GOOD, f"{folder_of(checkpoints, step).name}\n")
-    except disk.SaveError as error:
-        if tell is None:
+    except SaveError as error:
+        if needed:
             raise
-        tell(f"step {step}: {error}")
+        logger.warning(f"step {step}: {error}")
 
 
 def good(checkpoints: Path) -> Path | None:
@@ -167,7 +162,7 @@ def read_state(checkpoint: Path, name: str = STATE) -> dict[str, Any]:
         raise RuntimeError(f"{checkpoint / name} cannot be read ({error}). {_instead(checkpoint)}") from error
 
 
-def same_data(saved: str, now: str) -> None:
+def check_same_data(saved: str, now: str) -> None:
     """Raises ValueError if the prompts are not those that the run began with."""
     if saved != now:
         raise ValueError(
@@ -176,11 +171,11 @@ def same_data(saved: str, now: str) -> None:
         )
 
 
-def tell_threads(state: dict[str, Any], device: str, tell: Callable[[str], None]) -> None:
+def check_threads(state: dict[str, Any], device: str) -> None:
     """Warns if results on a CPU will be rounded differently than before, because torch has another number of threads."""
     before, now = state["random"].get("threads", 0), torch.get_num_threads()
     if before not in (0, now) and pick_device(device).type == "cpu":
-        tell(
+        logger.warning(
             f"torch had {before} threads before and has {now} now: on a CPU numbers round otherwise from here on. For those "
             f"of an unbroken run, set OMP_NUM_THREADS={before}"
         )

@@ -18,7 +18,7 @@ from gspo.safe import replace_file
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
 READ = (".safetensors", ".pt", ".json", ".jsonl", ".toml", ".jinja", ".model")
 FULL = (errno.ENOSPC, errno.EDQUOT)
-LITTLE = 1 << 20  # bytes: a disk with less free space counts as full
+MIN_FREE = 1 << 20  # bytes: a disk with less free space counts as full
 # Suffixes beside a folder: its next version, its previous one, and one that is being deleted.
 PART, BEFORE, OLD = "part", "before", "old"
 
@@ -34,7 +34,7 @@ def write_folder(final: Path, write: Callable[[Path], object]) -> None:
     """
     part, before = beside(final, PART), beside(final, BEFORE)
     try:
-        mend(final)
+        recover(final)
         part.mkdir(parents=True)
         write(part)
         for path in (part, *part.rglob("*")):
@@ -46,7 +46,7 @@ def write_folder(final: Path, write: Callable[[Path], object]) -> None:
     except BaseException as error:
         why = refused(final, error)
         with contextlib.suppress(OSError):
-            mend(final)
+            recover(final)
         if why:
             raise SaveError(why) from error
         raise
@@ -66,7 +66,7 @@ def beside(path: Path, kind: str) -> Path:
     return path.with_name(f".{path.name}.{kind}")
 
 
-def mend(final: Path) -> None:
+def recover(final: Path) -> None:
     """Cleans up what a killed process left beside `final`, and restores a previous version that it had moved away."""
     before = beside(final, BEFORE)
     if os.path.lexists(before) and not os.path.lexists(final):
@@ -79,7 +79,7 @@ def sweep(folder: Path, names: str) -> None:
     """Cleans up in `folder` what killed processes left beside files and folders whose names match the regex `names`."""
     left = re.compile(rf"\.({names})\.({PART}|{BEFORE}|{OLD})")
     for name in {found[1] for path in folder.iterdir() if (found := left.fullmatch(path.name))}:
-        mend(folder / name)
+        recover(folder / name)
 
 
 def remove(folder: Path) -> None:
@@ -159,5 +159,5 @@ def refused(path: Path, error: BaseException) -> str:
     place = next(folder for folder in path.absolute().parents if folder.exists())
     free = shutil.disk_usage(place).free
     text = f"{path} could not be written ({error}); {free / 2**30:.1f} GiB are free there"
-    full = any(os.strerror(number) in str(error) for number in FULL) or free < LITTLE
+    full = any(os.strerror(number) in str(error) for number in FULL) or free < MIN_FREE
     return f"{text}: the disk is full, make room on it" if full else text

@@ -49,7 +49,7 @@ class RunFolder:
             folder.figures.mkdir(exist_ok=True)
         except OSError as error:
             raise ValueError(f"log.dir = {str(dir)!r}: cannot make the run folder: {error}") from None
-        folder._hold()
+        folder._acquire_lock()
         try:
             folder.check_unused()  # again under the lock: another process may have been faster
             disk.write_text(folder.config, config_toml)  # last and atomically: a folder with config.toml is complete
@@ -76,7 +76,7 @@ class RunFolder:
                     f"an earlier run, or start a new one without {RESUME}"
                 )
         try:
-            folder._hold()
+            folder._acquire_lock()
             folder.figures.mkdir(exist_ok=True)
         except OSError as error:
             folder.close()
@@ -117,7 +117,7 @@ class RunFolder:
                 f"{RESUME}, or give another log.dir"
             )
 
-    def _hold(self) -> None:
+    def _acquire_lock(self) -> None:
         """Take the lock. The kernel frees it when the process ends, however it ends."""
         lock = open(self.path / ".lock", "ab", buffering=0)  # noqa: SIM115
         try:
@@ -131,16 +131,16 @@ class RunFolder:
         except OSError:
             pass  # a file system without locks
         self._lock = lock
-        _held.add(lock)
+        _locks.add(lock)
 
 
-_held: weakref.WeakSet[BinaryIO] = weakref.WeakSet()
+_locks: weakref.WeakSet[BinaryIO] = weakref.WeakSet()
 
 
-def _let_go_in_child() -> None:
+def _close_locks_in_child() -> None:
     """Closes the locks that a forked child inherits, which would otherwise outlive a killed parent."""
-    for lock in list(_held):
+    for lock in list(_locks):
         lock.close()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_locks_in_child)

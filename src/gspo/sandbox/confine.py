@@ -82,7 +82,7 @@ def prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl {option}")
 
 
-def filtered(pid: int, forks: bool = False) -> list[tuple[int, int, int, int]]:
+def bpf_filter(pid: int, forks: bool = False) -> list[tuple[int, int, int, int]]:
     """The seccomp filter of process `pid`, as BPF: threads but no processes (unless `forks`), signals only to itself, no
     network, no memory outside RLIMIT_AS, no kernel administration. Raises OSError on other architectures.
     """
@@ -120,7 +120,7 @@ class SyscallFilter:
     """The seccomp filter, built once and then entered by each forked process. Raises OSError."""
 
     def __init__(self, forks: bool = False) -> None:
-        code = filtered(OWN, forks)
+        code = bpf_filter(OWN, forks)
         self.instructions = (_Instruction * len(code))(*(_Instruction(*line) for line in code))
         self.places = [i for i, line in enumerate(code) if line[3] == OWN]
         self.program = _Filter(len(code), self.instructions)

@@ -21,7 +21,7 @@ SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/
 LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 HASHES = ("PYTHONHASHSEED", "0")  # a fixed seed: output that depends on set order is reproducible
-INSIDE = "/kit"
+INSIDE = "/image"
 """Where bubblewrap mounts the image."""
 _numbers = itertools.count(os.getpid() * 61)
 
@@ -86,9 +86,9 @@ def tasks(threads: int, owner: int | None, driver: str) -> int | None:
     return mine + threads
 
 
-def readable(python: Interpreter, kit: str) -> list[str]:
+def readable(python: Interpreter, image: str) -> list[str]:
     """Paths that a test may read under Landlock, which cannot hide site-packages inside a readable folder."""
-    paths = [*SYSTEM, *LINKS, *ETC, kit, "/dev/urandom", "/dev/random"]
+    paths = [*SYSTEM, *LINKS, *ETC, image, "/dev/urandom", "/dev/random"]
     for path in python.readable:
         if any(hidden.startswith(path + "/") for hidden in python.hidden):
             paths += [os.path.join(path, name) for name in os.listdir(path) if name != "site-packages"]
@@ -104,12 +104,12 @@ def interpreter(python: Interpreter, modules: str) -> list[str]:
     code = (
         f"import sys; sys.path.insert(0, {modules!r})\n"
         "from gspo.sandbox import runner\n"
-        f"runner.KIT.append({modules!r}); runner.main()"
+        f"runner.OWN_MODULES.append({modules!r}); runner.main()"
     )
     return [python.program, "-P", "-s", "-S", "-X", "utf8", "-c", code]
 
 
-def bubblewrap(python: Interpreter, kit: str, scratch: int) -> list[str]:
+def bubblewrap(python: Interpreter, image: str, scratch: int) -> list[str]:
     """The bwrap command that wraps the runner's: new namespaces, no capabilities, a root of read-only binds and one tmpfs of
     `scratch` bytes. Raises RuntimeError without bwrap.
     """
@@ -124,7 +124,7 @@ def bubblewrap(python: Interpreter, kit: str, scratch: int) -> list[str]:
         words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
     for path in python.hidden:
         words += ["--tmpfs", path, "--remount-ro", path]
-    words += ["--ro-bind", kit, INSIDE, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    words += ["--ro-bind", image, INSIDE, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
     words += ["--size", str(scratch), "--tmpfs", "/tmp", "--chdir", "/tmp"]
     return [*words, "--remount-ro", "/", "--"]  # last, after the binds: they need mount points in it
 

@@ -40,8 +40,8 @@ class Sandbox:
 
     def __init__(self, driver: str, python: drivers.Interpreter) -> None:
         self.driver, self.python = driver, python
-        self.kit = SandboxImage(python.program)
-        self.inside = drivers.INSIDE if driver == "bwrap" else str(self.kit.folder)
+        self.image = SandboxImage(python.program)
+        self.inside = drivers.INSIDE if driver == "bwrap" else str(self.image.folder)
 
     def run(self, program: Program, cases: Sequence[Case], limits: Limits = USUAL) -> list[Outcome]:
         """Runs each case and returns the outcomes in order. Raises RuntimeError if the sandbox itself fails, ValueError for
@@ -55,7 +55,7 @@ class Sandbox:
             return
         owner = drivers.user()
         if program.language == "cpp":
-            self.kit.header()
+            self.image.header()
         with contextlib.ExitStack() as stack:
             folder = "/tmp" if self.driver == "bwrap" else stack.enter_context(scratch(owner))
             request = _request(self, program, cases, limits, folder, owner)
@@ -71,14 +71,11 @@ class Sandbox:
                     outcome = Outcome("error", detail="the sandbox ended before the test did")
                 yield outcome
 
-    def close(self) -> None:
-        """Does nothing: a run cleans up after itself, and the image stays cached for the next sandbox."""
-
     def __enter__(self) -> Sandbox:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        """Does nothing: a run cleans up after itself, and the image stays cached for the next sandbox."""
 
 
 def _request(
@@ -89,7 +86,7 @@ def _request(
         "cases": [dataclasses.asdict(case) for case in cases],
         "limits": dataclasses.asdict(limits),
         "driver": sandbox.driver,
-        "readable": drivers.readable(sandbox.python, str(sandbox.kit.folder)) if sandbox.driver == "landlock" else [],
+        "readable": drivers.readable(sandbox.python, str(sandbox.image.folder)) if sandbox.driver == "landlock" else [],
         "include": f"{sandbox.inside}/include",
         "scratch": folder,
         "tasks": None if sandbox.driver == "none" else drivers.tasks(limits.threads, owner, sandbox.driver),
@@ -108,7 +105,7 @@ class _Process:
     def __init__(self, sandbox: Sandbox, request: bytes, limits: Limits, owner: int | None) -> None:
         command = drivers.interpreter(sandbox.python, f"{sandbox.inside}/modules")
         if sandbox.driver == "bwrap":
-            command = drivers.bubblewrap(sandbox.python, str(sandbox.kit.folder), limits.scratch) + command
+            command = drivers.bubblewrap(sandbox.python, str(sandbox.image.folder), limits.scratch) + command
         self.errors = os.fdopen(os.memfd_create("errors"), "w+b")
         self.reply, write = os.pipe()
         file = os.memfd_create("request")
@@ -124,12 +121,15 @@ class _Process:
 
     def __enter__(self) -> _Process:
         try:
-            if self._line(time.monotonic() + START) != b"ready":
-                raise RuntimeError(f"the sandbox does not start: {self._said() or 'no reason is given'}")
+            with contextlib.suppress(EOFError):
+                if self._line(time.monotonic() + START) == b"ready":
+                    return self
+            self.errors.seek(0)
+            said = self.errors.read(DETAIL).decode(errors="replace").strip()
+            raise RuntimeError(f"the sandbox does not start: {said or 'no reason is given'}")
         except BaseException:
             self.__exit__()
             raise
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
@@ -146,61 +146,44 @@ class _Process:
     def outcome(self, seconds: float, limits: Limits) -> Outcome | None:
         """The next outcome; None if the sandbox has ended or timed out, or violates the runner's protocol."""
         deadline = time.monotonic() + seconds
-        line = self._line(deadline)
-        if line is None:
-            return None
         try:
-            word, *numbers = line.decode("ascii").split()
-            spent, output, value, detail = map(int, numbers)
-        except ValueError:
+            word, *numbers = self._line(deadline).decode("ascii").split()
+            spent, *lengths = map(int, numbers)
+            most = limits.output, limits.output, 2 * DETAIL
+            if word not in STATUSES or not all(0 <= length <= top for length, top in zip(lengths, most, strict=True)):
+                return None
+            stdout, value, detail = (self._bytes(length, deadline) for length in lengths)
+        except (EOFError, ValueError):
             return None
-        if (
-            word not in STATUSES
-            or max(output, value) > limits.output
-            or detail > 2 * DETAIL
-            or min(output, value, detail) < 0
-        ):
-            return None
-        parts = [self._bytes(length, deadline) for length in (output, value, detail)]
-        if any(part is None for part in parts):
-            return None
-        texts = [bytes(part or b"").decode("utf-8", "replace") for part in (parts[0], parts[2])]
+        texts = [part.decode("utf-8", "replace") for part in (stdout, detail)]
         try:
-            result = unpacked(bytes(parts[1])) if parts[1] and word == "ok" else None
+            result = unpacked(value) if value and word == "ok" else None
         except ValueError:
             return Outcome("error", texts[0], None, spent * 1e-6, "what it returned is no plain data")
         return Outcome(word, texts[0], result, spent * 1e-6, texts[1])  # type: ignore[arg-type]
 
-    def _said(self) -> str:
-        self.errors.seek(0)
-        return self.errors.read(DETAIL).decode(errors="replace").strip()
+    def _line(self, deadline: float) -> bytes:
+        """The next line; b"" if it is too long."""
+        while (end := self.left.find(b"\n")) < 0 and len(self.left) <= LINE:
+            self._fill(deadline)
+        return self._bytes(end + 1, deadline).rstrip()
 
-    def _line(self, deadline: float) -> bytes | None:
-        while (end := self.left.find(b"\n")) < 0:
-            if len(self.left) > LINE or not self._more(deadline):
-                return None
-        line = bytes(self.left[:end])
-        del self.left[: end + 1]
-        return line
-
-    def _bytes(self, length: int, deadline: float) -> bytes | None:
+    def _bytes(self, length: int, deadline: float) -> bytes:
         while len(self.left) < length:
-            if not self._more(deadline):
-                return None
+            self._fill(deadline)
         data = bytes(self.left[:length])
         del self.left[:length]
         return data
 
-    def _more(self, deadline: float) -> bool:
-        """Reads the next piece of output; False at its end or the deadline."""
+    def _fill(self, deadline: float) -> None:
+        """Reads the next piece of output. Raises EOFError at its end or the deadline."""
         poll = select.poll()
         poll.register(self.reply, select.POLLIN)
         left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            return False
-        piece = os.read(self.reply, 1 << 20)
+        piece = os.read(self.reply, 1 << 20) if left > 0 and poll.poll(left * 1000) else b""
+        if not piece:
+            raise EOFError
         self.left += piece
-        return bool(piece)
 
 
 def describe_driver() -> str:
@@ -238,6 +221,5 @@ def open_sandbox(choice: Choice = "auto") -> Sandbox:
                 if outcome.status == "ok" and outcome.stdout == "opsg":
                     return sandbox
                 problem = f"a program that should say 'opsg' says {outcome.stdout!r:.80} {outcome.detail:.200}"
-            sandbox.close()
             problems.append(f"{driver} with {python.program}: {problem:.300}")
     raise RuntimeError(f"no sandbox works here ({'; '.join(problems)}): {REMEDY}")

@@ -13,7 +13,7 @@ import signal
 import sys
 
 from gspo.sandbox import confine
-from gspo.sandbox.watch import Suppressed, watched
+from gspo.sandbox.watch import Suppressed, watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # as in typing, which is slow to import
@@ -79,7 +79,7 @@ class Trial:
         self.native = request["language"] == "cpp"
         self.limits: dict[str, Any] = request["limits"]
         self.driver: str = request["driver"]
-        self.walled = self.driver == "bwrap"  # its folder is a separate file system
+        self.own_file_system = self.driver == "bwrap"  # its folder is a separate file system
         self.readable: list[str] = request["readable"]
         self.include: str = request["include"]
         self.scratch: str = request["scratch"]
@@ -100,7 +100,7 @@ class Trial:
     def test(self, case: dict[str, Any]) -> list[bytes]:
         """Runs one test. Returns the parts of its reply."""
         try:
-            self.lay_out(case)
+            self.prepare_folder(case)
         except OSError as error:
             why = f"there is no room for the test: {error}".encode()
             return [b"error 0 0 0 %d\n" % len(why), why]
@@ -109,14 +109,14 @@ class Trial:
         try:
             pid = os.fork()
             if not pid:
-                self.become(case, files)
-            status, seconds, why = watched(pid, self.limits["seconds"], folder=self.scratch if self.walled else "")
-            return self.judged(status, seconds, why, *files[1:])
+                self.run_test(case, files)
+            status, seconds, why = watch(pid, self.limits["seconds"], folder=self.scratch if self.own_file_system else "")
+            return self.reply(status, seconds, why, *files[1:])
         finally:
             for file in files:
                 os.close(file)
 
-    def lay_out(self, case: dict[str, Any]) -> None:
+    def prepare_folder(self, case: dict[str, Any]) -> None:
         """Makes a new folder for a test, with its files. Removes the previous test's folder as far as possible."""
         before, self.count = self.folder, self.count + 1
         os.chmod(self.scratch, 0o700)  # the previous test may have changed it
@@ -132,7 +132,7 @@ class Trial:
             with open(name, "w", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(text)
 
-    def become(self, case: dict[str, Any], files: list[int]) -> None:
+    def run_test(self, case: dict[str, Any], files: list[int]) -> None:
         """Runs the test in the forked process: confines it, then runs the program. Never returns."""
         status = 1
         try:
@@ -142,7 +142,7 @@ class Trial:
             for i in range(len(kept)):
                 os.dup2(1000 + i, i)
             os.closerange(len(kept), KEPT)
-            confined(self.rlimits)
+            confine_process(self.rlimits)
             if self.landlock is not None:
                 self.landlock.rules = len(files)
                 self.landlock.enter()
@@ -150,13 +150,13 @@ class Trial:
                 self.filter.enter()
             if self.native:
                 os.execve(self.program, ["program", *case["words"]], {})
-            status = played(self.source, self.function, case)
+            status = run_program(self.source, self.function, case)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}".encode(errors="replace"))
         finally:
             os._exit(status)
 
-    def judged(self, status: int, seconds: float, why: bytes, out: int, err: int, value: int) -> list[bytes]:
+    def reply(self, status: int, seconds: float, why: bytes, out: int, err: int, value: int) -> list[bytes]:
         """The reply for a test that has ended."""
         most: int = self.limits["output"]
         size = os.fstat(out).st_size
@@ -173,7 +173,7 @@ class Trial:
             word = b"memory"
         else:
             word = b"error"
-            how = b"it ended before the function returned" if status == 0 else ended(status)
+            how = b"it ended before the function returned" if status == 0 else describe_end(status)
             detail = detail + b"\n" + how if detail else how
         head = b"%s %d %d %d %d\n" % (word, int(seconds * 1e6), len(text), len(result), len(detail))
         return [head, text, result, detail]
@@ -190,7 +190,7 @@ class Trial:
                 os.dup2(2, 1)
                 os.dup2(sealed(b""), 0)  # else #include </dev/stdin> would read the request with all tests
                 os.closerange(3, KEPT)
-                confined(confine.limits(self.limits["compile_seconds"], COMPILER_MEMORY, COMPILED, self.tasks))
+                confine_process(confine.limits(self.limits["compile_seconds"], COMPILER_MEMORY, COMPILED, self.tasks))
                 if self.driver == "landlock":
                     confine.Landlock(self.readable, DEVICES, self.scratch).enter()
                 if self.driver != "none":
@@ -199,34 +199,34 @@ class Trial:
                 os.execve(COMPILER, words, {"PATH": "/usr/bin:/bin", "TMPDIR": self.scratch, "LC_ALL": "C"})
             finally:
                 os._exit(1)
-        status, _, why = watched(pid, self.limits["compile_seconds"])
-        said = tail(err, first=True) or ended(status)
+        status, _, why = watch(pid, self.limits["compile_seconds"])
+        errors = tail(err, first=True) or describe_end(status)
         os.close(err)
         if why:
             return b"the compiler took too long"
         if not status:
-            self.keep(os.path.join(self.scratch, "program"))
-        return said if status else b""
+            self.open_program(os.path.join(self.scratch, "program"))
+        return errors if status else b""
 
-    def keep(self, path: str) -> None:
+    def open_program(self, path: str) -> None:
         """Opens the compiled program and, where tests may write, unlinks it: no test can replace it for the next one."""
         import fcntl
 
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.program = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, KEPT)
         os.close(file)
-        if self.walled:  # under Landlock no test may write there
+        if self.own_file_system:  # under Landlock no test may write there
             os.unlink(path)
 
 
-def confined(rlimits: confine.Rlimits) -> None:
+def confine_process(rlimits: confine.Rlimits) -> None:
     """Restrictions on every process that the runner forks."""
     confine.prctl(confine.SET_PDEATHSIG, signal.SIGKILL)
     confine.limit(rlimits)
     confine.prctl(confine.SET_DUMPABLE, 1)  # else /dev/stdin cannot be opened
 
 
-def played(source: str, function: str | None, case: dict[str, Any]) -> int:
+def run_program(source: str, function: str | None, case: dict[str, Any]) -> int:
     """Runs a Python program in this process. Returns its exit status."""
     import builtins
     import types
@@ -235,7 +235,7 @@ def played(source: str, function: str | None, case: dict[str, Any]) -> int:
     module.__file__ = "solution.py"
     sys.modules["__main__"] = module
     sys.argv = ["solution.py", *case["words"]]
-    sys.path[:] = [path for path in sys.path if path not in KIT] + [""]
+    sys.path[:] = [path for path in sys.path if path not in OWN_MODULES] + [""]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # normally added by site
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(DIGITS)
@@ -243,7 +243,7 @@ def played(source: str, function: str | None, case: dict[str, Any]) -> int:
     try:
         exec(compile(source, "solution.py", "exec", dont_inherit=True), vars(module))
         if function:
-            give(called(vars(module), function, case))
+            send_value(call_function(vars(module), function, case))
     except SystemExit as error:
         status = error.code & 255 if isinstance(error.code, int) else int(error.code is not None)
         if status and not isinstance(error.code, int):
@@ -252,20 +252,20 @@ def played(source: str, function: str | None, case: dict[str, Any]) -> int:
         status = 1
         trace = error.__traceback__
         sys.excepthook(type(error), error.with_traceback(trace.tb_next if trace else None), None)
-    return leave(status)
+    return finish(status)
 
 
-KIT: list[str] = []
+OWN_MODULES: list[str] = []
 """Folders of our own modules, removed from the program's sys.path."""
 
 
-def called(names: dict[str, Any], function: str, case: dict[str, Any]) -> Any:
+def call_function(names: dict[str, Any], function: str, case: dict[str, Any]) -> Any:
     """Calls the function, or the method of a class Solution, and returns its value."""
     call = names[function] if function in names else getattr(names["Solution"](), function)
     return call(*case["arguments"] or ())
 
 
-def give(value: Any) -> None:
+def send_value(value: Any) -> None:
     """Sends a function's return value as plain data. NumPy arrays and scalars become lists and numbers."""
     from gspo.workers.json_codec import packed
 
@@ -275,7 +275,7 @@ def give(value: Any) -> None:
     send(3, data)
 
 
-def leave(status: int) -> int:
+def finish(status: int) -> int:
     """Does what Python does at exit: joins threads, calls atexit handlers, flushes buffers. Returns the exit status."""
     try:
         if "threading" in sys.modules:
@@ -315,7 +315,7 @@ def tail(file: int, first: bool = False) -> bytes:
     return os.pread(file, DETAIL, 0 if first else max(0, size - DETAIL))
 
 
-def ended(status: int) -> bytes:
+def describe_end(status: int) -> bytes:
     """How a process ended, in words."""
     if status < 0:
         with Suppressed(ValueError):

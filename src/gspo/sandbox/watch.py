@@ -30,7 +30,7 @@ class Suppressed:
         return kind is not None and issubclass(kind, self.errors)
 
 
-def watched(pid: int, seconds: float, folder: str = "") -> tuple[int, float, bytes]:
+def watch(pid: int, seconds: float, folder: str = "") -> tuple[int, float, bytes]:
     """Waits for a process. Returns its exit status (negative: a signal), CPU seconds, and why it was killed ("timeout",
     "output" or "").
 
@@ -47,7 +47,7 @@ def watched(pid: int, seconds: float, folder: str = "") -> tuple[int, float, byt
         idle = wall - ran - waited if waited >= 0 else 0.0
         if ran > seconds + TICK or idle > max(PATIENCE, seconds) or wall > BACKSTOP * (seconds + 1):
             why = b"timeout"
-        elif folder and made(folder) > FILES:
+        elif folder and files_in(folder) > FILES:
             why = b"output"
         if why:
             with Suppressed(ProcessLookupError):
@@ -58,7 +58,7 @@ def watched(pid: int, seconds: float, folder: str = "") -> tuple[int, float, byt
     return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, why
 
 
-def made(folder: str) -> int:
+def files_in(folder: str) -> int:
     """Number of files in the file system of a folder."""
     system = os.statvfs(folder)
     return system.f_files - system.f_ffree

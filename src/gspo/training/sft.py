@@ -77,13 +77,13 @@ def save(run: SupervisedRun, needed: bool = True) -> None:
     so with a warning and the previous checkpoint; with `needed`, raises SaveError.
     """
     state = {"position": run.rows.position, "data": run.data, "tokens": run.tokens, "log": run.log.position()}
-    tell, keep = None if needed else run.log.warn, run.config.train.keep_checkpoints
-    checkpoint.save(run.log.folder.checkpoints, run.step, run.learner.save, state, to_toml(run.config), keep, tell)
+    keep = run.config.train.keep_checkpoints
+    checkpoint.save(run.log.folder.checkpoints, run.step, run.learner.save, state, to_toml(run.config), keep, needed)
 
 
 def restore(run: SupervisedRun, state: dict[str, Any]) -> None:
     """Continues from a checkpoint whose model the policy already holds."""
-    checkpoint.same_data(state["data"], run.data)
+    checkpoint.check_same_data(state["data"], run.data)
     run.step, run.tokens, run.rows.position = state["step"], state["tokens"], state["position"]
     run.learner.resume(checkpoint.folder_of(run.log.folder.checkpoints, run.step))
-    checkpoint.tell_threads(state, run.config.model.device, run.log.warn)
+    checkpoint.check_threads(state, run.config.model.device)

@@ -71,16 +71,16 @@ def save(run: Run, needed: bool = True) -> None:
         "old_logprobs": run.old_logprobs,
         "log": run.log.position(),
     }
-    tell, keep = None if needed else run.log.warn, run.config.train.keep_checkpoints
-    done = checkpoint.save(checkpoints, run.step, run.learner.save, state, to_toml(run.config), keep, tell)
+    keep = run.config.train.keep_checkpoints
+    done = checkpoint.save(checkpoints, run.step, run.learner.save, state, to_toml(run.config), keep, needed)
     if done and run.good and run.config.guard.action == "rewind":
-        checkpoint.keep_good(checkpoints, run.step, tell)
+        checkpoint.keep_good(checkpoints, run.step, needed)
 
 
 def restore(run: Run, state: dict[str, Any]) -> None:
     """Continues from a checkpoint whose model the policy already holds. Raises ValueError for one of other prompts."""
     saved = checkpoint.folder_of(run.log.folder.checkpoints, state["step"])
-    checkpoint.same_data(state["data"], run.data)
+    checkpoint.check_same_data(state["data"], run.data)
     run.step = state["step"]
     run.tokens = state["tokens"]
     run.source.load_state_dict(state["source"])
@@ -90,7 +90,7 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.guard.load_state_dict(state["guard"])
     run.good = state["good"]
     run.old_logprobs = state["old_logprobs"]
-    checkpoint.tell_threads(state, run.config.model.device, run.log.warn)
+    checkpoint.check_threads(state, run.config.model.device)
 
 
 def rest(run: Run) -> None:
