@@ -1,11 +1,9 @@
-"""Checkpoints on a real disk, and the signals that ask a run to end. tests/training has them in whole runs."""
+"""Checkpoints on a real disk. tests/training has them in whole runs."""
 
 import os
 import random
 import shutil
-import signal
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
@@ -183,47 +181,3 @@ def test_a_run_goes_on_with_its_own_prompts_alone():
     checkpoint.check_same_data("a", "a")
     with pytest.raises(ValueError, match="the prompts are not those that this run began with"):
         checkpoint.check_same_data("a", "b")
-
-
-def test_a_closed_terminal_asks_once_and_nohup_is_kept():
-    told = []
-    with checkpoint.stop_signals(told.append) as stop:
-        for _ in range(3):  # the kernel and the shell may each send one
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.asked and len(told) == 1 and told[0].startswith("SIGHUP: finishing this step, then saving")
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with checkpoint.stop_signals(told.append) as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert not stop.asked
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_asks_and_the_second_interrupts(number):
-    told, before = [], signal.getsignal(number)
-    with checkpoint.stop_signals(told.append) as stop:
-        assert not stop.asked
-        os.kill(os.getpid(), number)
-        assert stop.asked and told == [
-            f"{signal.Signals(number).name}: finishing this step, then saving; once more to stop at once"
-        ]
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
-    assert signal.getsignal(number) is before
-
-
-def test_other_threads_leave_signals_alone():
-    before, found = signal.getsignal(signal.SIGINT), []
-
-    def work():
-        with checkpoint.stop_signals(found.append) as stop:
-            found.append((stop.asked, signal.getsignal(signal.SIGINT)))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [(False, before)]

@@ -5,18 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import select
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import UnsupportedOperation
-from typing import Any
 
 from gspo.cli.arguments import take_fields
 from gspo.cli.commands import parse
 from gspo.cli.terminal import level_of, terminal_log
 from gspo.distributed.environment import LOST, SHORT
+from gspo.runs.signals import interruptible
 
 logger = logging.getLogger(__name__)
 OUT_OF_MEMORY = (
@@ -24,32 +20,6 @@ OUT_OF_MEMORY = (
     "the last checkpoint with `--resume`"
 )
 OF_RANKS = {"RankLost": LOST, "OutOfMemory": SHORT}  # by name, since their modules import torch
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that it ends its subprocesses and cleans up. An ignored SIGHUP
-    (nohup) stays ignored.
-    """
-    heard: list[int] = []
-
-    def hear(number: int, frame: Any) -> None:
-        if heard and number == signal.SIGHUP:  # the kernel and the shell may each send one
-            return
-        heard.append(number)
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield
-        return
-    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, hear)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     try:
         with terminal_log(level_of(argv)):
-            return run(argv)
+            return _run(argv)
     finally:
         stdout_closed()
 
@@ -83,8 +53,7 @@ def stdout_closed() -> bool:
     return True
 
 
-def run(argv: list[str]) -> int:
-    """Runs one command and reports an error in one line. Returns the exit status."""
+def _run(argv: list[str]) -> int:
     debug, hint = "--debug" in argv, ""
     try:
         words, fields = take_fields(argv)

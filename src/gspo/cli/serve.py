@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if status is not None:
         return status
     with importing():
-        from gspo.runs.checkpoint import stop_signals
+        from gspo.runs.signals import stop_signals
         from gspo.serving.start import serve
     served = serve(config=config, resume=arguments.resume, allow=arguments.allow)
     with served as model, stop_signals(lambda text: None) as stop:

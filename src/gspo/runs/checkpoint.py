@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -188,39 +185,3 @@ def random_state() -> dict[str, Any]:
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
-
-
-class Stop:
-    """Whether Ctrl-C, SIGTERM or a closed terminal has asked the run to end after this step."""
-
-    asked = False
-
-
-@contextmanager
-def stop_signals(note: Callable[[str], None]) -> Iterator[Stop]:
-    """Turns the first Ctrl-C, SIGTERM or SIGHUP into `Stop.asked`; a second Ctrl-C or SIGTERM interrupts at once.
-
-    SIGHUP stays ignored if it was (nohup).
-    """
-    stop = Stop()
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield stop
-        return
-
-    def handle(number: int, frame: Any) -> None:
-        if stop.asked and number == signal.SIGHUP:  # the kernel and the shell may each send one
-            return
-        if stop.asked:
-            raise KeyboardInterrupt
-        stop.asked = True
-        with suppress(RuntimeError):  # the signal may have interrupted a write to the terminal
-            note(f"{signal.Signals(number).name}: finishing this step, then saving; once more to stop at once")
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
-    old = {number: signal.signal(number, handle) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

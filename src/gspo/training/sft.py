@@ -16,6 +16,7 @@ from gspo.interfaces import SupervisedLearner
 from gspo.runs import checkpoint
 from gspo.runs.log import RunLog
 from gspo.runs.progress import Progress
+from gspo.runs.signals import stop_signals
 from gspo.types import Completion, Metrics
 
 
@@ -50,7 +51,7 @@ def fit(run: SupervisedRun) -> Metrics:
     """Trains until the last step or a stop signal. Returns the last step's metrics."""
     train = run.config.train
     metrics: Metrics = {}
-    with checkpoint.stop_signals(run.log.note) as stop:
+    with stop_signals(run.log.note) as stop:
         while run.step < train.steps and not stop.asked:
             begin = time.perf_counter()
             run.log.step = run.step + 1

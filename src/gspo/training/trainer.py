@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from gspo.interfaces import RefreshFailed, RewardsFailed, SamplerError
-from gspo.runs import checkpoint
+from gspo.runs.signals import stop_signals
 from gspo.training.evaluation import evaluates, held_out
 from gspo.training.state import Run, rewind, save
 from gspo.training.step import step
@@ -23,7 +23,7 @@ def train(run: Run) -> Metrics:
     train = run.config.train
     metrics: Metrics = {}
     groups = iter(run.source)
-    with checkpoint.stop_signals(run.log.note) as stop:
+    with stop_signals(run.log.note) as stop:
         if run.step == 0 and evaluates(run):
             run.log.metrics({"step": 0} | held_out(run))
         while run.step < train.steps and not stop.asked:

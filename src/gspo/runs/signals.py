@@ -1,0 +1,70 @@
+"""Signals that ask a run or a command to end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+
+class Stop:
+    """Whether Ctrl-C, SIGTERM or a closed terminal has asked the run to end after this step."""
+
+    asked = False
+
+
+@contextmanager
+def stop_signals(note: Callable[[str], None]) -> Iterator[Stop]:
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into `Stop.asked`; a second Ctrl-C or SIGTERM interrupts at once.
+
+    SIGHUP stays ignored if it was (nohup).
+    """
+    stop = Stop()
+
+    def ask(number: int) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+        with suppress(RuntimeError):  # the signal may have interrupted a write to the terminal
+            note(f"{signal.Signals(number).name}: finishing this step, then saving; once more to stop at once")
+
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    with _handled((signal.SIGINT, signal.SIGTERM) if ignored else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), ask):
+        yield stop
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that it ends its subprocesses and cleans up. An ignored SIGHUP
+    (nohup) stays ignored.
+    """
+
+    def interrupt(number: int) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    with _handled(numbers, interrupt):
+        yield
+
+
+@contextmanager
+def _handled(numbers: Iterable[signal.Signals], handle: Callable[[int], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
+    heard: list[int] = []
+
+    def hear(number: int, frame: Any) -> None:
+        if heard and number == signal.SIGHUP:  # the kernel and the shell may each send one
+            return
+        heard.append(number)
+        handle(number)
+
+    before = {number: signal.signal(number, hear) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
