@@ -161,8 +161,8 @@ class Progress:
         if self.total != 0:
             seconds_left = self._seconds_left()
             left = f", {clock(seconds_left)} left" if seconds_left else ""
-            done = self._count(self.done) if self.total else f"step {self.done}"
-            bars.add_row(*_bar(self.title, self.done, self.total), f"{done}  {clock(time.monotonic() - self._begin)}{left}")
+            count = self._count(self.done) if self.total else f"step {self.done}"
+            bars.add_row(*_bar(self.title, self.done, self.total), f"{count}  {clock(time.monotonic() - self._begin)}{left}")
         name, done, total = self._phase
         if name:
             bars.add_row(*_bar(name, done, total), f"{done}/{total}" if total else "")
