@@ -17,7 +17,7 @@ def level_of(words: Sequence[str]) -> int:
     return logging.WARNING if "--quiet" in words else logging.DEBUG if "--verbose" in words else logging.INFO
 
 
-class Terminal(logging.Handler):
+class TerminalHandler(logging.Handler):
     """Writes `gspo: warning: TEXT`, and the other libraries' records with the name of their logger."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -32,7 +32,7 @@ class Terminal(logging.Handler):
 @contextmanager
 def terminal_log(level: int) -> Iterator[None]:
     """Shows gspo's log records from `level` on, and warnings of other libraries, in the terminal."""
-    root, package, handler = logging.getLogger(), logging.getLogger(PACKAGE), Terminal()
+    root, package, handler = logging.getLogger(), logging.getLogger(PACKAGE), TerminalHandler()
     before = package.level
     package.setLevel(level)
     root.addHandler(handler)
