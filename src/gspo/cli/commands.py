@@ -61,19 +61,19 @@ def parse(words: list[str], fields: dict[str, str]) -> tuple[Command, argparse.N
         raise ValueError(REMOVED[words[0]])
     arguments, unknown = parser().parse_known_args(words)
     if unknown:
-        refuse(unknown[0], arguments.command)
+        reject_unknown(unknown[0], arguments.command)
     command = next(command for command in COMMANDS if command.name == arguments.command)
     if fields and not command.takes_fields:
         raise ValueError(f"--{next(iter(fields))}: `gspo {command.name}` takes no configuration fields")
     return command, arguments
 
 
-def refuse(word: str, command: str) -> NoReturn:
+def reject_unknown(word: str, command: str) -> NoReturn:
     """Raises ValueError for a word that the command does not know, with the nearest field."""
     name, option = word.partition("=")[0], word.startswith("-")
     if name in REMOVED:
         raise ValueError(REMOVED[name])
-    owners = ", ".join(f"`gspo {other}`" for other in owners_of(name))
+    owners = ", ".join(f"`gspo {other}`" for other in commands_with(name))
     guess = nearest_key(name, "--") if option or name != word else ""
     what = "unknown option" if option else "unexpected argument"
     if owners:
@@ -83,7 +83,7 @@ def refuse(word: str, command: str) -> NoReturn:
     raise ValueError(f"{name if option else word}: {what}{guess or f'; see `gspo {command} --help`'}")
 
 
-def owners_of(option: str) -> list[str]:
+def commands_with(option: str) -> list[str]:
     """The commands that have this option."""
     commands = next(action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
     return [name for name, command in commands.items() if option in command._option_string_actions]

@@ -88,7 +88,7 @@ def run_demo(folder: Path, seed: int = 0, resume: bool = False, kind: str = "com
     )
     if not trained.finished:
         return 130
-    _tell(console, demo, folder, time.perf_counter() - begin)
+    _print_results(console, demo, folder, time.perf_counter() - begin)
     return 0
 
 
@@ -108,7 +108,7 @@ def _cold_start(demo: Demo, folder: Path, seed: int, resume: bool) -> bool:
     return result.finished
 
 
-def _tell(console: Terminal, demo: Demo, folder: Path, seconds: float) -> None:
+def _print_results(console: Terminal, demo: Demo, folder: Path, seconds: float) -> None:
     """Prints the results, and a completion before and after training."""
     lines = list(read_lines(folder / "metrics.jsonl"))
     evaluated = [line for line in lines if "eval/accuracy" in line]

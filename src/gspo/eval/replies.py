@@ -80,7 +80,7 @@ class Lines(Generic[Line]):
             while data:  # a nearly full disk may take only a part
                 data = data[self._file.write(data) or 0 :]
         except OSError as error:
-            raise disk.SaveError(disk.refused(self.path, error)) from error
+            raise disk.SaveError(disk.describe_refusal(self.path, error)) from error
         self.lines[item.problem, item.sample] = item
 
     def close(self) -> None:

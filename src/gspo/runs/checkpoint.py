@@ -127,10 +127,10 @@ def check(checkpoint: Path) -> None:
     """Checks that a run can resume from it. Raises RuntimeError for a damaged or missing file."""
     problem = disk.damage(checkpoint) if (checkpoint / disk.SUMS).exists() else f"{checkpoint / disk.SUMS} is missing"
     if problem:
-        raise RuntimeError(f"{problem}. {_instead(checkpoint)}")
+        raise RuntimeError(f"{problem}. {_remedy(checkpoint)}")
 
 
-def _instead(checkpoint: Path) -> str:
+def _remedy(checkpoint: Path) -> str:
     """The remedy for a damaged checkpoint."""
     there = steps(checkpoint.parent)
     if earlier := there[: there.index(checkpoint)] if checkpoint in there else []:
@@ -156,7 +156,7 @@ def read_state(checkpoint: Path, name: str = STATE) -> dict[str, Any]:
     try:
         return torch.load(checkpoint / name, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise RuntimeError(f"{checkpoint / name} cannot be read ({error}). {_instead(checkpoint)}") from error
+        raise RuntimeError(f"{checkpoint / name} cannot be read ({error}). {_remedy(checkpoint)}") from error
 
 
 def check_same_data(saved: str, now: str) -> None:

@@ -44,7 +44,7 @@ def write_folder(final: Path, write: Callable[[Path], object]) -> None:
         part.rename(final)
         _sync(final.parent)
     except BaseException as error:
-        why = refused(final, error)
+        why = describe_refusal(final, error)
         with contextlib.suppress(OSError):
             recover(final)
         if why:
@@ -58,7 +58,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         replace_file(path, text.encode())
     except OSError as error:
-        raise SaveError(refused(path, error)) from error
+        raise SaveError(describe_refusal(path, error)) from error
 
 
 def beside(path: Path, kind: str) -> Path:
@@ -151,7 +151,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def refused(path: Path, error: BaseException) -> str:
+def describe_refusal(path: Path, error: BaseException) -> str:
     """Why the disk refused a write, in words; "" for an error of another kind."""
     # torch and safetensors have their own errors for a full disk, and tokenizers raises a plain Exception.
     if not isinstance(error, (OSError, RuntimeError, SafetensorError)) and type(error) is not Exception:

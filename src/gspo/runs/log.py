@@ -109,7 +109,7 @@ class RunLog:
                 file.flush()
                 os.fsync(file.fileno())
             except OSError as error:
-                raise disk.SaveError(disk.refused(self.folder.path / name, error)) from error
+                raise disk.SaveError(disk.describe_refusal(self.folder.path / name, error)) from error
         return {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
 
     def rewind(self, position: dict[str, int]) -> None:
@@ -154,7 +154,7 @@ class RunLog:
                 file.write(to_json(row))
             file.flush()
         except OSError as error:
-            raise disk.SaveError(disk.refused(self.folder.path / name, error)) from error
+            raise disk.SaveError(disk.describe_refusal(self.folder.path / name, error)) from error
 
     def _event(self, kind: str, text: str) -> None:
         self._write("events.jsonl", [{"step": self.step, "kind": kind, "text": without_logins(text)}])

@@ -47,11 +47,11 @@ def claimed(
         last = checkpoint.latest(folder.checkpoints)
         if last is not None:
             checkpoint.check(last)
-        same_run(begun_with(folder, last), config, allowed, sampled_for(config, last))
+        same_run(saved_settings(folder, last), config, allowed, last_sampled_step(config, last))
         yield folder, last
 
 
-def begun_with(folder: RunFolder, last: Path | None) -> Config:
+def saved_settings(folder: RunFolder, last: Path | None) -> Config:
     """The settings of the run so far, from its last checkpoint: config.toml in the run folder may have been edited by hand.
 
     Raises ValueError, naming the file, if they cannot be read.
@@ -60,7 +60,7 @@ def begun_with(folder: RunFolder, last: Path | None) -> Config:
     return load_of_run(path, "The settings of this run were changed: put them back as they were")
 
 
-def sampled_for(config: Config, last: Path | None) -> int:
+def last_sampled_step(config: Config, last: Path | None) -> int:
     """The last step for which the run to resume may have sampled ahead, from its newest checkpoint; 0 without one."""
     return 0 if last is None else int(last.name.removeprefix("step_")) + config.rollout.max_staleness
 
@@ -78,10 +78,10 @@ def open_run(
         command: "train", "sft", or "serve" for an unknown number of steps.
     """
     with ExitStack() as stack:
-        begun = sampled_for(config, last)
+        begun = last_sampled_step(config, last)
         toml, changes = to_toml(config), []
         if folder is not None:
-            changes = same_run(begun_with(folder, last), config, ON_PURPOSE, begun)
+            changes = same_run(saved_settings(folder, last), config, ON_PURPOSE, begun)
         if folder is None:
             folder = stack.enter_context(RunFolder.create(config.log.dir, toml))
         disk.write_text(folder.config, toml)
