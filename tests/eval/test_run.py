@@ -313,7 +313,7 @@ def test_replies_that_are_programs_are_run_in_the_sandbox_that_is_asked_for(aske
     command = of_rows(tmp_path, "humaneval", [HUMANEVAL, {**HUMANEVAL, "task_id": "HumanEval/1"}], *asked)
     with listening(lambda body: said("```python\ndef one():\n    return 1\n```")) as server:
         assert main([*command, server.url]) == 0
-    text = capsys.readouterr().out
+    text = "".join(capsys.readouterr())
     assert "avg@1   100.00 %" in text and ("programs run in no sandbox" in text) == ("none" in asked)
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     assert manifest["scoring"]["sandbox"] in drivers and manifest["scoring"]["limits"]["seconds"] == 3.0
@@ -364,7 +364,7 @@ def test_problems_that_cannot_be_judged_are_left_out_and_said(tmp_path, capsys, 
     with listening(lambda body: said("```python\nprint(sum(map(int, input().split())))\n```")) as server:
         assert main(["eval", "any", *given, "--url", server.url]) == 0
         assert len(server.asked) == 1
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join("".join(capsys.readouterr()).split())
     told = "3 problems left out (1 official_tests_complete is not true, 1 interactive, 1 generated_checker fails)"
     assert "2 problems left out (1 official_tests_complete is not true, 1 interactive), of 4" in text
     assert "problem 1/D is left out: generated_checker fails" in text and "SyntaxError" in text
@@ -388,7 +388,7 @@ def test_problems_whose_own_solution_is_wrong_are_known_before_sampling(tmp_path
         assert len(server.asked) == kept
     text, errors = (" ".join(stream.split()) for stream in capsys.readouterr())
     if kept:
-        assert "problem HumanEval/1 is left out: canonical_solution fails its checks" in text
+        assert "problem HumanEval/1 is left out: canonical_solution fails its checks" in errors
         assert "1 problem left out (1 canonical_solution fails its checks)." in text and "avg@1 100.00 %" in text
         manifest = json.loads((tmp_path / "out/manifest.json").read_text())
         assert manifest["data"]["left_out"] == {"canonical_solution fails its checks": 1}
