@@ -177,7 +177,7 @@ class RunLog:
         return texts
 
 
-class _Recorder(logging.Handler):
+class _RecordHandler(logging.Handler):
     """Passes records to a function, and from level `shown` on to the handlers that would get them without it."""
 
     def __init__(self, take: Callable[[logging.LogRecord], None], shown: int) -> None:
@@ -195,7 +195,7 @@ def recorded(take: Callable[[logging.LogRecord], None]) -> Iterator[None]:
     """Passes gspo's log records from level INFO on to `take`, even if logging is set up to show fewer of them."""
     package = logging.getLogger("gspo")
     outermost, level = package.propagate, package.level
-    handler = _Recorder(take, package.getEffectiveLevel() if outermost else logging.CRITICAL + 1)
+    handler = _RecordHandler(take, package.getEffectiveLevel() if outermost else logging.CRITICAL + 1)
     package.addHandler(handler)
     if outermost:
         package.setLevel(min(package.getEffectiveLevel(), logging.INFO))
