@@ -15,7 +15,7 @@ INSTEAD = {
     "alongside": "companion, base",
     "beginner": "novice",
     "borrow borrowed lend lends lent": "share, lease",
-    "bundle bunch heap pile": "batch, list, group",
+    "bunch heap pile": "batch, list, group",
     "come": "claim, arrive",
     "credited": "advantages",
     "crew": "ranks, leader, follower",

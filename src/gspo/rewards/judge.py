@@ -123,11 +123,11 @@ class Judge:
         return from_ranks(each) if config.mode == "rank" else each  # duplicates take a place, too
 
     async def _pairs(self, prompt: str, completions: list[str], reference: str | None) -> list[float | None]:
-        """Bradley-Terry strengths; each pair is judged in both orders, which count as one game."""
+        """Bradley-Terry strengths; each pair is judged in both orders, which count as one comparison."""
         if len(completions) == 1:
             return [0.0]
 
-        async def game(i: int, j: int) -> tuple[int, int, float] | None:
+        async def compare(i: int, j: int) -> tuple[int, int, float] | None:
             paired = partial(judge_prompts.paired, self.config.rubric, prompt)
             first, second = await asyncio.gather(
                 self._ask(paired(completions[i], completions[j], reference)),
@@ -136,8 +136,8 @@ class Judge:
             opinions = [x for x in (first, None if second is None else 1 - second) if x is not None]
             return (i, j, sum(opinions) / len(opinions)) if opinions else None
 
-        games = await asyncio.gather(*(game(i, j) for i, j in combinations(range(len(completions)), 2)))
-        return rewards(len(completions), [one for one in games if one is not None])
+        outcomes = await asyncio.gather(*(compare(i, j) for i, j in combinations(range(len(completions)), 2)))
+        return rewards(len(completions), [one for one in outcomes if one is not None])
 
     async def _ask(self, question: Question) -> Any:
         """The judge's verdict, or None, which is counted. A question in flight is not sent twice."""
