@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import gspo
-from gspo.config.files import all_keys, load, to_dict
+from gspo.config.files import load, to_dict
+from gspo.config.names import all_keys
 from gspo.safe import HIDDEN, hidden_keys, own_folder, replace_file, visible, without_logins, without_secrets
 from tests.tiny_run import model
 from tests.tiny_run import settings as tiny_settings
