@@ -80,7 +80,7 @@ def table() -> str:
                     "algorithm": {"mini_batches": 1},
                     "train": {"gradient_checkpointing": True},
                     "sampler": {"engine": "vllm"},
-                    "scale": {"ranks": ranks, "experts": experts, "replicas": replicas},
+                    "scale": {"ranks": ranks, "expert_parallel": experts, "data_parallel_replicas": replicas},
                 }
             )
             made = plan(config, LENGTHS)

@@ -98,7 +98,7 @@ def test_a_model_rows_and_a_reward_are_evaluated_as_they_are_trained(tmp_path):
     tiny, rows = tiny_run.model(), tiny_run.ROWS[:5]
     task = {"source": "org/data", "eval_source": "gone.jsonl", "size": 2, "split": "main", "config": {"name": "socratic"}}
     config = {"task": task, "eval": {"num_generations": 2, "num_prompts": 3}}
-    config |= {"rollout": {"max_completion_length": 6}, "reward": {"correct_at": 0.5}}
+    config |= {"rollout": {"max_completion_length": 6}, "reward": {"correct_threshold": 0.5}}
     metrics, groups = gspo.evaluate(tiny.model, rows, tiny_run.likes_a, tokenizer=tiny.tokenizer, config=config)
     assert metrics["eval/prompts"] == 5 and [group.prompt.messages for group in groups] == [row["prompt"] for row in rows]
     rollouts = [rollout for group in groups for rollout in group.rollouts]

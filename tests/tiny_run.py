@@ -27,7 +27,7 @@ def settings(folder, **changes):
         "optimizer": {"lr": 3e-3},
         "train": {"steps": 6, "save_every": 2, "seed": 1},
         "eval": {"every": 3, "num_prompts": 4},
-        "reward": {"correct_at": 0.5},
+        "reward": {"correct_threshold": 0.5},
         "log": {"dir": str(folder)},
     }
     for section, table in changes.items():

@@ -28,7 +28,9 @@ def config(folder, tiny, **sections):
     return configured(tiny_run.settings(folder, **sections), {}, tiny.model, tiny.tokenizer, tiny_run.ROWS)
 
 
-@pytest.mark.parametrize(("changes", "kind"), [({}, SynchronousSource), ({"refill": 2}, DynamicSamplingSource)])
+@pytest.mark.parametrize(
+    ("changes", "kind"), [({}, SynchronousSource), ({"dynamic_sampling_rounds": 2}, DynamicSamplingSource)]
+)
 def test_a_run_is_what_its_configuration_says(tmp_path, changes, kind):
     tiny = tiny_run.model()
     made = config(tmp_path / "run", tiny, rollout=changes, optimizer={"lr": 0.5}, train={"seed": 3})

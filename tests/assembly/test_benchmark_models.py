@@ -45,7 +45,7 @@ def test_prompts_keep_the_ids_of_their_problems(config):
             ("dtype", "bfloat16"),
             ("autocast", "bfloat16"),
             ("attention", "eager"),
-            ("experts", "eager"),
+            ("expert_kernels", "eager"),
             ("kernels", "torch"),
         ),
         *(("quantize", "int8"), ("device", "meta")),

@@ -47,7 +47,7 @@ def test_what_is_refused_and_what_is_not(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"and 14.2 GiB for shards"):  # 16 bytes of each weight among 32
         check_copies(of(large), 32)
     with pytest.raises(ValueError, match=r"and 28.4 GiB for shards"):
-        check_copies(of(large, scale={"replicas": 2}), 32)
+        check_copies(of(large, scale={"data_parallel_replicas": 2}), 32)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # without GPUs they share what the machine has
     with pytest.raises(ValueError, match=r"and 56.9 GiB for shards"):
         check_copies(of(large), 32)

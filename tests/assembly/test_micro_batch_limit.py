@@ -48,7 +48,7 @@ def test_a_run_whose_rank_has_too_little_memory_goes_on_with_smaller_micro_batch
     assert found["tokens"] < 60 and found["asked"] == Config().train.micro_batch_tokens and found["ranks"] == 2
     assert warned(place, name)[-1] == (
         f"{found['why']}: micro-batches have at most {found['tokens']} tokens, until train.micro_batch_tokens, the number "
-        "of ranks, scale.experts or scale.replicas changes"
+        "of ranks, scale.expert_parallel or scale.data_parallel_replicas changes"
     )
     assert f"rank {victim} was out of memory with a micro-batch" in (place / name / "report.html").read_text()
     again = ("tokens", victim, FORWARD, 1, found["tokens"])
@@ -72,8 +72,8 @@ def test_what_is_kept_holds_for_the_same_settings_on_as_many_ranks(tmp_path):
     assert limited(config, OneRank()) == (asked,)
     others = {
         "train.micro_batch_tokens": {"train": {"micro_batch_tokens": 5000}},
-        "scale.experts": {"scale": {"experts": 2}},
-        "scale.replicas": {"scale": {"replicas": 2}},
+        "scale.expert_parallel": {"scale": {"expert_parallel": 2}},
+        "scale.data_parallel_replicas": {"scale": {"data_parallel_replicas": 2}},
     }
     for key, change in others.items():
         changed = as_config(config, change)

@@ -117,9 +117,9 @@ def test_routers_are_there_where_they_are_needed():
         with pytest.raises(ValueError, match=f"algorithm.{next(iter(section))} = "):
             check_routers(from_dict({"algorithm": section}), dense)
     check_routers(from_dict({}), dense)
-    check_experts(from_dict({"model": {"experts": "eager"}}), mixture)
+    check_experts(from_dict({"model": {"expert_kernels": "eager"}}), mixture)
     with pytest.raises(ValueError, match=r"model\.experts = 'eager': LlamaForCausalLM has no experts"):
-        check_experts(from_dict({"model": {"experts": "eager"}}), dense)
+        check_experts(from_dict({"model": {"expert_kernels": "eager"}}), dense)
 
 
 def test_a_mixture_whose_routing_is_unseen_is_not_called_dense(tmp_path):

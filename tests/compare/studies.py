@@ -10,7 +10,7 @@ baseline = "GRPO"
 [base]
 model = {path = "tiny"}
 task = {source = "rows.jsonl"}
-reward = {functions = ["letters:likes_a"], correct_at = 0.5}
+reward = {functions = ["letters:likes_a"], correct_threshold = 0.5}
 rollout = {num_prompts = 4, num_generations = 2, max_completion_length = 6}
 optimizer = {lr = 3e-3}
 train = {steps = 3}

@@ -31,7 +31,7 @@ def test_what_variants_change_is_not_called_the_same():
     assert "prompts in" not in describe(cells, {}) and "the same model" in describe(cells, {})
 
 
-REFILL, REFRESH = {"rollout": {"refill": 2}}, {"refresh": {"every": 5, "drop_above": 0.9}}
+REFILL, REFRESH = {"rollout": {"dynamic_sampling_rounds": 2}}, {"refresh": {"every": 5, "drop_above": 0.9}}
 AHEAD = {"rollout": {"max_staleness": 1}}
 TAGS, LENGTH = {"reward": {"functions": ["exact"]}}, {"rollout": {"max_completion_length": 64}}
 PLAIN = {"reward": {"functions": ["rewards:mine"]}}
@@ -40,7 +40,7 @@ PLAIN = {"reward": {"functions": ["rewards:mine"]}}
 @pytest.mark.parametrize(
     "base, changes, same",
     [
-        ({}, {}, True), ({}, LENGTH, True), ({}, {"reward": {"correct_at": 0.5}}, True),
+        ({}, {}, True), ({}, LENGTH, True), ({}, {"reward": {"correct_threshold": 0.5}}, True),
         (REFILL, {}, False), (REFRESH, {}, False), (AHEAD, {}, False),  # what is learned, or is done first, decides
         ({"task": {"too_long": "leave_out"}}, LENGTH, False),  # other rows have room
         (PLAIN, TAGS, False), (PLAIN | {"task": {"system": ""}}, TAGS, True),  # `exact` asks for tags

@@ -14,7 +14,10 @@ PLAYED = {"environment": "boxes:Box"}
 TRAINED = [
     ({"rollout": {"top_p": 0.9}}, "rollout.top_p = 0.9: training needs the whole distribution"),
     ({"rollout": {"top_k": 5}}, "rollout.top_k = 5: .*eval.top_k are free"),
-    ({"rollout": {"refill": 2, "max_staleness": 1}, "sampler": VLLM}, "rollout.refill = 2 and rollout.max_staleness = 1"),
+    (
+        {"rollout": {"dynamic_sampling_rounds": 2, "max_staleness": 1}, "sampler": VLLM},
+        "rollout.dynamic_sampling_rounds = 2 and rollout.max_staleness = 1",
+    ),
     ({"rollout": {"max_staleness": 1}}, "max_staleness = 1 and sampler.engine = 'embedded': this engine cannot run ahead"),
     *(
         (
@@ -37,11 +40,17 @@ TRAINED = [
     ({"task": {"source": "verifiers:v"} | PLAYED}, "task.environment = .* is an environment itself"),
     ({"task": {"source": "verifiers:v", "eval_source": "a"}}, "task.eval_source = 'a' .*both must be verifiers:NAME"),
     ({"task": {"eval_source": "verifiers:v"}}, "both must be verifiers:NAME, or neither"),
-    ({"code": {"seconds": 90}}, "code.seconds = 90.0 and code.total_seconds = 60.0: one test would have more time"),
+    (
+        {"code": {"cpu_seconds": 90}},
+        "code.cpu_seconds = 90.0 and code.total_cpu_seconds = 60.0: one test would have more time",
+    ),
     ({"code": {"public_column": "tests"}}, "code.public_column = 'tests' and code.tests_column = 'tests': the same column"),
     ({"refresh": {"every": 100, "drop_above": 0.9}}, "refresh.every = 100 and train.steps = 100: the run ends before"),
     ({"train": {"offload_optimizer": True}, "optimizer": {"name": "adamw_8bit"}}, "moments of 8 bits stay on the device"),
-    ({"model": {"quantize": "nf4", "experts": "eager"}, "lora": {"rank": 2}}, "model.quantize = 'nf4' and model.experts"),
+    (
+        {"model": {"quantize": "nf4", "expert_kernels": "eager"}, "lora": {"rank": 2}},
+        "model.quantize = 'nf4' and model.expert_kernels",
+    ),
     (
         {"model": {"quantize": "nf4"}, "lora": {"rank": 2}, "algorithm": {"name": "ppo", "critic": "copy"}},
         "model.quantize = 'nf4' and algorithm.critic = 'copy': a critic with a body of its own",
@@ -69,7 +78,7 @@ READ = [
 ]  # fmt: skip
 SERVED = [
     ({"eval": {"every": 2}}, "eval.every = 2: agents evaluate themselves"),
-    ({"rollout": {"refill": 1}}, "rollout.refill = 1: agents choose"),
+    ({"rollout": {"dynamic_sampling_rounds": 1}}, "rollout.dynamic_sampling_rounds = 1: agents choose"),
     ({"rollout": {"max_staleness": 1}}, "serve.max_age says how old a turn may"),
     ({"sampler": SLEEPS}, "sampler.sleep_level = 2: agents may ask at any time"),
     ({"serve": {"host": " "}}, "serve.host = ' ': would listen on every address"),

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gspo.config.files import as_config, docs, from_dict, load, read_toml, to_dict, to_toml
-from gspo.config.names import REMOVED
+from gspo.config.names import REMOVED, RENAMED, all_keys
 from gspo.config.policy import OptimizerConfig
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import RolloutConfig
@@ -72,6 +72,13 @@ def test_a_key_that_was_removed_says_what_to_do_instead():
         for read, table in ((partial(load, None), {key: "x"}), (from_dict, {section: {name: "x"}})):
             with pytest.raises(ValueError, match=rf"^{key} = .x.: was removed: {re.escape(remedy)}$"):
                 read(table)
+
+
+def test_a_key_that_has_another_name_now_says_which():
+    assert set(RENAMED.values()) <= set(all_keys()) and not set(RENAMED) & set(all_keys())
+    for key, new in RENAMED.items():
+        with pytest.raises(ValueError, match=rf"^{key} = .x.: is called {new} now$"):
+            load(None, {key: "x"})
 
 
 def strategy(field, hint):

@@ -18,7 +18,7 @@ def asked_to_end(place, name, number, command, *arguments, begun):
     exchange, scratch, programs = folders = [place / f"{name}-{kind}" for kind in ("exchange", "tmp", "bin")]
     for folder in folders:
         folder.mkdir()
-    engine = "--sampler.engine=vllm", f"--sampler.python={as_python(programs)}", f"--sampler.exchange={exchange}"
+    engine = "--sampler.engine=vllm", f"--sampler.python={as_python(programs)}", f"--sampler.weight_dir={exchange}"
     slow, more = "--sampler.engine_args={pace = 0.2}", os.environ | {"TMPDIR": str(scratch)}
     process = begin(place, name, *engine, slow, *arguments, command=command, env=more)
 

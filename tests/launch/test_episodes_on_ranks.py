@@ -56,7 +56,7 @@ def played(place, name, *arguments, steps=6):
     exchange = place / f"{name}-exchange"
     exchange.mkdir()
     status, output = finished(
-        begin(place, name, f"--sampler.exchange={exchange}", f"--train.steps={steps}", *arguments, faults=FORKED)
+        begin(place, name, f"--sampler.weight_dir={exchange}", f"--train.steps={steps}", *arguments, faults=FORKED)
     )
     assert status == 0, output
     lines = ([json.loads(line) for line in (place / name / f"{kind}.jsonl").read_text().splitlines()]

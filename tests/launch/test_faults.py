@@ -100,7 +100,7 @@ def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(place, 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_takes_its_experts_with_it(place):
     """The other one does not have them. Both come from the checkpoint, with their moments."""
-    experts = "--scale.experts=2"
+    experts = "--scale.expert_parallel=2"
     status, output = finished(begin(place, "experts", "--scale.ranks=2", "--train.steps=6", experts))
     assert status == 0, output
     go_through(place, "killed-experts", [("kill", 1, MOMENTS, 2), ("kill", 0, UPDATE, 4)], experts)
@@ -114,7 +114,7 @@ def through(engine):
 
     def options(exchange):
         exchange.mkdir()
-        return "--sampler.engine=vllm", f"--sampler.urls=[{engine!r}]", f"--sampler.exchange={exchange}"
+        return "--sampler.engine=vllm", f"--sampler.urls=[{engine!r}]", f"--sampler.weight_dir={exchange}"
 
     return options
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.launch.started import FORKED, begin, completions, finished, weights
 
-HSDP, EXPERTS = ("--scale.ranks=4", "--scale.replicas=2"), ("--scale.ranks=4", "--scale.experts=4")
+HSDP, EXPERTS = ("--scale.ranks=4", "--scale.data_parallel_replicas=2"), ("--scale.ranks=4", "--scale.expert_parallel=4")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_four_ranks_make_the_run_of_one(place, single, name, scale):
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_fewer_and_with_more_ranks(place, single):
-    for steps, scale in ((2, HSDP), (4, ("--scale.ranks=2", "--scale.experts=2")), (6, EXPERTS)):
+    for steps, scale in ((2, HSDP), (4, ("--scale.ranks=2", "--scale.expert_parallel=2")), (6, EXPERTS)):
         resume = ["--resume"] if steps > 2 else []
         status, output = finished(begin(place, "reshaped", f"--train.steps={steps}", *scale, *resume, faults=FORKED))
         assert status == 0, output

@@ -171,7 +171,7 @@ def test_a_full_disk_ends_no_run_and_hangs_no_rank(place):
     [
         (["--reward.functions=letters:fails"], "the grader's disk is full"),
         pytest.param(["--task.source=nothing.jsonl"], "nothing.jsonl", marks=pytest.mark.slow),
-        (["--scale.experts=3"], "scale.experts = 3"),
+        (["--scale.expert_parallel=3"], "scale.expert_parallel = 3"),
         pytest.param(["--model.path=nowhere/at/all"], "nowhere/at/all", marks=pytest.mark.slow),
     ],
 )

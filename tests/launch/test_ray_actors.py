@@ -200,13 +200,13 @@ def test_a_machine_that_does_not_see_the_exchange_stops_the_run_at_its_start(pla
     (place / "model").rename(place / "no-model")
     try:
         with cluster_of(1) as cluster, another_machine(cluster, 1, place / "exchange"):
-            given = f"--sampler.exchange={place / 'exchange'}"
+            given = f"--sampler.weight_dir={place / 'exchange'}"
             run = begin(place, "blind", "--scale.launcher=ray", "--scale.ranks=1", *VLLM, given, env=cluster)
             status, output = finished(run)
     finally:
         (place / "no-model").rename(place / "model")
     assert status == 2 and "restart" not in output, output
-    assert f"sampler.exchange = '{place / 'exchange'}': the vLLM engines get their weights through" in output, output
+    assert f"sampler.weight_dir = '{place / 'exchange'}': the vLLM engines get their weights through" in output, output
     assert "these machines do not see there what the leader writes" in output and "name a folder that all" in output
     assert not list((place / "exchange").iterdir()) and not (place / "blind").exists()
 

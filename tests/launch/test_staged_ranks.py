@@ -34,7 +34,7 @@ def staged(place):
 
 def played(place, name, *arguments):
     """A run of that name. Returns its metrics."""
-    more = f"--train.steps={STEPS}", "--reward.correct_at=0.1"
+    more = f"--train.steps={STEPS}", "--reward.correct_threshold=0.1"
     status, output = finished(begin(place, name, *more, *arguments, settings="staged.toml", faults=FORKED))
     assert status == 0, output
     return [json.loads(line) for line in (place / name / "metrics.jsonl").read_text().splitlines()]

@@ -123,7 +123,7 @@ def routed(ranks, path, case):
     """What a rank holds of a batch's routes, and sends in the steps."""
     from gspo.backends.hf.sharded import load_sharded
 
-    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(experts=2), ranks.size)
+    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(expert_parallel=2), ranks.size)
     local, held = learner_of(model, case, ranks), []
 
     def see():

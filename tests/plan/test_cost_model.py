@@ -123,8 +123,8 @@ def test_the_smallest_number_of_ranks_that_holds_the_state():
 
 
 def test_numbers_that_do_not_divide_one_another():
-    assert cost_model.spread_of(ScaleConfig(experts=2, replicas=2), 8) == Spread(8, 2, 2)
-    with pytest.raises(ValueError, match=r"scale.replicas = 3 does not divide 8 ranks"):
-        cost_model.spread_of(ScaleConfig(replicas=3), 8)
-    with pytest.raises(ValueError, match=r"scale.experts = 4 does not divide the 2 ranks of a replica"):
-        cost_model.spread_of(ScaleConfig(experts=4, replicas=4), 8)
+    assert cost_model.spread_of(ScaleConfig(expert_parallel=2, data_parallel_replicas=2), 8) == Spread(8, 2, 2)
+    with pytest.raises(ValueError, match=r"scale.data_parallel_replicas = 3 does not divide 8 ranks"):
+        cost_model.spread_of(ScaleConfig(data_parallel_replicas=3), 8)
+    with pytest.raises(ValueError, match=r"scale.expert_parallel = 4 does not divide the 2 ranks of a replica"):
+        cost_model.spread_of(ScaleConfig(expert_parallel=4, data_parallel_replicas=4), 8)

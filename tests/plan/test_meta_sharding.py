@@ -111,8 +111,8 @@ def test_the_formula_counts_what_the_first_rank_holds(tiny, ranks, model):
 def test_models_that_cannot_be_laid_out(tiny, tmp_path):
     dense = {"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(dense))
-    with pytest.raises(ValueError, match=r"scale.experts = 2: .* is no mixture of experts: set it to 1"):
+    with pytest.raises(ValueError, match=r"scale.expert_parallel = 2: .* is no mixture of experts: set it to 1"):
         shard_on_meta(ModelConfig(path=str(tmp_path)), Spread(2, 2))
-    with pytest.raises(ValueError, match=r"scale.experts = 3 does not divide the 8 experts"):
+    with pytest.raises(ValueError, match=r"scale.expert_parallel = 3 does not divide the 8 experts"):
         shard_on_meta(ModelConfig(path=str(tiny / "moe")), Spread(3, 3))
     assert not dist.is_initialized()

@@ -58,7 +58,7 @@ def figure(text, name):
 
 def test_the_command_line_prints_a_prediction(tmp_path, capsys):
     file = tmp_path / "run.toml"
-    file.write_text(f'[model]\npath = "{folder_of(tmp_path, "30B-A3B")}"\n[scale]\nranks = 64\nexperts = 8\n')
+    file.write_text(f'[model]\npath = "{folder_of(tmp_path, "30B-A3B")}"\n[scale]\nranks = 64\nexpert_parallel = 8\n')
     assert main(["plan", str(file), "--memory", "80", "--prompt-tokens", "256"]) == 1
     text = capsys.readouterr().out
     assert text.startswith("All figures are predicted, none is measured.")
@@ -79,18 +79,21 @@ def test_the_command_line_prints_a_prediction(tmp_path, capsys):
 
 
 def test_uneven_shards_are_named_with_their_remedy(tmp_path):
-    run = config(folder_of(tmp_path, "235B-A22B"), scale={"ranks": 256, "experts": 8})
+    run = config(folder_of(tmp_path, "235B-A22B"), scale={"ranks": 256, "expert_parallel": 8})
     text, fits = render(run, LENGTHS, memory=20)
     assert "Shards are uneven: the fullest rank holds 1.97 times the mean" in text
-    assert "try a larger scale.replicas" in text
+    assert "try a larger scale.data_parallel_replicas" in text
     assert "STATE ALONE DOES NOT FIT 20 GiB: no number of ranks would do" in text and not fits
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"scale": {"ranks": 2, "experts": 2}}, r"scale.experts = 2: .* is no mixture of experts: set it to 1"),
-        ({"scale": {"ranks": 8, "replicas": 3}}, r"scale.replicas = 3 does not divide 8 ranks"),
+        (
+            {"scale": {"ranks": 2, "expert_parallel": 2}},
+            r"scale.expert_parallel = 2: .* is no mixture of experts: set it to 1",
+        ),
+        ({"scale": {"ranks": 8, "data_parallel_replicas": 3}}, r"scale.data_parallel_replicas = 3 does not divide 8 ranks"),
         ({"model": {"path": "./none"}}, r"model.path = './none': no such folder"),
         ({"model": {"path": ""}}, r"model.path is required"),
         ({"model": {"quantize": "nf4"}, "scale": {"ranks": 1}}, r'model.quantize = "nf4": .* train adapters on them'),

@@ -282,7 +282,7 @@ def test_a_worker_gets_the_variables_that_are_named(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "t")
     columns = [rollout("", names=name) for name in ("GRADER_KEY", "HF_TOKEN", "PATH")]
     for env, expected in ([[], [0, 0, 1]], [["GRADER_KEY"], [1, 0, 1]]):
-        with named("variables", env=env) as rewards:
+        with named("variables", env_passthrough=env) as rewards:
             assert [r.reward for r in rewards.score(columns)] == expected
 
 

@@ -89,7 +89,7 @@ PARTLY = "```python\nprint(abs(sum(map(int, input().split()))))\n```"
 @pytest.fixture(scope="module")
 def reward():
     box_of("bwrap")
-    with_share = {score: CodeReward(CodeConfig(score=score, seconds=8.0)) for score in ("all", "share")}
+    with_share = {score: CodeReward(CodeConfig(score=score, cpu_seconds=8.0)) for score in ("all", "share")}
     return lambda text, score="all", **columns: with_share[score](text, columns)
 
 
@@ -121,7 +121,7 @@ def test_the_fence_names_the_language(reward):
 
 def test_public_tests_come_first(tmp_path):
     box_of("bwrap")
-    config = CodeConfig(public_column="shown", score="share", seconds=8.0)
+    config = CodeConfig(public_column="shown", score="share", cpu_seconds=8.0)
     columns = {"shown": [{"input": "", "output": "1"}], "tests": [{"input": "", "output": "0"}] * 3}
     reward = CodeReward(config)
     assert reward("```\nprint(0)\n```", columns) == 0.0  # fails what it was shown
@@ -130,7 +130,7 @@ def test_public_tests_come_first(tmp_path):
 
 def test_all_the_tests_together_have_a_limit():
     box_of("bwrap")
-    reward = CodeReward(CodeConfig(score="share", seconds=0.5, total_seconds=1.2))
+    reward = CodeReward(CodeConfig(score="share", cpu_seconds=0.5, total_cpu_seconds=1.2))
     slow = "```\nif input() == 'x':\n    while True: pass\nprint(1)\n```"
     tests = [{"input": text, "output": "1"} for text in ("y", "x", "x", "x", "y")]
     assert reward(slow, {"tests": tests}) == 0.2
@@ -160,7 +160,7 @@ def test_rows_without_tests_are_refused_before_anything_is_sampled(subtests):
 def test_the_named_reward_scores_in_workers_and_says_how():
     sandbox = open_sandbox() if box_of("bwrap") else None
     config = RewardConfig(functions=["code"], workers=2)
-    with Rewards(config, TaskConfig(), code=CodeConfig(seconds=8.0)) as rewards:
+    with Rewards(config, TaskConfig(), code=CodeConfig(cpu_seconds=8.0)) as rewards:
         with logs(f"programs run in the sandbox '{sandbox.driver}'", logging.INFO):
             rewards.wait()
         texts = (RIGHT, PARTLY, f"<think>{RIGHT}</think>no", "<think>```", "```\nimport os; os.kill(os.getppid(), 9)\n```")

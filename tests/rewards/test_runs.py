@@ -84,7 +84,11 @@ def test_a_run_with_a_judge_of_groups(tmp_path):
             {"judge": {"model": "m", "rubric": "r", "key_variable": "", "mode": "group"}, "eval": {"every": 1}},
             "compares the completions to a prompt, so an evaluation needs at least 2",
         ),
-        (["exact"], {"reward": {"env": ["PATH"]}}, r"reward.env = \['PATH'\] has no effect: it is for a module:function"),
+        (
+            ["exact"],
+            {"reward": {"env_passthrough": ["PATH"]}},
+            r"reward.env_passthrough = \['PATH'\] has no effect: it is for a module:function",
+        ),
         (["exact"], {"reward": {"timeout": 1e10}}, "reward.timeout = 10000000000.0: must be at most 86400"),
         (["exact"], {"reward": {"weights": [1e308]}}, r"reward.weights\[0\] = 1e\+308: must be at most 1000000"),
         (["exact"], {"reward": {"weights": [-1e-7]}}, r"reward.weights = \[-1e-07\]: a weight is 0, or of a size between"),
@@ -116,7 +120,7 @@ def test_a_run_with_programs_learns_to_write_the_right_ones(tmp_path):
     ]
     settings = tiny_run.settings(
         tmp_path / "run", train={"steps": 12}, eval={"every": 12, "num_prompts": 4}, optimizer={"lr": 1e-2},
-        reward={"functions": ["code"], "workers": 2}, code={"seconds": 8.0}, rollout={"max_completion_length": 2},
+        reward={"functions": ["code"], "workers": 2}, code={"cpu_seconds": 8.0}, rollout={"max_completion_length": 2},
     )  # fmt: skip
     gspo.train(tiny.model, rows, config=settings, tokenizer=tiny.tokenizer)
     steps = [step for step in read_lines(tmp_path / "run" / "metrics.jsonl") if "reward" in step]

@@ -72,7 +72,12 @@ def test_bad_settings(subtests):
         ({"functions": []}, {}, (), "there is no reward function"),
         ({"functions": ["exakt"]}, {}, (), known),
         ({"functions": ["exact"], "weights": [1.0]}, {}, (len,), r"2 reward functions need as many weights: exact, len"),
-        ({"functions": ["exact"], "env": ["NO_KEY"]}, {}, (), "reward.env: there is no environment variable 'NO_KEY'"),
+        (
+            {"functions": ["exact"], "env_passthrough": ["NO_KEY"]},
+            {},
+            (),
+            "reward.env_passthrough: there is no environment variable 'NO_KEY'",
+        ),
     ):
         with subtests.test(message=message), pytest.raises(ValueError, match=message):
             Rewards(RewardConfig(**reward), TaskConfig(**task), functions)

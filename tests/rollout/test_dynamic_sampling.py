@@ -45,7 +45,7 @@ def teaches_if(those):
 
 
 def source_of(marks, refill, sampler=None, stream=None, report=lambda *args: None, algorithm=None, **rollout):
-    config = RolloutConfig(num_prompts=P, num_generations=G, refill=refill, **rollout)
+    config = RolloutConfig(num_prompts=P, num_generations=G, dynamic_sampling_rounds=refill, **rollout)
     algorithm = algorithm or ResolvedAlgorithm()
     return DynamicSamplingSource(
         stream or Stream(), sampler or Echo(), Marks(marks), config, Sampling(5, seed=7), report, algorithm=algorithm
@@ -174,7 +174,8 @@ def begins_with_a_digit(prompts, completions, **columns):
 def train(folder, resume=False, **changes):
     made = model()
     options = {
-        "rollout": {"refill": 8}, "algorithm": {"name": "dapo"}, "eval": {"every": 0}, "train": {"steps": 4},
+        "rollout": {"dynamic_sampling_rounds": 8}, "algorithm": {"name": "dapo"}, "eval": {"every": 0},
+        "train": {"steps": 4},
     } | changes  # fmt: skip
     return gspo.train(
         made.model, ROWS, begins_with_a_digit, tokenizer=made.tokenizer, resume=resume, config=settings(folder, **options)
@@ -208,8 +209,8 @@ def test_an_environments_groups_are_refilled(tmp_path):
     result = gspo.train(
         made.model, [{"prompt": f"say a, {i}"} for i in range(40)], tokenizer=made.tokenizer,
         task={"environment": f"{__name__}:Quiz"}, algorithm={"name": "gspo_token", "credit": "turn", "mini_batches": 1},
-        rollout={"num_prompts": 4, "num_generations": 2, "max_completion_length": 1, "refill": 2}, eval={"every": 0},
-        train={"steps": 2}, log={"dir": str(tmp_path / "run")},
+        rollout={"num_prompts": 4, "num_generations": 2, "max_completion_length": 1, "dynamic_sampling_rounds": 2},
+        eval={"every": 0}, train={"steps": 2}, log={"dir": str(tmp_path / "run")},
     )  # fmt: skip
     steps = lines(result.folder / "metrics.jsonl")
     assert len(steps) == 2 and all(m["refill/queries"] >= 4 for m in steps) and any(m["refill/rounds"] for m in steps)
@@ -219,11 +220,14 @@ def test_an_environments_groups_are_refilled(tmp_path):
     ("sections", "why"),
     [
         (
-            {"rollout": {"refill": 1, "max_staleness": 2}, "sampler": {"engine": "vllm"}},
-            "rollout.refill = 1 and rollout.max_staleness = 2: .*set one of them to 0",
+            {"rollout": {"dynamic_sampling_rounds": 1, "max_staleness": 2}, "sampler": {"engine": "vllm"}},
+            "rollout.dynamic_sampling_rounds = 1 and rollout.max_staleness = 2: .*set one of them to 0",
         ),
-        ({"rollout": {"refill": 1}, "algorithm": {"name": "ppo"}}, "rollout.refill = 1: ppo also learns from groups"),
-        ({"rollout": {"refill": -1}}, "rollout.refill = -1"),
+        (
+            {"rollout": {"dynamic_sampling_rounds": 1}, "algorithm": {"name": "ppo"}},
+            "rollout.dynamic_sampling_rounds = 1: ppo also learns from groups",
+        ),
+        ({"rollout": {"dynamic_sampling_rounds": -1}}, "rollout.dynamic_sampling_rounds = -1"),
     ],
 )
 def test_what_a_refill_does_not_go_with(tmp_path, sections, why):

@@ -283,7 +283,7 @@ def test_turns_are_credited_for_what_follows_them(tmp_path):
 def test_bad_settings(tmp_path):
     for sections, why in (
         ({"eval": {"every": 1}}, r"eval.every = 1: .*model\.log"),
-        ({"rollout": {"refill": 1}}, "rollout.refill = 1: agents choose"),
+        ({"rollout": {"dynamic_sampling_rounds": 1}}, "rollout.dynamic_sampling_rounds = 1: agents choose"),
         ({"rollout": {"top_p": 0.5}}, "whole distribution"),
         ({"algorithm": {"credit": "turn"}}, "one advantage a completion"),
         ({"algorithm": {"discount": 0.5}}, r"needs algorithm\.credit"),

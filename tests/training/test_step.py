@@ -72,7 +72,7 @@ def fails_mostly(what):
     ],
 )
 def test_a_reward_that_fails_for_most_is_named_in_the_log_and_the_report(tmp_path, alone, why, refill):
-    options = {"eval": {"every": 0}, "train": {"steps": 3, "save_every": 9}, "rollout": {"refill": refill}}
+    options = {"eval": {"every": 0}, "train": {"steps": 3, "save_every": 9}, "rollout": {"dynamic_sampling_rounds": refill}}
     with logs() as said:
         assert run(tmp_path / "run", fails_mostly(alone), **options).finished
     count = 24 * (1 + refill)

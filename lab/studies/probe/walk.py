@@ -38,7 +38,7 @@ def probed(config: Config, folder: Path) -> Config:
         config,
         stage=(),
         optimizer=dataclasses.replace(config.optimizer, warmup=0, schedule="constant"),
-        rollout=dataclasses.replace(config.rollout, refill=0),
+        rollout=dataclasses.replace(config.rollout, dynamic_sampling_rounds=0),
         eval=dataclasses.replace(config.eval, every=0),
         log=dataclasses.replace(config.log, trackers=[], dir=str(folder)),
     )

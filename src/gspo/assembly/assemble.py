@@ -132,7 +132,7 @@ def training(
 
         def source(sampler: Any, sampling: Sampling, report: Report) -> RolloutSource:
             rollout = config.rollout
-            if rollout.refill:
+            if rollout.dynamic_sampling_rounds:
                 return DynamicSamplingSource(queries, sampler, scorer, rollout, sampling, report, algorithm=config.algorithm)
             kind = AsynchronousSource if rollout.max_staleness else SynchronousSource
             return kind(queries, sampler, scorer, rollout, sampling, report)
@@ -311,6 +311,6 @@ def evaluating(config: Config, given: CallInputs | None = None) -> Iterator[dict
                 "prompts": held_out,
                 "n": config.eval.num_generations,
                 "sampling": samplings(config, model)[1],
-                "correct_at": config.reward.correct_at,
+                "correct_threshold": config.reward.correct_threshold,
                 "report": screen.phase,
             }

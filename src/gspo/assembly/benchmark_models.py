@@ -25,7 +25,7 @@ from gspo.types import Prompt, Rollout, Sampling
 Rows = Sequence[dict[str, Any]]
 Begin = Callable[[int, int], Future[Rollout]]
 """Starts a completion, given the index of its prompt and its own number."""
-NUMBERS = ("dtype", "autocast", "attention", "experts", "kernels", "quantize")
+NUMBERS = ("dtype", "autocast", "attention", "expert_kernels", "kernels", "quantize")
 """Model settings that affect its numerical results."""
 
 

@@ -44,7 +44,7 @@ def check_copies(config: Config, ranks: int) -> None:
     device = pick_device(config.model.device)
     numbers = sum(p.numel() for p in without_weights(config.model).parameters())
     copied = copies(config, ranks) * numbers * itemsize(config)
-    shard = numbers * sum(standing_bytes(config).values()) * config.scale.replicas / ranks  # a lower bound
+    shard = numbers * sum(standing_bytes(config).values()) * config.scale.data_parallel_replicas / ranks  # a lower bound
     if torch.cuda.is_available():
         shard *= device.type == "cuda"  # else only the copies are on the CPU
     else:

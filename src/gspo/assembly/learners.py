@@ -83,7 +83,7 @@ def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
     offload = config.train.offload_optimizer and policy.device.type != "cpu"
     names = norms_and_biases(policy.model.model)
     kept = [p for name, p in policy.model.named_parameters() if name in names]
-    return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload, kept)
+    return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_skipped_updates, offload, kept)
 
 
 def norms_and_biases(model: nn.Module) -> set[str]:

@@ -15,7 +15,8 @@ from gspo.runs.folder import SMALLER
 from gspo.safe import replace_file
 
 logger = logging.getLogger(__name__)
-UNTIL = "train.micro_batch_tokens, the number of ranks, scale.experts or scale.replicas"  # `conditions`, in words
+UNTIL = "train.micro_batch_tokens, the number of ranks, scale.expert_parallel or scale.data_parallel_replicas"
+"""`conditions`, in words."""
 
 
 def keep(config: Config, ranks: Ranks, error: OutOfMemory) -> None:
@@ -31,7 +32,8 @@ def conditions(config: Config, ranks: Ranks) -> dict[str, int]:
     """The conditions under which the file applies: with other settings or ranks, memory may suffice."""
     scale = config.scale
     return {
-        "asked": config.train.micro_batch_tokens, "ranks": ranks.size, "experts": scale.experts, "replicas": scale.replicas
+        "asked": config.train.micro_batch_tokens, "ranks": ranks.size, "experts": scale.expert_parallel,
+        "replicas": scale.data_parallel_replicas,
     }  # fmt: skip
 
 

@@ -184,11 +184,11 @@ def all_rows(config: Config) -> Config:
 
 
 def check_experts(config: Config, model: HFModel) -> None:
-    """Raises ValueError if model.experts is set for a model without selectable expert kernels."""
-    if config.model.experts != "auto" and not model.model._can_set_experts_implementation():
+    """Raises ValueError if model.expert_kernels is set for a model without selectable expert kernels."""
+    if config.model.expert_kernels != "auto" and not model.model._can_set_experts_implementation():
         raise ValueError(
-            f"model.experts = {config.model.experts!r}: {type(model.model).__name__} has no experts whose kernels can be "
-            'chosen: set it to "auto"'
+            f"model.expert_kernels = {config.model.expert_kernels!r}: {type(model.model).__name__} has no experts whose "
+            'kernels can be chosen: set it to "auto"'
         )
 
 

@@ -95,5 +95,5 @@ def curriculum(config: Config, prompts: Sequence[Prompt], others: OtherSources) 
         except RefreshFailed as error:
             raise ValueError(str(error)) from error
     make = others.made if refresh.source is not None else None
-    rules = config.rollout, config.stage, refresh, config.reward.correct_at
+    rules = config.rollout, config.stage, refresh, config.reward.correct_threshold
     return Curriculum(pools, *rules, make, others.of_rows)

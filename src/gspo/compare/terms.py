@@ -59,7 +59,7 @@ def _same_prompts(cells: Sequence[Cell], keys: Sequence[str]) -> bool:
     rewards, or by what finishes first.
     """
     configs = [cell.config for cell in cells]
-    if any(c.rollout.refill or c.rollout.max_staleness or c.refresh.every for c in configs):
+    if any(c.rollout.dynamic_sampling_rounds or c.rollout.max_staleness or c.refresh.every for c in configs):
         return False
     if any(key.startswith(PROMPTS) for key in keys):
         return False

@@ -18,7 +18,7 @@ def resolve(
     """Returns the algorithm's row, the settings with its defaults filled in, and warnings about odd values.
 
     Args:
-        refill: `rollout.refill`.
+        refill: `rollout.dynamic_sampling_rounds`.
         samples: As in `resolved`.
 
     Raises:
@@ -43,8 +43,8 @@ def resolve(
         )
     if row.critic and refill:
         raise ValueError(
-            f"rollout.refill = {refill}: {config.name} also learns from groups whose rewards are all equal, by its values; "
-            "set it to 0"
+            f"rollout.dynamic_sampling_rounds = {refill}: {config.name} also learns from groups whose rewards are all "
+            "equal, by its values; set it to 0"
         )
     low, high = (config.epsilon, config.epsilon_high) if config.epsilon is not None else (row.epsilon, row.epsilon_high)
     own = {
@@ -147,7 +147,7 @@ def odd_values(row: Algorithm, config: ResolvedAlgorithm, refill: int, samples: 
 
     Args:
         config: [algorithm] with the row's defaults filled in.
-        refill: `rollout.refill`.
+        refill: `rollout.dynamic_sampling_rounds`.
         samples: As in `resolved`.
     """
     warnings = []
@@ -185,8 +185,8 @@ def odd_values(row: Algorithm, config: ResolvedAlgorithm, refill: int, samples: 
         )
     if row.drops_equal and samples and not refill:
         warnings.append(
-            f"{config.name} refills groups whose rewards are all equal with new prompts; with rollout.refill = 0 they are "
-            "only dropped, so updates hold fewer groups than num_prompts / mini_batches"
+            f"{config.name} refills groups whose rewards are all equal with new prompts; with "
+            "rollout.dynamic_sampling_rounds = 0 they are only dropped, so updates have fewer groups than usual"
         )
     if config.beta > 0 and config.kl_estimator == "k1":
         warnings.append('kl_estimator = "k1" as a loss has zero gradient on average: use k2 or k3 to hold the policy back')
@@ -198,7 +198,7 @@ def resolved(config: Config, samples: bool = True) -> tuple[RunConfig, list[str]
 
     `samples`: whether the run samples `rollout.num_prompts` per step itself. Served runs take what agents submit.
     """
-    _, algorithm, warnings = resolve(config.algorithm, config.rollout.refill, samples)
+    _, algorithm, warnings = resolve(config.algorithm, config.rollout.dynamic_sampling_rounds, samples)
     if samples and config.rollout.num_prompts % algorithm.mini_batches:
         raise ValueError(
             f"rollout.num_prompts = {config.rollout.num_prompts} cannot be split into algorithm.mini_batches = "

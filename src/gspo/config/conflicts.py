@@ -133,7 +133,7 @@ ENVIRONMENT = (
 TRAIN = (
     *ENVIRONMENT,
     Conflict(
-        ("code.seconds", "code.total_seconds"), lambda c: c.code.seconds > c.code.total_seconds,
+        ("code.cpu_seconds", "code.total_cpu_seconds"), lambda c: c.code.cpu_seconds > c.code.total_cpu_seconds,
         "one test would have more time than all together: raise total_seconds, or lower seconds",
     ),
     Conflict(
@@ -142,7 +142,8 @@ TRAIN = (
     ),
     *SAMPLING,
     Conflict(
-        ("rollout.refill", "rollout.max_staleness"), lambda c: c.rollout.refill > 0 and c.rollout.max_staleness > 0, REFILLED
+        ("rollout.dynamic_sampling_rounds", "rollout.max_staleness"),
+        lambda c: c.rollout.dynamic_sampling_rounds > 0 and c.rollout.max_staleness > 0, REFILLED,
     ),
     Conflict(
         ("refresh.every", "train.steps"), lambda c: c.refresh.every >= c.train.steps,
@@ -164,7 +165,7 @@ SERVE = (
         'agents evaluate themselves and note it with `await model.log(groups, split="val")`; set it to 0',
     ),
     Conflict(
-        ("rollout.refill",), lambda c: c.rollout.refill > 0,
+        ("rollout.dynamic_sampling_rounds",), lambda c: c.rollout.dynamic_sampling_rounds > 0,
         "agents choose which trajectories they hand over; set it to 0",
     ),
     Conflict(
@@ -183,8 +184,9 @@ LEARN = (
         "moments of 8 bits stay on the device: leave one out",
     ),
     Conflict(
-        ("model.quantize", "model.experts"), lambda c: c.model.quantize != "none" and c.model.experts != "auto",
-        'it has a kernel of its own for experts: set model.experts = "auto"',
+        ("model.quantize", "model.expert_kernels"),
+        lambda c: c.model.quantize != "none" and c.model.expert_kernels != "auto",
+        'it has a kernel of its own for experts: set model.expert_kernels = "auto"',
     ),
     Conflict(
         ("model.quantize", "algorithm.critic"),

@@ -19,7 +19,7 @@ from typing import Any
 import tomli_w
 
 from gspo.config.checks import check
-from gspo.config.names import REMOVED, nearest_key
+from gspo.config.names import REMOVED, RENAMED, nearest_key
 from gspo.config.schema import SECTIONS, STAGE, Config
 from gspo.config.stages import StageConfig
 from gspo.config.suggestions import nearest
@@ -152,6 +152,8 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
         if key not in fields:
             if full_key in REMOVED:
                 raise ValueError(f"{full_key} = {shown(value, full_key)}: was removed: {REMOVED[full_key]}")
+            if full_key in RENAMED:
+                raise ValueError(f"{full_key} = {shown(value, full_key)}: is called {RENAMED[full_key]} now")
             close = nearest(key, fields) if cls is StageConfig else nearest_key(full_key)
             near = close or f"; keys of [{name}] are {', '.join(fields)}"
             outer, dot, inner = key.partition(".")

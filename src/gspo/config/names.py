@@ -20,6 +20,20 @@ REMOVED: dict[str, str] = {
     "sampler.in_process": "leave it out: vLLM runs as a server, and sampler.sleep_level gives a shared GPU's memory back",
 }
 """Removed keys, and what to do instead."""
+RENAMED = {
+    "rollout.refill": "rollout.dynamic_sampling_rounds",
+    "reward.correct_at": "reward.correct_threshold",
+    "reward.env": "reward.env_passthrough",
+    "train.max_bad_updates": "train.max_skipped_updates",
+    "code.seconds": "code.cpu_seconds",
+    "code.total_seconds": "code.total_cpu_seconds",
+    "code.output": "code.max_output_mib",
+    "sampler.exchange": "sampler.weight_dir",
+    "model.experts": "model.expert_kernels",
+    "scale.experts": "scale.expert_parallel",
+    "scale.replicas": "scale.data_parallel_replicas",
+}
+"""Keys that had another name."""
 # Another program's name -> gspo's, with a note if it counts something else. Names that gspo uses too are not listed.
 ELSEWHERE: dict[str, str] = {
     # optimizer
@@ -55,7 +69,7 @@ ELSEWHERE: dict[str, str] = {
                     "rollout.max_completion_length"),
     **dict.fromkeys(("max_prompt_length", "prompt_max_len", "filter_overlong_prompts"),
                     "task.too_long, for prompts that leave no room for the longest completion"),
-    **dict.fromkeys(("dynamic_sampling", "filter_groups", "dynamic_filtering"), "rollout.refill"),
+    **dict.fromkeys(("dynamic_sampling", "filter_groups", "dynamic_filtering"), "rollout.dynamic_sampling_rounds"),
     **dict.fromkeys(("use_vllm", "vllm_mode"), 'sampler.engine = "vllm"'),
     **dict.fromkeys(("vllm_gpu_memory_utilization", "gpu_memory_utilization", "tensor_parallel_size",
                      "tensor_model_parallel_size", "vllm_tensor_parallel_size", "enforce_eager", "max_model_len"), ENGINE),

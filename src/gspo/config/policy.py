@@ -27,7 +27,7 @@ class ModelConfig:
     """Data type of matrix multiplications. `auto`: bfloat16 on a GPU, none on a CPU. The head is always float32."""
     attention: str = opt("sdpa", choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3"))
     """Attention implementation in transformers."""
-    experts: str = opt("auto", choices=("auto", "grouped_mm", "eager"))
+    expert_kernels: str = opt("auto", choices=("auto", "grouped_mm", "eager"))
     """Expert kernels of a mixture of experts. `auto`: grouped_mm if the model supports it; on a CPU or under autocast,
     gspo's own version of it."""
     kernels: str = opt("auto", choices=("auto", "torch"))

@@ -18,12 +18,12 @@ FREE = {
     *("reward_model.device", "reward_model.url", "reward_model.batch_size", "reward_model.timeout", "reward_model.retries"),
     *("judge.url", "judge.cache", "judge.max_concurrent", "judge.timeout", "judge.retries", "judge.key_variable"),
     *("reward_model.max_concurrent", "reward_model.key_variable"),
-    *("sampler.batch_size", "sampler.engines", "sampler.urls", "sampler.python", "sampler.exchange", "sampler.timeout"),
+    *("sampler.batch_size", "sampler.engines", "sampler.urls", "sampler.python", "sampler.weight_dir", "sampler.timeout"),
     "sampler.weight_transfer",
     "sampler.sleep_level",
     *("eval.every", "eval.num_generations", "eval.temperature", "eval.top_p", "eval.top_k"),
     *("train.steps", "train.save_every", "train.keep_checkpoints", "train.micro_batch_tokens"),
-    *("train.gradient_checkpointing", "train.max_bad_updates", "train.offload_optimizer", "train.offload_reference"),
+    *("train.gradient_checkpointing", "train.max_skipped_updates", "train.offload_optimizer", "train.offload_reference"),
 }
 # May differ if `allow` names them: every update reads them anew, and nothing in a checkpoint depends on them.
 ON_PURPOSE = ("optimizer.lr", "optimizer.schedule", "optimizer.min_lr", "optimizer.warmup")

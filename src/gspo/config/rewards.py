@@ -101,13 +101,13 @@ class CodeConfig:
     """Language of the programs. `auto`: C++ if the fence says so (```cpp), otherwise Python."""
     score: str = opt("all", choices=("all", "share"))
     """`all`: 1 for a program that passes all tests, otherwise 0. `share`: the share of tests that it passes."""
-    seconds: float = opt(10.0, low=0.1, high=3600)
+    cpu_seconds: float = opt(10.0, low=0.1, high=3600)
     """CPU time limit of one test, in seconds."""
-    total_seconds: float = opt(60.0, low=0.1, high=86_400)
+    total_cpu_seconds: float = opt(60.0, low=0.1, high=86_400)
     """CPU time limit of all tests of a completion, in seconds. The remaining tests then count as failed."""
     memory: float = opt(1.0, low=0.0625, high=1024)
     """Memory limit of one test in GiB, on top of what Python itself takes."""
-    output: float = opt(16.0, low=0.001, high=1024)
+    max_output_mib: float = opt(16.0, low=0.001, high=1024)
     """Maximum standard output of a test, in MiB."""
 
 
@@ -139,8 +139,8 @@ class RewardConfig:
     """Worker processes that score completions, on the machine of rank 0."""
     memory: float = opt(8.0, low=0.25, high=1e6)
     """Memory limit in GiB of each worker process, and of each program that it starts."""
-    env: list[str] = opt([])
+    env_passthrough: list[str] = opt([])
     """Names of environment variables that a `module:function` needs, such as that of an API key. Other variables that may
     hold secrets are hidden from its process."""
-    correct_at: float = opt(1.0, low=-1e12, high=1e12)
+    correct_threshold: float = opt(1.0, low=-1e12, high=1e12)
     """A completion counts as correct in `eval/accuracy` if the first of `functions` gives it at least this reward."""

@@ -73,7 +73,7 @@ class SamplerConfig:
     engine_args: dict[str, Any] = opt({})
     """Extra arguments for a started server, such as `{gpu_memory_utilization = 0.4, enforce_eager = true}`, or for the
     function that `engine` names."""
-    exchange: str | None = opt(None, path=True)
+    weight_dir: str | None = opt(None, path=True)
     """Folder through which weights are handed to the engine, which must see it too; with broadcast weights, only the first
     ones. Unset: a folder in memory, in /dev/shm."""
     weight_transfer: str = opt("folder", choices=("auto", "folder", "broadcast", "ipc"))
@@ -110,7 +110,7 @@ class RolloutConfig:
     """Stop strings: text, or one special token. The stop string stays part of the completion."""
     mask_truncated_completions: bool = opt(False)
     """Leave completions truncated at `max_completion_length` out of their group and of the update."""
-    refill: int = opt(0, low=0, high=1000)
+    dynamic_sampling_rounds: int = opt(0, low=0, high=1000)
     """Maximum rounds of extra prompts, sampled until `num_prompts` groups have rewards that differ. 0: none."""
     max_staleness: int = opt(0, low=0, high=1000)
     """With vLLM: maximum number of weight versions that sampling may run ahead. Above 0, the engine samples while the

@@ -15,10 +15,10 @@ class ScaleConfig:
 
     ranks: int | None = opt(None, low=1, high=100_000)
     """Number of training processes. Unset: as many as `torchrun` started, otherwise 1."""
-    experts: int = opt(1, low=1, high=100_000)
+    expert_parallel: int = opt(1, low=1, high=100_000)
     """Expert parallelism: number of ranks that the experts of a mixture are divided among. 1: experts are sharded like all
     other weights."""
-    replicas: int = opt(1, low=1, high=100_000)
+    data_parallel_replicas: int = opt(1, low=1, high=100_000)
     """Number of copies of the model, each sharded over ranks / replicas ranks. More copies need more memory and less network
     traffic between machines."""
     launcher: str = opt("auto", choices=LAUNCHERS)

@@ -35,7 +35,7 @@ class RefreshConfig:
     every: int = opt(0, low=0, high=10**9)
     """Steps between refreshes. 0: none."""
     drop_above: float = opt(1.0, low=1e-6, high=1)
-    """Drop a query if more than this share of its completions is correct (`reward.correct_at`). 1: drop none."""
+    """Drop a query if more than this share of its completions is correct (`reward.correct_threshold`). 1: drop none."""
     drop_below: float = opt(0.0, low=0, high=1)
     """Drop a query if less than this share of its completions is correct. 0: drop none."""
     min_seen: int = opt(1, low=1, high=10**6)

@@ -39,7 +39,7 @@ class TrainConfig:
     """Steps between checkpoints. The last step is always saved."""
     keep_checkpoints: int = opt(2, low=1, high=10**9)
     """Number of checkpoints to keep. Older ones are deleted."""
-    max_bad_updates: int = opt(3, low=0, high=10**9)
+    max_skipped_updates: int = opt(3, low=0, high=10**9)
     """An update with a non-finite loss or gradient is skipped. More than this many in a row stop the run."""
 
 

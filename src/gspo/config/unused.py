@@ -105,7 +105,7 @@ ALWAYS = (
         (*every("eval", "num_prompts"), "task.eval_source", "task.eval_split"),
         lambda c: not c.eval.num_prompts, NOT_EVALUATED,
     ),
-    Unused(("reward.correct_at",), lambda c: not c.eval.num_prompts and not c.refresh.drops, NOT_EVALUATED),
+    Unused(("reward.correct_threshold",), lambda c: not c.eval.num_prompts and not c.refresh.drops, NOT_EVALUATED),
     Unused(
         every("refresh", "every"), lambda c: not c.refresh.every,
         "refresh.every = 0, so nothing is refreshed: set refresh.every, or leave it out",
@@ -120,7 +120,7 @@ ALWAYS = (
         "eval.temperature = 0 takes the most likely token: raise the temperature, or leave it out",
     ),
     Unused(
-        ("reward.env",),
+        ("reward.env_passthrough",),
         lambda c: played(c) or not any(":" in name and not runs_programs([name]) for name in c.reward.functions),
         "it is for a module:function: name one in reward.functions, or leave it out",
     ),
@@ -134,7 +134,7 @@ ALWAYS = (
     ),
     Unused(
         ("reward.timeout",), lambda c: all(runs_programs([name]) for name in c.reward.functions),
-        "programs have limits of their own (of the reward code: code.seconds and code.total_seconds): leave it out",
+        "programs have limits of their own (of the reward code: code.cpu_seconds and code.total_cpu_seconds): leave it out",
     ),
     Unused(
         every("code", "sandbox"), lambda c: "code" not in c.reward.functions,
@@ -171,7 +171,7 @@ ALWAYS = (
         'the embedded sampler has no use for it: set sampler.engine = "vllm", or leave it out',
     ),
     Unused(
-        ("sampler.exchange",), lambda c: c.sampler.weight_transfer == "broadcast" and bool(c.sampler.urls),
+        ("sampler.weight_dir",), lambda c: c.sampler.weight_transfer == "broadcast" and bool(c.sampler.urls),
         'servers that run already get broadcast weights, set with sampler.weight_transfer = "broadcast": leave it out',
     ),
     Unused(
@@ -236,7 +236,7 @@ COMMANDS = {"train": ALWAYS + TRAIN, "sft": SFT + ALWAYS, "serve": SERVE + ALWAY
 OF_TRAINING = (
     *every("optimizer"), *every("algorithm"), *every("guard"), *every("serve"), *every("refresh"), *every("log"),
     *every("train", "seed"), *every("lora"), *every("scale"), "model.quantize", "eval.every",
-    "rollout.num_prompts", "rollout.num_generations", "rollout.refill", "rollout.max_staleness",
+    "rollout.num_prompts", "rollout.num_generations", "rollout.dynamic_sampling_rounds", "rollout.max_staleness",
     "rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.mask_truncated_completions",
 )  # fmt: skip
 """Settings that `gspo eval` does not read. It refuses them on its command line."""

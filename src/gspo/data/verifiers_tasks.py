@@ -46,7 +46,7 @@ def taskset_options(source: str, task: TaskConfig, split: str | None) -> dict[st
 
 
 def tasks_of(source: str, task: TaskConfig, split: str | None = None) -> Tasks:
-    """The tasks of the source `verifiers:ID`; task.size limits an endless taskset. Raises ValueError with the remedy."""
+    """The tasks of the source `verifiers:ID`; task.size limits an endless taskset. Raises ValueError."""
     options = taskset_options(source, task, split)
     return _loaded(source, json.dumps(options, sort_keys=True, default=str), task.size)
 

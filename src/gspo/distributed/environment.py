@@ -53,22 +53,23 @@ def check_ranks(config: Config, ranks: int) -> None:
     if scale.ranks not in (None, ranks):
         raise ValueError(f"scale.ranks = {scale.ranks}, but {ranks} were started: leave it out, or start as many")
     unneeded = sampler.weight_transfer == "broadcast" and sampler.urls  # config/unused.py rejects a folder in that case
-    if sampler.engine == "vllm" and sampler.exchange is None and not unneeded and several_machines():
+    if sampler.engine == "vllm" and sampler.weight_dir is None and not unneeded and several_machines():
         raise ValueError(
-            "sampler.exchange is not set: ranks on several machines write the weights for vLLM together, into a folder that "
-            "all of them see: name one"
+            "sampler.weight_dir is not set: ranks on several machines write the weights for vLLM together, into a folder "
+            "that all of them see: name one"
         )
-    if ranks > 1 and ranks % scale.replicas:
-        raise ValueError(f"scale.replicas = {scale.replicas}: must divide scale.ranks = {ranks}")
-    if ranks > 1 and ranks // scale.replicas % scale.experts:
+    if ranks > 1 and ranks % scale.data_parallel_replicas:
+        raise ValueError(f"scale.data_parallel_replicas = {scale.data_parallel_replicas}: must divide scale.ranks = {ranks}")
+    if ranks > 1 and ranks // scale.data_parallel_replicas % scale.expert_parallel:
         raise ValueError(
-            f"scale.experts = {scale.experts}: must divide the ranks of a copy of the model, scale.ranks / scale.replicas = "
-            f"{ranks // scale.replicas}"
+            f"scale.expert_parallel = {scale.expert_parallel}: must divide the ranks of a copy of the model, "
+            f"scale.ranks / scale.data_parallel_replicas = {ranks // scale.data_parallel_replicas}"
         )
     if ranks > 1:
         check_several(config)
         return
-    for name in ("experts", "replicas") if scale.launcher == "ray" else ("experts", "replicas", "restarts", "timeout"):
+    by_ray = scale.launcher == "ray"
+    for name in ("expert_parallel", "data_parallel_replicas", *(() if by_ray else ("restarts", "timeout"))):
         value = getattr(scale, name)
         if value != getattr(ScaleConfig, name):
             raise ValueError(f"scale.{name} = {shown(value)} has no effect on one rank: set scale.ranks, or leave it out")

@@ -72,7 +72,7 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
                     with open_sampler(config, prompts, options, key) as (ask, most):
                         _sampled(replies, todo, ask, most, report, options)
                 ordered = [replies.lines[each] for each in missing_keys(prompts, samples, ())]
-                mark(marks, ordered, prompts, scorer, config.reward.correct_at, report)
+                mark(marks, ordered, prompts, scorer, config.reward.correct_threshold, report)
             table = results.problem_rows(prompts, samples, replies.lines, marks.lines)
             made = results.figures(table)
             notes = [f"{left_out(unfit)}."] if unfit else []

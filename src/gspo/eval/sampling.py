@@ -87,7 +87,7 @@ def mark(
     replies: Sequence[Reply],
     prompts: Sequence[Prompt],
     scorer: Scorer,
-    correct_at: float,
+    correct_threshold: float,
     report: Report,
 ) -> None:
     """Scores the replies that have no mark yet. Raises RewardsFailed if all of a batch fail and none was scored before: then
@@ -111,7 +111,7 @@ def mark(
             raise RewardsFailed(why)
         for reply, rollout in zip(part, scored):
             value = first(rollout)
-            right = value is not None and value >= correct_at - 1e-9
+            right = value is not None and value >= correct_threshold - 1e-9
             marks.add(Mark(reply.problem, reply.sample, right, vote(rollout), rollout.error))
     report("scoring", len(todo), len(todo))
 

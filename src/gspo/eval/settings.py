@@ -72,7 +72,7 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
         "task.config": dict(options.of_source),
         "reward.functions": [benchmark.reward],
         "reward.answer_column": "answer",
-        "reward.correct_at": 1.0,
+        "reward.correct_threshold": 1.0,
     }
     below = usual | _from_file(options, benchmark.reward)
     _check_options(options, fields, fixed)

@@ -180,7 +180,7 @@ def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
     found, handler = json.loads(os.environ[ENGINES]), signal.getsignal(signal.SIGTERM)
     ray.init(found["cluster"], log_to_driver=False, logging_level="error")
     signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
-    folder, exchange, text = place_of(config.sampler), config.sampler.exchange, secrets.token_hex()
+    folder, exchange, text = place_of(config.sampler), config.sampler.weight_dir, secrets.token_hex()
     try:
         with NamedTemporaryFile("w", prefix="gspo-seen-", dir=folder, encoding="utf-8") as file:
             file.write(text)
@@ -193,7 +193,7 @@ def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
                 raise RankLost(f"an engine's actor is gone: {error}") from error
         if blind:
             raise ValueError(
-                f"sampler.exchange {f'= {exchange!r}' if exchange else 'is not set'}: the vLLM engines get their weights "
+                f"sampler.weight_dir {f'= {exchange!r}' if exchange else 'is not set'}: the vLLM engines get their weights "
                 f"through {folder}, and these machines do not see there what the leader writes: {', '.join(blind)}: name a "
                 "folder that all machines share"
             )

@@ -17,7 +17,7 @@ from gspo.types import Completion
 
 T = TypeVar("T")
 OFFLOAD = 'train.offload_optimizer = true (with optimizer.name = "adamw")'
-MORE = "more ranks (scale.ranks), or divide the experts of a mixture among them (scale.experts)"
+MORE = "more ranks (scale.ranks), or divide the experts of a mixture among them (scale.expert_parallel)"
 Readers = list[list[int]]  # indices of the completions that each rank reads, ascending
 
 
@@ -148,7 +148,9 @@ def outside_of_passes(what: str, ranks: Ranks) -> Iterator[None]:
         if not out_of_memory(error):
             raise
         one = f"on a GPU set {OFFLOAD}, or start several ranks (scale.ranks)"
-        several = "start more ranks (scale.ranks), or divide fewer copies of the model among them (scale.replicas)"
+        several = (
+            "start more ranks (scale.ranks), or divide fewer copies of the model among them (scale.data_parallel_replicas)"
+        )
         raise RuntimeError(
             f"out of memory on rank {ranks.number} {what}, where smaller micro-batches change nothing: "
             f"{several if ranks.size > 1 else one}, and go on with {RESUME}, or train a smaller model"

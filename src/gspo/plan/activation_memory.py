@@ -85,7 +85,7 @@ def _meta_model(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
     if cfg.attention == "eager":  # flash attention saves what sdpa saves
         model.set_attn_implementation("eager")
     if model._can_set_experts_implementation():
-        eager = cfg.experts == "eager" and cfg.quantize == "none"
+        eager = cfg.expert_kernels == "eager" and cfg.quantize == "none"
         model.set_experts_implementation("eager" if eager else experts.NAME)
     made = HFModel(model, None, autocast_type(cfg.autocast, device_type(cfg), DTYPES[cfg.dtype]))  # type: ignore[arg-type]
     if by_kernels(cfg, device_type(cfg), made.compute_dtype):

@@ -132,16 +132,17 @@ class Work:
 
 def spread_of(scale: ScaleConfig, ranks: int) -> Spread:
     """The spread that the settings ask for. Raises ValueError for numbers that do not divide each other."""
-    if ranks % scale.replicas:
+    if ranks % scale.data_parallel_replicas:
         raise ValueError(
-            f"scale.replicas = {scale.replicas} does not divide {ranks} ranks: all copies of the model lie on as many ranks"
+            f"scale.data_parallel_replicas = {scale.data_parallel_replicas} does not divide {ranks} ranks: all copies "
+            "of the model lie on as many ranks"
         )
-    if ranks // scale.replicas % scale.experts:
+    if ranks // scale.data_parallel_replicas % scale.expert_parallel:
         raise ValueError(
-            f"scale.experts = {scale.experts} does not divide the {ranks // scale.replicas} ranks of a replica ({ranks} "
-            f"ranks, scale.replicas = {scale.replicas})"
+            f"scale.expert_parallel = {scale.expert_parallel} does not divide the {ranks // scale.data_parallel_replicas} "
+            f"ranks of a replica ({ranks} ranks, scale.data_parallel_replicas = {scale.data_parallel_replicas})"
         )
-    return Spread(ranks, scale.experts, scale.replicas)
+    return Spread(ranks, scale.expert_parallel, scale.data_parallel_replicas)
 
 
 def held(weights: Iterable[Weight], spread: Spread) -> int:

@@ -93,15 +93,15 @@ def shard_on_meta(cfg: ModelConfig, spread: Spread) -> ShardedLayout:
 
 
 def check_experts(cfg: ModelConfig, spread: Spread, count: int) -> None:
-    """Raises ValueError if the model has no experts, or a number of them that scale.experts does not divide."""
+    """Raises ValueError if the model has no experts, or a number of them that scale.expert_parallel does not divide."""
     if spread.experts > 1 and count < 2:
         raise ValueError(
-            f"scale.experts = {spread.experts}: model.path = {cfg.path!r} is no mixture of experts: set it to 1"
+            f"scale.expert_parallel = {spread.experts}: model.path = {cfg.path!r} is no mixture of experts: set it to 1"
         )
     if spread.experts > 1 and count % spread.experts:
         raise ValueError(
-            f"scale.experts = {spread.experts} does not divide the {count} experts of model.path = {cfg.path!r}: choose a "
-            "number that does"
+            f"scale.expert_parallel = {spread.experts} does not divide the {count} experts of model.path = {cfg.path!r}: "
+            "choose a number that does"
         )
 
 

@@ -135,8 +135,8 @@ def describe(plan: Prediction, config: Config, lengths: Lengths, memory: float |
     held_as = f"{config.model.dtype}{packed}"
     yield f"model      {config.model.path} ({sharding.name}): {size / 1e9:.2f} billion weights in {held_as}"
     yield (
-        f"ranks      {spread.ranks}: scale.replicas = {spread.replicas}, each on {spread.shards}; "
-        f"scale.experts = {spread.experts}"
+        f"ranks      {spread.ranks}: scale.data_parallel_replicas = {spread.replicas}, each on {spread.shards}; "
+        f"scale.expert_parallel = {spread.experts}"
     )
     yield ""
     yield "memory of the fullest rank, predicted, in GiB"
@@ -194,7 +194,8 @@ def uneven_shards(plan: Prediction) -> Iterator[str]:
         return
     yield (
         f"  Shards are uneven: the fullest rank holds {factor:.2f} times the mean. Weights are divided by rows, and "
-        f"{plan.spread.shards} ranks do not divide them evenly (an expert is one row): try a larger scale.replicas."
+        f"{plan.spread.shards} ranks do not divide them evenly (an expert is one row): "
+        "try a larger scale.data_parallel_replicas."
     )
 
 
@@ -223,8 +224,8 @@ def verdict(plan: Prediction, config: Config, memory: float) -> Iterator[str]:
         remedy = "no number of ranks would do" if least is None else f"the smallest number of ranks that holds it is {least}"
         alone = "; or train adapters (lora.rank)" if plan.spread.ranks == 1 else ""
         yield (
-            f"  STATE ALONE DOES NOT FIT {memory:g} GiB: {remedy}, with scale.experts = {plan.spread.experts} and "
-            f"scale.replicas = {plan.spread.replicas}{alone}."
+            f"  STATE ALONE DOES NOT FIT {memory:g} GiB: {remedy}, with scale.expert_parallel = {plan.spread.experts} and "
+            f"scale.data_parallel_replicas = {plan.spread.replicas}{alone}."
         )
 
 

@@ -34,7 +34,7 @@ class Worker:
     """
 
     def __init__(self, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
-        self.request, self.variables = (names, reward, task, code), reward.env
+        self.request, self.variables = (names, reward, task, code), reward.env_passthrough
         self.signatures: dict[str, Signature] = {}
         self.notice, self.closed = "", False
         self.lock = threading.Lock()

@@ -165,7 +165,7 @@ class CodeReward:
         if config.language == "auto" and (problem := no_compiler()):
             self.notice += f"; a completion in C++ will have no reward: {problem}"
         self.limits = Limits(
-            seconds=config.seconds, memory=int(config.memory * 2**30), output=int(config.output * 2**20)
+            seconds=config.cpu_seconds, memory=int(config.memory * 2**30), output=int(config.max_output_mib * 2**20)
         )  # fmt: skip
 
     def __call__(self, completion: str, columns: Mapping[str, Any]) -> float:
@@ -180,7 +180,7 @@ class CodeReward:
         language = found.language if self.config.language == "auto" else self.config.language
         program = Program(found.source, language, function)  # type: ignore[arg-type]
         tests, shown = [test for stage in stages for test in stage], len(stages[0]) if len(stages) > 1 else 0
-        right, left = 0, self.config.total_seconds
+        right, left = 0, self.config.total_cpu_seconds
         with contextlib.closing(self.sandbox.stream(program, [test.case for test in tests], self.limits)) as outcomes:
             for i, (test, outcome) in enumerate(zip(tests, outcomes)):
                 passed = test.passed(outcome)
@@ -213,4 +213,4 @@ def function_of(columns: Mapping[str, Any], stages: Sequence[Sequence[CodeTest]]
 
 def longest(config: CodeConfig) -> float:
     """Wall-clock seconds after which the scoring of one completion must have gone wrong."""
-    return BACKSTOP * (LONGEST + config.total_seconds + config.seconds + USUAL.compile_seconds + 3)
+    return BACKSTOP * (LONGEST + config.total_cpu_seconds + config.cpu_seconds + USUAL.compile_seconds + 3)

@@ -62,9 +62,11 @@ class Rewards:
         if functions and specs == ["task"] and not scored:
             specs = []
         _check(specs, task, scored)
-        for name in reward.env:
+        for name in reward.env_passthrough:
             if name not in os.environ:
-                raise ValueError(f"reward.env: there is no environment variable {name!r}; set it, or take its name out")
+                raise ValueError(
+                    f"reward.env_passthrough: there is no environment variable {name!r}; set it, or take its name out"
+                )
         self.state = TrainerState()
         labels = [spec.rpartition(":")[2] for spec in specs]
         labels += [getattr(f, "__name__", type(f).__name__).strip("<>") for f in functions]

@@ -15,7 +15,7 @@ from gspo.types import Group
 
 @dataclass
 class DynamicSamplingSource(SynchronousSource):
-    """A SynchronousSource that samples more prompts until enough groups teach something (rollout.refill > 0).
+    """A SynchronousSource that samples more prompts until enough groups teach something (dynamic_sampling_rounds > 0).
 
     A batch starts with num_prompts prompts. While fewer groups than that have a non-zero advantage, as training computes it,
     more rounds of prompts follow, at most `refill`. Surplus groups are discarded at once, since they would be stale later.
@@ -32,7 +32,7 @@ class DynamicSamplingSource(SynchronousSource):
         teaching: list[bool] = []
         spent: dict[str, float] = {}
         rounds = 0
-        while rounds <= self.config.refill and (count := prompts_to_ask(size, teaching)):
+        while rounds <= self.config.dynamic_sampling_rounds and (count := prompts_to_ask(size, teaching)):
             # The seed depends on the number of prompts handed out, not of rounds, since rounds differ in size.
             groups, metrics = self._sample(count, self.prompts.position, len(sampled))
             sampled += groups

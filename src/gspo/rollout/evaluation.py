@@ -19,19 +19,19 @@ def evaluate(
     prompts: Sequence[Prompt],
     n: int,
     sampling: Sampling,
-    correct_at: float,
+    correct_threshold: float,
     report: Report = lambda phase, done, total: None,
 ) -> tuple[dict[str, float], list[Group]]:
     """Samples n completions per prompt and scores them. Returns metrics, all named `eval/...` or `time/eval`, and the
     groups.
 
-    `eval/accuracy` is the mean share of completions to which the first reward function gives at least `correct_at`. A
+    `eval/accuracy` is the mean share of completions to which the first reward function gives at least `correct_threshold`. A
     completion that it did not score counts as wrong, since graders mostly fail on bad ones. `eval/failed` counts these, and
     those without a reward.
 
     Args:
         n: Completions per prompt.
-        correct_at: Reward of a correct completion.
+        correct_threshold: Reward of a correct completion.
         report: Called with the phase, the number of finished completions and their total.
     """
     begin = time.perf_counter()
@@ -39,7 +39,7 @@ def evaluate(
     shares = []
     for group in groups:
         values = [first(r) for r in group.rollouts]
-        shares.append(sum(value is not None and value >= correct_at - 1e-9 for value in values) / len(values))
+        shares.append(sum(value is not None and value >= correct_threshold - 1e-9 for value in values) / len(values))
     accuracy = accuracy_interval(shares)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     means = batch_metrics(rollouts)

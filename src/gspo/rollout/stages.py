@@ -38,7 +38,7 @@ class Curriculum:
         pools: Pools of the task and of stages by name, plus the sets that refresh.source returned.
         position: Number of prompts handed out.
         begun: Number of steps finished when the last batch started.
-        correct_at: Reward of a correct completion.
+        correct_threshold: Reward of a correct completion.
         make: Requests a new set from refresh.source, by its name and the number of finished steps. Raises RefreshFailed.
         rebuild: Recreates such a set from its saved rows.
     """
@@ -49,13 +49,13 @@ class Curriculum:
         rollout: RolloutConfig | None = None,
         stages: Sequence[StageConfig] = (),
         refresh: RefreshConfig | None = None,
-        correct_at: float = 1.0,
+        correct_threshold: float = 1.0,
         make: Callable[[str, int], Pool] | None = None,
         rebuild: Callable[[str, list[dict[str, Any]]], Pool] | None = None,
     ) -> None:
         self.pools = {pool.name: pool for pool in pools}
         self.rollout, self.stages, self.refreshing = rollout or RolloutConfig(), stages, refresh or RefreshConfig()
-        self.correct_at, self.make, self.rebuild = correct_at, make, rebuild
+        self.correct_threshold, self.make, self.rebuild = correct_threshold, make, rebuild
         self.position, self.begun = 0, -1
         self.made: list[tuple[str, int]] = []  # pools from refresh.source, and the step after which each was created
         self.last: dict[str, float] = {"queries/dropped": 0, "queries/returned": 0, "queries/new": 0}
@@ -121,7 +121,7 @@ class Curriculum:
             values = [value for value in map(first, group.rollouts) if value is not None]
             pool = next((pool for pool in self.pools.values() if group.prompt.id in pool.number), None)
             if pool is not None:
-                pool.observe(group.prompt, len(values), sum(value >= self.correct_at - 1e-9 for value in values))
+                pool.observe(group.prompt, len(values), sum(value >= self.correct_threshold - 1e-9 for value in values))
 
     def find(self, id: str) -> Prompt:
         """The prompt with this id."""

@@ -30,7 +30,7 @@ def held_out(run: Run) -> Metrics:
         run.held_out,
         run.config.eval.num_generations,
         run.eval_sampling,
-        run.config.reward.correct_at,
+        run.config.reward.correct_threshold,
         run.screen.phase,
     )
     column = run.config.reward.answer_column

@@ -89,7 +89,7 @@ def batch():
 
 def count(folder, model, experts, replicas, checkpointing, autocast):
     """Bytes of a forward pass, of its backward pass, and of the weights for an engine."""
-    scale = ScaleConfig(ranks=RANKS, experts=experts, replicas=replicas)
+    scale = ScaleConfig(ranks=RANKS, expert_parallel=experts, data_parallel_replicas=replicas)
     loaded = load_sharded(ModelConfig(path=str(folder / model), device="cpu", autocast=autocast), scale, RANKS)
     policy, read = HFPolicy(loaded, layout="padded", gradient_checkpointing=checkpointing), batch()
     policy.forward(read).logp.sum().backward()

@@ -49,9 +49,9 @@ def exchanged(ranks, path, scale):
     "size, scale, pieces",
     [
         (2, ScaleConfig(), UNEVEN),
-        (4, ScaleConfig(experts=2), ()),
-        (4, ScaleConfig(experts=2, replicas=2), UNEVEN),
-        (4, ScaleConfig(experts=4), UNEVEN),
+        (4, ScaleConfig(expert_parallel=2), ()),
+        (4, ScaleConfig(expert_parallel=2, data_parallel_replicas=2), UNEVEN),
+        (4, ScaleConfig(expert_parallel=4), UNEVEN),
     ],
 )
 def test_each_rank_gets_what_it_asks_for_in_the_type_that_is_asked_for(tmp_path, size, scale, pieces):

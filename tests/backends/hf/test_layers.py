@@ -78,4 +78,4 @@ def given(ranks, path, scale, folder):
 
 @pytest.mark.parametrize("experts", [1, 2])
 def test_the_leader_of_two_ranks_gets_the_same(model_of, tmp_path, experts):
-    together(given, 2, model_of(False, False), ScaleConfig(experts=experts), tmp_path / "written")
+    together(given, 2, model_of(False, False), ScaleConfig(expert_parallel=experts), tmp_path / "written")

@@ -66,10 +66,10 @@ def test_a_model_that_was_trained_is_taken_as_it_was_before():
 
 def test_experts(saved):
     assert load(saved).model.config._experts_implementation == experts.NAME
-    assert load(saved, experts="grouped_mm").model.config._experts_implementation == "grouped_mm"
-    assert load(saved, experts="eager").model.config._experts_implementation == "eager"
+    assert load(saved, expert_kernels="grouped_mm").model.config._experts_implementation == "grouped_mm"
+    assert load(saved, expert_kernels="eager").model.config._experts_implementation == "eager"
     tokens = torch.randint(2, 40, (1, 9))
-    a, b = load(saved).hidden(input_ids=tokens), load(saved, experts="eager").hidden(input_ids=tokens)
+    a, b = load(saved).hidden(input_ids=tokens), load(saved, expert_kernels="eager").hidden(input_ids=tokens)
     assert torch.allclose(a, b, atol=1e-5)
 
 

@@ -17,7 +17,7 @@ CASES = (Case(), Case(checkpointing=True), Case(layout="auto"), Case(more=(("bet
 
 
 def cfg_of(path, kernel="auto", autocast="bfloat16"):
-    return ModelConfig(path=path, device="cpu", autocast=autocast, experts=kernel)
+    return ModelConfig(path=path, device="cpu", autocast=autocast, expert_kernels=kernel)
 
 
 def pass_of(model, mine):
@@ -88,8 +88,8 @@ def test_weights_that_autocast_rounds_anyway_change_no_number(model_of, dense, t
     [
         (True, True, 2, ScaleConfig()),
         pytest.param(False, False, 2, ScaleConfig(), marks=pytest.mark.slow),
-        (False, True, 2, ScaleConfig(experts=2)),
-        pytest.param(False, False, 4, ScaleConfig(experts=2, replicas=2), marks=pytest.mark.slow),
+        (False, True, 2, ScaleConfig(expert_parallel=2)),
+        pytest.param(False, False, 4, ScaleConfig(expert_parallel=2, data_parallel_replicas=2), marks=pytest.mark.slow),
     ],
 )
 def test_ranks_learn_what_one_process_learns_in_bfloat16(model_of, dense, tied, size, scale):
@@ -98,7 +98,7 @@ def test_ranks_learn_what_one_process_learns_in_bfloat16(model_of, dense, tied, 
     for case, *found in zip(CASES, *every):
         narrow, exact = (alone(path, case, autocast)[1] for autocast in ("bfloat16", "none"))
         (worst, overall), rounding = apart(found[0][1], narrow), apart(narrow, exact)
-        kind = f"{'dense' if dense else 'mixture'}, {'' if tied else 'un'}tied, experts {scale.experts}"
+        kind = f"{'dense' if dense else 'mixture'}, {'' if tied else 'un'}tied, experts {scale.expert_parallel}"
         print(f"| {kind}, {size} ranks | {case} | {worst:.1e} | {overall:.1e} | {rounding[0]:.1e} | {rounding[1]:.1e} |")
         assert overall < (2e-3 if dense else 4e-3) and overall < rounding[1]
         assert all(torch.equal(found[0][2][name], x) for one in found[1:] for name, x in one[2].items())

@@ -230,8 +230,8 @@ def test_bad_input(monkeypatch):
     four = {"model": {"path": "m", "quantize": "nf4"}, "lora": {"rank": 4}}
     with pytest.raises(ValueError, match=r"a critic with a body of its own trains it"):
         resolved(from_dict(four | {"algorithm": {"name": "ppo", "critic": "copy"}}))
-    with pytest.raises(ValueError, match=r"model.experts = 'eager': .* set it to \"auto\""):
-        resolved(from_dict(four | {"model": {"path": "m", "quantize": "nf4", "experts": "eager"}}))
+    with pytest.raises(ValueError, match=r"model.expert_kernels = 'eager': .* set it to \"auto\""):
+        resolved(from_dict(four | {"model": {"path": "m", "quantize": "nf4", "expert_kernels": "eager"}}))
     with pytest.raises(ValueError, match=r'model.quantize = "nf4": the layers of a gpt2 .* nothing to pack: leave it out'):
         gpt2 = build_tiny({"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2}, model().tokenizer)
         packed(adapted(gpt2, LoraConfig(rank=2, targets=["c_attn"])), ModelConfig(quantize="nf4"))

@@ -163,8 +163,10 @@ class Crew:
     cases: tuple
 
     def __str__(self):
-        kind = f"{'dense' if self.dense else 'mixture'}, {'' if self.tied else 'un'}tied, experts {self.scale.experts}"
-        return f"{kind}, {self.scale.replicas} replicas"
+        kind = (
+            f"{'dense' if self.dense else 'mixture'}, {'' if self.tied else 'un'}tied, experts {self.scale.expert_parallel}"
+        )
+        return f"{kind}, {self.scale.data_parallel_replicas} replicas"
 
 
 def crews(ranks, models):
@@ -177,11 +179,17 @@ def crews(ranks, models):
     [
         (2, [Crew(True, False, ScaleConfig(), (*PLAIN, *HARD))]),
         slow(2, [Crew(True, True, ScaleConfig(), PLAIN), Crew(False, False, ScaleConfig(), MIXTURES)]),
-        (2, [Crew(False, True, ScaleConfig(experts=2), (*MIXTURES, *HARD))]),
-        slow(4, [Crew(False, False, ScaleConfig(experts=4), (*MIXTURES, *HARD))]),
-        slow(4, [Crew(False, True, ScaleConfig(experts=2), MIXTURES[:3]), Crew(False, False, ScaleConfig(), MIXTURES[:4])]),
-        (4, [Crew(False, False, ScaleConfig(experts=2, replicas=2), MIXTURES)]),
-        slow(4, [Crew(True, True, ScaleConfig(replicas=2), PLAIN), Crew(True, False, ScaleConfig(), PLAIN)]),
+        (2, [Crew(False, True, ScaleConfig(expert_parallel=2), (*MIXTURES, *HARD))]),
+        slow(4, [Crew(False, False, ScaleConfig(expert_parallel=4), (*MIXTURES, *HARD))]),
+        slow(
+            4,
+            [
+                Crew(False, True, ScaleConfig(expert_parallel=2), MIXTURES[:3]),
+                Crew(False, False, ScaleConfig(), MIXTURES[:4]),
+            ],
+        ),
+        (4, [Crew(False, False, ScaleConfig(expert_parallel=2, data_parallel_replicas=2), MIXTURES)]),
+        slow(4, [Crew(True, True, ScaleConfig(data_parallel_replicas=2), PLAIN), Crew(True, False, ScaleConfig(), PLAIN)]),
     ],
     ids=lambda x: None if isinstance(x, int) else "; ".join(map(str, x)),
 )
@@ -224,7 +232,7 @@ def drifted(ranks, path):
     from gspo.backends.hf.sharded import load_sharded
 
     errors = []
-    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(replicas=2), ranks.size)
+    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(data_parallel_replicas=2), ranks.size)
     learner = learner_of(model, Case(), ranks)
     learner.take([completions(0)])
     if ranks.number == 1:
@@ -251,7 +259,7 @@ def test_a_copy_that_differs_and_an_optimizer_of_other_tensors_are_noticed(model
 def every_algorithm(ranks, path):
     from gspo.backends.hf.sharded import load_sharded
 
-    scale = ScaleConfig(experts=2)
+    scale = ScaleConfig(expert_parallel=2)
     cases = [Case(algorithm=name) for name, row in ALGORITHMS.items() if not row.critic]
     return [(case, learned(load_sharded(ModelConfig(path=path, device="cpu"), scale, 2), case, ranks)) for case in cases]
 
@@ -287,7 +295,7 @@ def odd_updates(ranks, path, readers):
     from gspo.backends.hf.sharded import load_sharded
 
     config = ModelConfig(path=path, device="cpu")
-    model = load_sharded(config, ScaleConfig(experts=2), ranks.size) if ranks else load_model(config)
+    model = load_sharded(config, ScaleConfig(expert_parallel=2), ranks.size) if ranks else load_model(config)
     learner = learner_of(model, Case(algorithm="grpo"), ranks)
     step, found = learner.optimizer.step, {("", 0): ({}, weights_of(learner))}
 
@@ -335,7 +343,7 @@ def written(ranks, path, folder):
     """Files of a model in shards, and its learner's after an update; then both again from them."""
     from gspo.backends.hf.sharded import load_sharded
 
-    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(experts=ranks.size), ranks.size)
+    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(expert_parallel=ranks.size), ranks.size)
     learner = learner_of(model, Case(), ranks)
     learner.take([completions(0)])
     learner.update(0)
@@ -376,7 +384,7 @@ def test_what_two_ranks_have_written_goes_on_on_one_two_and_four(model_of, tmp_p
     path, saved = model_of(False, tied), tmp_path / "saved"
     after, rewound = together(written, 2, path, str(saved))[0]
     assert all(torch.equal(after[name], rewound[name]) for name in after)
-    crews = (2, ScaleConfig(experts=2), 0.0), (2, ScaleConfig(), 1e-6), (4, ScaleConfig(experts=2), 1e-6)
+    crews = (2, ScaleConfig(expert_parallel=2), 0.0), (2, ScaleConfig(), 1e-6), (4, ScaleConfig(expert_parallel=2), 1e-6)
     for size, scale, rounding in crews:
         weights = together(resumed, size, str(saved), scale)[0]
         assert max(float((after[name] - x).abs().max()) for name, x in weights.items()) <= rounding
@@ -393,5 +401,5 @@ def test_what_two_ranks_have_written_goes_on_on_one_two_and_four(model_of, tmp_p
     whole_one.save(alone_folder)
     whole_one.take([completions(1)])
     whole_one.update(0)
-    weights = together(resumed, 2, str(alone_folder), ScaleConfig(experts=2))[0]
+    weights = together(resumed, 2, str(alone_folder), ScaleConfig(expert_parallel=2))[0]
     assert max(float((weights[name] - x.detach()).abs().max()) for name, x in whole_one.policy.weights()) < 1e-6

@@ -18,7 +18,7 @@ import os, signal
 from pathlib import Path
 from gspo.backends.vllm.exchange_folder import exchange, logs
 from gspo.config.rollout import SamplerConfig
-with exchange(SamplerConfig(exchange={place!r}), Path({run!r})) as folder:
+with exchange(SamplerConfig(weight_dir={place!r}), Path({run!r})) as folder:
     (folder / "next").mkdir()
     (folder / "next" / "model.safetensors").write_bytes(b"half of it")
     for log in [*logs(folder.name, 2), *logs(folder.name, 2, Path({place!r}))]:
@@ -42,17 +42,17 @@ def given(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     (tmp_path / "tmp").mkdir()
     (tmp_path / "place").mkdir()
-    return SamplerConfig(exchange=str(tmp_path / "place"))
+    return SamplerConfig(weight_dir=str(tmp_path / "place"))
 
 
 def test_what_a_killed_run_has_left_is_deleted_when_another_begins(tmp_path, given):
-    left = killed(given.exchange, tmp_path / "run")
+    left = killed(given.weight_dir, tmp_path / "run")
     assert (left / "next" / "model.safetensors").exists() and len(logs(left.name, None)) == 2
     with exchange(given, tmp_path / "other") as folder:
-        assert os.listdir(given.exchange) == [folder.name] and not logs(left.name, None)
+        assert os.listdir(given.weight_dir) == [folder.name] and not logs(left.name, None)
         sweep(given, tmp_path / "other")
         assert folder.exists()  # its lock is held
-    assert not os.listdir(given.exchange) and not os.listdir(tmp_path / "tmp")
+    assert not os.listdir(given.weight_dir) and not os.listdir(tmp_path / "tmp")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_a_killed_run_has_left_is_deleted_when_another_begins(tmp_path, giv
 )
 def test_what_another_machine_may_still_use_stays(tmp_path, given, machine, run, goes):
     """Not every file system tells of locks that other machines hold."""
-    left = killed(given.exchange, tmp_path / run)
+    left = killed(given.weight_dir, tmp_path / run)
     whose = {"machine": machine or machine_here(), "run": str(tmp_path / run) if run else ""}
     (left / LOCK).write_text(json.dumps(whose))
     sweep(given, tmp_path / "run" if run else None)
@@ -70,7 +70,7 @@ def test_what_another_machine_may_still_use_stays(tmp_path, given, machine, run,
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"machine": 1, "run": []}'])
 def test_a_lock_that_cannot_be_read_is_of_nobody(tmp_path, given, text):
-    left = Path(given.exchange) / "gspo-old"
+    left = Path(given.weight_dir) / "gspo-old"
     left.mkdir()
     (left / LOCK).write_text(text)
     sweep(given, tmp_path / "run")
@@ -91,5 +91,5 @@ def test_in_memory_the_lock_decides_alone(tmp_path, monkeypatch):
 def test_whose_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert owner(Path("run")) == {"machine": machine_here(), "run": str(tmp_path / "run")} and owner(None)["run"] == ""
-    assert place_of(SamplerConfig(exchange="/x")) == Path("/x")
+    assert place_of(SamplerConfig(weight_dir="/x")) == Path("/x")
     assert place_of(SamplerConfig()) == (MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir()))

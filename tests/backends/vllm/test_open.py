@@ -28,7 +28,7 @@ from tests.tiny_run import ROWS, likes_a, model, settings
     [
         ({}, r"vLLM is not installed here: .*sampler\.python"),
         ({"python": "/no/such/python"}, "sampler.python = '/no/such/python': no such program"),
-        ({"urls": ["http://127.0.0.1:9"], "exchange": "/no/such"}, "sampler.exchange = '/no/such': no such folder"),
+        ({"urls": ["http://127.0.0.1:9"], "weight_dir": "/no/such"}, "sampler.weight_dir = '/no/such': no such folder"),
         (
             {"python": sys.executable, "sleep_level": 2},
             "sampler.sleep_level = 2: the learner is on cpu, and vLLM gives back memory of a GPU alone: leave it out",

@@ -131,5 +131,5 @@ def test_no_room_for_the_weights_is_said_with_the_remedy(engine, tmp_path):
         def save(self, folder, *, merged):
             raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.exchange"):
+    with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.weight_dir"):
         sampler.transfer.prepare(Full())

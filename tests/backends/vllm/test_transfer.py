@@ -124,7 +124,7 @@ def test_files_that_engines_map_go_with_their_weights(fleet_of, tmp_path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.exchange"):
+    with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.weight_dir"):
         sampler.load(fleet_of.weights(4))
 
 

@@ -148,7 +148,9 @@ def test_refilled_batches_are_measured_by_groups_that_teach(tmp_path):
     def rare(prompts, completions, **columns):
         return [float("ab" in c) for c in completions]
 
-    found = probe(tmp_path, reward=rare, plan=ProbePlan(16, 8, (0,), 1, 1, teaching=True), rollout={"refill": 3})
+    found = probe(
+        tmp_path, reward=rare, plan=ProbePlan(16, 8, (0,), 1, 1, teaching=True), rollout={"dynamic_sampling_rounds": 3}
+    )
     assert found.groups == found.of < 16 or found.of == 16
     assert any("refills its batches" in note for note in found.notes)
 

@@ -69,7 +69,7 @@ def test_batches_without_a_group_to_train_on_are_no_updates(tmp_path):
 
 
 def test_what_matters_to_a_long_run_alone_is_set_aside():
-    config = as_config({"optimizer": {"warmup": 9, "schedule": "cosine"}, "rollout": {"refill": 2}}, {})
+    config = as_config({"optimizer": {"warmup": 9, "schedule": "cosine"}, "rollout": {"dynamic_sampling_rounds": 2}}, {})
     made = probed(config, Path("run"))
-    assert (made.optimizer.warmup, made.optimizer.schedule, made.rollout.refill) == (0, "constant", 0)
+    assert (made.optimizer.warmup, made.optimizer.schedule, made.rollout.dynamic_sampling_rounds) == (0, "constant", 0)
     assert made.algorithm == Config().algorithm and made.optimizer.lr == config.optimizer.lr

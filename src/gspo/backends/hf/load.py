@@ -93,7 +93,7 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     check_weights(model)
     _make_deterministic(model)
     autocast = autocast_type(cfg.autocast, model.device.type, model.dtype)
-    _choose_experts(model, cfg.experts, autocast, kind.sharded)
+    _choose_experts(model, cfg.expert_kernels, autocast, kind.sharded)
     wrapped = kind(model, tokenizer, autocast)
     wrapped.kernels = by_kernels(cfg, model.device.type, wrapped.compute_dtype) and fused.place(model)
     attention, kernels = model.config._attn_implementation, "compiled kernels" if wrapped.kernels else "no compiled kernels"

@@ -43,7 +43,11 @@ VISIBLE_SECONDS = 10.0  # timeout in seconds for files written on another machin
 
 def load_sharded(cfg: ModelConfig, scale: ScaleConfig, size: int) -> ShardedModel:
     """Loads this rank's shards of the model that `cfg` names. A collective call on all `size` ranks."""
-    layout = DistributedConfig(fsdp_size=size // scale.replicas, dp_replicate_size=scale.replicas, ep_size=scale.experts)
+    layout = DistributedConfig(
+        fsdp_size=size // scale.data_parallel_replicas,
+        dp_replicate_size=scale.data_parallel_replicas,
+        ep_size=scale.expert_parallel,
+    )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with narrow_gathers(autocast_type(cfg.autocast, device, DTYPES[cfg.dtype])):
         model, tokenizer = read_weights(cfg, distributed_config=layout)
@@ -74,8 +78,8 @@ def check_tied(model: Any, cfg: ModelConfig) -> None:
         ranks = weight.device_mesh.size(weight.device_mesh.ndim - 1)
         if len(weight) % ranks:
             raise ValueError(
-                f"model.path = {cfg.path!r}: its embeddings are tied to its head, and {ranks} ranks do not divide their "
-                f"{len(weight)} rows: choose scale.ranks / scale.replicas that do, or give a model that is not tied"
+                f"model.path = {cfg.path!r}: its embeddings are tied to its head, and {ranks} ranks do not divide "
+                f"their {len(weight)} rows: choose scale.ranks / scale.data_parallel_replicas that do"
             )
 
 

@@ -20,7 +20,7 @@ PREFIX = "gspo-"
 
 def place_of(given: SamplerConfig) -> Path:
     """The parent folder of the exchange folders of runs with these settings."""
-    return Path(given.exchange or (MEMORY if MEMORY.is_dir() else tempfile.gettempdir()))
+    return Path(given.weight_dir or (MEMORY if MEMORY.is_dir() else tempfile.gettempdir()))
 
 
 @contextmanager
@@ -53,13 +53,13 @@ def machine() -> str:
 def sweep(given: SamplerConfig, run: Path | None) -> None:
     """Deletes what killed runs have left: folders whose lock nobody holds, and their engines' output.
 
-    Other machines may share sampler.exchange without seeing each other's locks. There, only folders of this machine or this
-    run are deleted.
+    Other machines may share sampler.weight_dir without seeing each other's locks. There, only folders of this machine or
+    this run are deleted.
     """
     for path in place_of(given).glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8", errors="replace") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if given.exchange is None or related(lock.read(), owner(run)):
+            if given.weight_dir is None or related(lock.read(), owner(run)):
                 shutil.rmtree(path.parent, ignore_errors=True)
                 for log in [*logs(path.parent.name, None), *logs(path.parent.name, None, place_of(given))]:
                     log.unlink(missing_ok=True)

@@ -41,8 +41,8 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM allows fo
 def check_sampler(given: SamplerConfig) -> None:
     """Raises ValueError if vLLM cannot be reached with these settings, before anything is started."""
     http()
-    if given.exchange is not None and not Path(given.exchange).is_dir():
-        raise ValueError(f"sampler.exchange = {given.exchange!r}: no such folder")
+    if given.weight_dir is not None and not Path(given.weight_dir).is_dir():
+        raise ValueError(f"sampler.weight_dir = {given.weight_dir!r}: no such folder")
     if given.weight_transfer in ("broadcast", "ipc") and (copies := copies_of(given)) != 1:
         raise ValueError(
             f"sampler.engine_args = {{data_parallel_size = {copies}}} and sampler.weight_transfer = "

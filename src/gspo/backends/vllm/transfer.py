@@ -272,7 +272,7 @@ def no_room(exchange: Path, error: Exception) -> SamplerError:
     free = shutil.disk_usage(exchange).free / 2**20
     return SamplerError(
         f"the weights cannot be written to {exchange}, which has {free:,.0f} MiB left ({error}): name a folder with room "
-        "for them as sampler.exchange"
+        "for them as sampler.weight_dir"
     )
 
 

@@ -76,7 +76,7 @@ def served(policy, rank=0, **options):
         sampler = sampler_of(
             Config(sampler=settings, lora=LoraConfig(rank=rank)), policy, PolicyWeights(policy, 0), Path(scratch)
         )
-        sampler.said, sampler.server, sampler.exchange = [], sampler.fleet.members[0].engine, Path(scratch)
+        sampler.said, sampler.server, sampler.weight_dir = [], sampler.fleet.members[0].engine, Path(scratch)
         sampler.fleet.notify = sampler.said.append
         try:
             sampler.fleet.start()

@@ -64,12 +64,12 @@ def test_corrupt_weights_are_found_out(mixture):
     """One expert of one layer, garbled between the trainer and the engine."""
     policy, sampler = mixture
     sampler.load(PolicyWeights(policy, 3))
-    file = sampler.exchange / WEIGHTS / "model.safetensors"
+    file = sampler.weight_dir / WEIGHTS / "model.safetensors"
     weights = load_file(file)
     name = next(name for name in weights if "experts.1.down_proj" in name)
     weights[name] = weights[name].flip(0).contiguous()
     save_file(weights, file, metadata={"format": "pt"})
-    sampler.server.swap(Swap(3, sampler.exchange / WEIGHTS))
+    sampler.server.swap(Swap(3, sampler.weight_dir / WEIGHTS))
     with pytest.raises(EngineError, match="disagree about version 3"):
         sampler.check(PolicyWeights(policy, sampler.version))
     sampler.load(PolicyWeights(policy, 4))

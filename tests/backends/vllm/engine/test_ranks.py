@@ -49,7 +49,7 @@ def test_two_ranks_and_two_engines_make_the_run_of_one(tmp_path):
     (tmp_path / "letters.py").write_text(REWARD)
     (tmp_path / "run.toml").write_text(SETTINGS.format(folder=tmp_path, python=PYTHON))
     one, whole, _ = run(tmp_path, "one")
-    two, shards, metrics = run(tmp_path, "two", "--scale.ranks=2", "--scale.experts=2", "--sampler.engines=2")
+    two, shards, metrics = run(tmp_path, "two", "--scale.ranks=2", "--scale.expert_parallel=2", "--sampler.engines=2")
     assert one == two and len(one) == 96
     assert whole.keys() == shards.keys() and max(float((whole[name] - shards[name]).abs().max()) for name in whole) < 1e-6
     assert all(line["engines/serving"] == 2 and line["mismatch/kl"] < 1e-6 for line in metrics)

@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 def begin(folder, name, environment, *arguments):
     (folder / f"exchange-{name}").mkdir(exist_ok=True)
     words = [sys.executable, "-m", "gspo", "train", "run.toml", f"--log.dir={name}", *ON_RAY, *arguments]
-    words.append(f"--sampler.exchange={folder / f'exchange-{name}'}")
+    words.append(f"--sampler.weight_dir={folder / f'exchange-{name}'}")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, **pipes)
 

@@ -43,7 +43,7 @@ def test_a_run_learns_and_resumes(tmp_path):
         ({"python": "/no/such/python"}, r"sampler.python = '/no/such/python'"),
         ({}, r"vLLM is not installed here: .*sampler.python"),
         ({"python": PYTHON, "engine_args": {"no_such_argument": 1}}, r"vLLM ended with status 2: .*no-such-argument"),
-        ({"python": PYTHON, "exchange": "/no/such/folder"}, "sampler.exchange"),
+        ({"python": PYTHON, "weight_dir": "/no/such/folder"}, "sampler.weight_dir"),
     ],
 )
 def test_bad_input_is_refused_before_training(tmp_path, sampler, message):

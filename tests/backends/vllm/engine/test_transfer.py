@@ -73,7 +73,7 @@ def test_one_engine(way, kind):
     with served(policy, weight_transfer=way, timeout=30.0) as sampler:
         sent = sampler.transfer
         assert type(sent) is kind
-        assert alike(sampler, policy, [FolderTransfer(sampler.exchange, False), sent], range(1, 7)) == [True] * 3
+        assert alike(sampler, policy, [FolderTransfer(sampler.weight_dir, False), sent], range(1, 7)) == [True] * 3
 
         sampler.transfer = sent
         sampler.counts()
@@ -111,7 +111,7 @@ def test_an_engine_that_sleeps_while_the_learner_updates():
     """vLLM's scheduler and its states are real; a worker on a CPU keeps its memory. Of a mixture, given where it lies."""
     policy = policy_of("moe")
     with served(policy, weight_transfer="ipc") as sampler:
-        assert alike(sampler, policy, [FolderTransfer(sampler.exchange, False), sampler.transfer], range(1, 3)) == [True]
+        assert alike(sampler, policy, [FolderTransfer(sampler.weight_dir, False), sampler.transfer], range(1, 3)) == [True]
         sampler.load(PolicyWeights(policy, 3))
         expected = tokens(sampler.generate(prompts(), 4, LONG))
         sampler.sleep_level = 2
@@ -130,7 +130,7 @@ def test_two_engines_of_two_workers_each():
     policy = policy_of("moe")
     arguments = ENGINE_ARGS | {"tensor_parallel_size": 2}
     with served(policy, engines=2, engine_args=arguments, weight_transfer="broadcast", batch_size=16) as sampler:
-        ways = [FolderTransfer(sampler.exchange, False), sampler.transfer]
+        ways = [FolderTransfer(sampler.weight_dir, False), sampler.transfer]
         assert alike(sampler, policy, ways, range(1, 5)) == [True] * 2
         sampler.transfer = ways[1]
         sampler.counts()
@@ -154,7 +154,7 @@ def test_runs_are_the_same_by_either_way_and_on_two_ranks(tmp_path):
             assert {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)} <= {
                 name for name in one if name.startswith(("time/", "tokens_per", "sync/", "memory"))
             }
-    ranks = "--scale.ranks=2", "--scale.experts=2", "--sampler.engines=2", "--sampler.weight_transfer=broadcast"
+    ranks = "--scale.ranks=2", "--scale.expert_parallel=2", "--sampler.engines=2", "--sampler.weight_transfer=broadcast"
     two, shards, metrics = run(tmp_path, "two", *ranks)
     assert two == folder and max(float((weights[name] - shards[name]).abs().max()) for name in weights) < 1e-6
     assert all(line["engines/serving"] == 2 and line["sync/copies"] == 3 for line in metrics)
