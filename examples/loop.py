@@ -22,6 +22,7 @@ from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
 from gspo.learner.layout import split
 from gspo.learner.learner import PolicyLearner
+from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.rollout.credit import training_batch
@@ -58,7 +59,7 @@ def train(model: HFModel, steps: int, lr: float) -> list[float]:
     policy = HFPolicy(model, temperature=1.0, layout="auto")
     optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=lr), steps * mini_batches, max_bad=3)
     objective = PolicyObjective(row, algorithm, LENGTH)
-    learner = PolicyLearner(policy, optimizer, objective, 4096)  # tokens a micro-batch
+    learner = PolicyLearner(policy, optimizer, objective, MicroBatches(4096))  # of at most so many tokens
     sampler = HFSampler(model, batch_size=PROMPTS * GENERATIONS)
     prompts, means = prompts_of(model), list[float]()
     for step in range(steps):

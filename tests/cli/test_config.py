@@ -22,7 +22,7 @@ def test_config_prints_a_configuration_that_reads_back(tmp_path, capsys):
     assert config == load(
         tmp_path / "train.toml",
         {"train.steps": 5, "algorithm.name": "dapo", "algorithm.epsilon": 0.2, "algorithm.epsilon_high": 0.28,
-         "algorithm.mini_batches": 4, "algorithm.scale_rewards": "group"},
+         "algorithm.mini_batches": 4, "algorithm.scale_rewards": "group", "algorithm.critic": "none"},
     )  # fmt: skip
     assert "# Number of rollout batches (`gspo sft`: of updates)." in text and "\nsteps = 5\n" in text
     assert main(["config", str(tmp_path / "resolved.toml")]) == 0

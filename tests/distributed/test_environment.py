@@ -40,7 +40,9 @@ def test_what_they_can_do_passes():
     check_ranks(config(lora={"rank": 8}), 1)
 
 
-@pytest.mark.parametrize("name, value", [("expert_parallel", 2), ("data_parallel_replicas", 2), ("restarts", 5), ("timeout", 9.0)])
+@pytest.mark.parametrize(
+    "name, value", [("expert_parallel", 2), ("data_parallel_replicas", 2), ("restarts", 5), ("timeout", 9.0)]
+)
 def test_what_one_rank_has_no_use_for_is_refused(name, value):
     with pytest.raises(ValueError, match=rf"scale.{name} = {value:g}.* has no effect on one rank"):
         check_ranks(config(scale={name: value}), 1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gspo.config.algorithm import resolved
+from gspo.config.commands import check_command
 from gspo.config.files import from_dict
 from gspo.config.policy import OptimizerConfig
 from gspo.learner.optimizer import Optimizer
@@ -75,8 +75,7 @@ def test_small_gradients_beside_a_large_one_hardly_learn():
 def test_bad_input(monkeypatch):
     with pytest.raises(ValueError, match=r"optimizer.name = 'adam8': allowed are adamw, adamw_8bit"):
         from_dict({"optimizer": {"name": "adam8"}})
-    with pytest.raises(ValueError, match=r"train.offload_optimizer and optimizer.name = 'adamw_8bit'.*leave one out"):
-        resolved(from_dict({"optimizer": {"name": NARROW}, "train": {"offload_optimizer": True}}))
+    run = {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}, "optimizer": {"name": NARROW}}
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ValueError, match=r'optimizer.name = .adamw_8bit. needs .*: pip install "gspo\[quantized\]"'):
-        resolved(from_dict({"optimizer": {"name": NARROW}}))
+        check_command(from_dict(run), "train")

@@ -175,8 +175,8 @@ def check_queries(config: Config) -> None:
 def check_installed(config: Config) -> None:
     """Checks that the library of 8-bit and 4-bit kernels is there, if it is used. Raises ValueError."""
     used = {
-        "model.quantize": config.model.quantize if config.model.quantize != "none" else "",
         "optimizer.name": config.optimizer.name if config.optimizer.name != "adamw" else "",
+        "model.quantize": config.model.quantize if config.model.quantize != "none" else "",
     }
     for key, value in used.items():
         if value and not installed("bitsandbytes"):
