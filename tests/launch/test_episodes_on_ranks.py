@@ -83,5 +83,5 @@ def test_each_token_keeps_the_likelihood_of_the_weights_that_sampled_it(quiz):
     """Two ranks change the weights meanwhile. The third step's episodes begin as the second, sampled ahead, is learned."""
     short = "--rollout.max_staleness=1", "--rollout.max_completion_length=5"
     metrics, _ = played(quiz, "learning", "--scale.ranks=2", "--optimizer.lr=3e-3", *short, steps=3)
-    assert sum(line["rollouts/in_parts"] for line in metrics) > 0
+    assert sum(line["rollouts/multi_version"] for line in metrics) > 0
     assert all(line["mismatch/kl"] < 1e-8 for line in metrics)

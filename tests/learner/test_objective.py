@@ -136,8 +136,8 @@ def test_gspo_auto_clips_its_target_in_a_whole_run(tmp_path):
     assert found[0]["clip/epsilon"] == pytest.approx(3e-4) and found[-1]["clip/epsilon"] > 1e-3
     assert all(line["clip/epsilon_high"] / line["clip/epsilon"] == pytest.approx(4 / 3) for line in found)
     for line in found:
-        assert line["clip_ratio/numerics"] + line["clip_ratio/staleness"] == pytest.approx(line["clip_ratio/tokens"])
-        assert line["clip_ratio/numerics"] < 0.01
+        assert line["clip_ratio/noise_only"] + line["clip_ratio/staleness"] == pytest.approx(line["clip_ratio/tokens"])
+        assert line["clip_ratio/noise_only"] < 0.01
 
 
 def test_auto_stands_at_the_noise_floor_where_nothing_moves(tmp_path):
@@ -150,9 +150,9 @@ def test_auto_stands_at_the_noise_floor_where_nothing_moves(tmp_path):
 def test_stale_and_coarse_rollouts_are_told_apart(tmp_path):
     options = {"train": {"steps": 4}, "eval": {"every": 0}, "algorithm": {"old_logprobs": "sampler"}}
     stale = numbers(train(tmp_path / "a", sampler=dials(lag=3), **options).folder)[-1]
-    assert stale["clip_ratio/staleness"] > 0.1 > 0.001 > stale["clip_ratio/numerics"]
+    assert stale["clip_ratio/staleness"] > 0.1 > 0.001 > stale["clip_ratio/noise_only"]
     coarse = numbers(train(tmp_path / "b", sampler=dials(kind="int4"), **options).folder)[-1]
-    assert coarse["clip_ratio/numerics"] > 0.1
+    assert coarse["clip_ratio/noise_only"] > 0.1
 
 
 def router_gradients(micro_batch_tokens, aux_loss, **changes):

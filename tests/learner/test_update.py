@@ -61,7 +61,7 @@ def test_the_whole_update_equals_the_naive_loop(name):
 def test_micro_batches_and_order_change_no_gradient(name, beta):
     batch = completions()
     expected, whole = gradient_of(name, batch, beta=beta)
-    expected.pop("skipped/backward")  # of micro-batches that are clipped wholly
+    expected.pop("no_signal/backward")  # of micro-batches that are clipped wholly
     for seed, budget in enumerate((1, 12, 30)):
         shuffled = random.Random(seed).sample(batch, len(batch))
         metrics, parts = gradient_of(name, shuffled, budget, beta)
@@ -137,8 +137,8 @@ def test_what_has_zero_gradient_is_left_out_and_changes_nothing(name, max_tokens
     assert sum(policy.read) == 3  # the others have A = 0
     torch.testing.assert_close(gradient, full_gradient(name, batch), rtol=1e-12, atol=0)
     tokens = [len(r.logp_old) for r in batch]
-    assert metrics["skipped/completions"] == pytest.approx(sum(tokens[1::2]) / sum(tokens))
-    assert metrics["skipped/backward"] == pytest.approx(
+    assert metrics["no_signal/completions"] == pytest.approx(sum(tokens[1::2]) / sum(tokens))
+    assert metrics["no_signal/backward"] == pytest.approx(
         sum(n for i, n in enumerate(sorted(tokens[::2])) if max_tokens == 1 and i not in policy.passed) / sum(tokens)
     )
 
@@ -147,7 +147,7 @@ def test_clipped_micro_batches_skip_their_backward_pass():
     batch = [dataclasses.replace(r, logp_ref=None) for r in completions()]
     policy, (gradient,), metrics = watched_update("gspo", batch, 1)
     assert len(policy.read) == 6 and 0 < len(policy.passed) < 6
-    assert 0 < metrics["skipped/backward"] == pytest.approx(metrics["clip_ratio/tokens"])
+    assert 0 < metrics["no_signal/backward"] == pytest.approx(metrics["clip_ratio/tokens"])
     torch.testing.assert_close(gradient, full_gradient("gspo", batch), rtol=1e-12, atol=0)
 
 
@@ -158,7 +158,7 @@ def test_nothing_is_left_out_where_another_term_has_a_gradient(config):
     assert not any(map(objective.idle, batch))
     if "beta" in config:
         policy, (gradient,), metrics = watched_update("gspo", batch, 1, **config)
-        assert len(policy.passed) == 6 and metrics["skipped/completions"] == metrics["skipped/backward"] == 0
+        assert len(policy.passed) == 6 and metrics["no_signal/completions"] == metrics["no_signal/backward"] == 0
         torch.testing.assert_close(gradient, full_gradient("gspo", batch, **config), rtol=1e-12, atol=0)
 
 
@@ -228,7 +228,7 @@ def test_an_update_without_any_gradient_still_shows_the_optimizer_zeros():
     batch = [[dataclasses.replace(r, logp_ref=None) for r in some] for some in (first, nothing)]
     policy, gradients, metrics = watched_update("gspo", batch, 1, steps=2)
     assert len(gradients) == 2 and not gradients[1].any()
-    assert metrics["skipped/completions"] == 0 and metrics["skipped/backward"] > 0.5
+    assert metrics["no_signal/completions"] == 0 and metrics["no_signal/backward"] > 0.5
     moved = Bigram()
     adamw = torch.optim.AdamW([moved.table], lr=1e-3, weight_decay=0.0)
     for gradient in gradients:

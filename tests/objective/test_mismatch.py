@@ -19,7 +19,7 @@ def test_by_hand():
             "mismatch/kl": ((1.5 - 1 - math.log(1.5)) + (0.25 - 1 + math.log(4)) + 0) / 3,
             "mismatch/prob_mean": (0.15 + 0.6) / 3,
             "mismatch/prob_max": 0.6,
-            "mismatch/beyond_2x": 1 / 3,
+            "mismatch/ratio_over_2": 1 / 3,
             "mismatch/weight_mean": 2.75 / 3,
             "mismatch/weight_std": math.sqrt(sum((w - 2.75 / 3) ** 2 for w in (1.5, 0.25, 1)) / 2),
             "mismatch/ess": 2.75**2 / (2.25 + 0.0625 + 1) / 3,

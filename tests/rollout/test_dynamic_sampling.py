@@ -65,8 +65,9 @@ def test_a_batch_is_refilled_until_enough_groups_teach():
     # 2 of 4 taught, so 2 / (1/2) more were asked for; then 3 of 8, so 1 / (3/8)
     assert [asked[0] for asked in sampler.asked] == [4, 4, 3]
     counts = source.metrics
-    assert {key: counts[key] for key in counts if key.startswith("refill/")} == {
-        "refill/queries": 11, "refill/rounds": 2, "refill/signal": 4 / 11, "refill/unused": 0,
+    assert {key: counts[key] for key in counts if key.startswith("dynamic_sampling/")} == {
+        "dynamic_sampling/queries": 11, "dynamic_sampling/rounds": 2, "dynamic_sampling/signal": 4 / 11,
+        "dynamic_sampling/unused": 0,
     }  # fmt: skip
     assert source.prompts.position == 11
     assert batch(source, groups) == [12, 15, 18, 21]
@@ -82,14 +83,14 @@ def test_what_a_refill_makes_of_a_batch(subtests):
         with subtests.test(ids=ids):
             source = source_of(teaches_if(teaches), most)
             assert batch(source) == ids and not source.stale and source.fresh() == []
-            counts = [source.metrics[f"refill/{name}"] for name in ("queries", "rounds", "unused")]
+            counts = [source.metrics[f"dynamic_sampling/{name}"] for name in ("queries", "rounds", "unused")]
             assert counts == [queries, rounds, unused]
 
 
 def test_the_numbers_of_a_step_are_of_all_completions_that_were_sampled():
     source = source_of(lambda i: ((1.0, 1.0, None), (1.0, 0.0, 0.0))[i % 2], 1)
     batch(source)
-    assert source.metrics["refill/queries"] == 8
+    assert source.metrics["dynamic_sampling/queries"] == 8
     assert source.metrics["reward"] == pytest.approx((4 * 2 + 4) / (4 * 2 + 4 * 3))
     assert source.metrics["rollouts/failed"] == 4
     assert source.metrics["tokens"] == 8 * G * 3
@@ -114,7 +115,7 @@ def test_what_teaches_is_what_training_sees(marks, options, teaching):
 
     source = source_of(marks, 1, sampler=Cut(), **options)
     batch(source)
-    assert source.metrics["refill/signal"] == (1 if teaching else 0)
+    assert source.metrics["dynamic_sampling/signal"] == (1 if teaching else 0)
 
 
 def test_each_round_has_a_seed_of_its_own_also_after_a_resume():
@@ -186,14 +187,14 @@ def test_a_run_trains_on_groups_that_teach_alone_and_a_resumed_one_is_bit_equal(
     whole = train(tmp_path / "whole")
     steps = numbers(whole.folder)
     assert all(m["frac_reward_zero_std"] == 0 and m["groups/dropped"] == 0 for m in steps)
-    assert all(m["refill/queries"] >= 8 + m["refill/rounds"] for m in steps)
-    assert sum(m["refill/rounds"] for m in steps) > len(steps)  # several in some step
+    assert all(m["dynamic_sampling/queries"] >= 8 + m["dynamic_sampling/rounds"] for m in steps)
+    assert sum(m["dynamic_sampling/rounds"] for m in steps) > len(steps)  # several in some step
     assert [m["tokens_total"] for m in steps] == torch.tensor([m["tokens"] for m in steps]).cumsum(0).tolist()
     rows = lines(whole.folder / "rollouts.jsonl")
     assert len(rows) == 4 * 8 * 4
     assert all({r["reward"] for r in rows[i : i + 4]} == {0.0, 1.0} for i in range(0, len(rows), 4))
 
-    rounds = [m["refill/rounds"] + 1 for m in steps]
+    rounds = [m["dynamic_sampling/rounds"] + 1 for m in steps]
     step = next(k for k in range(1, 4) if rounds[k] > 1)
     with monkeypatch.context() as patch:
         Failing(patch, "generate", sum(rounds[:step]) + 2)  # in the second round of a batch
@@ -213,7 +214,11 @@ def test_an_environments_groups_are_refilled(tmp_path):
         eval={"every": 0}, train={"steps": 2}, log={"dir": str(tmp_path / "run")},
     )  # fmt: skip
     steps = lines(result.folder / "metrics.jsonl")
-    assert len(steps) == 2 and all(m["refill/queries"] >= 4 for m in steps) and any(m["refill/rounds"] for m in steps)
+    assert (
+        len(steps) == 2
+        and all(m["dynamic_sampling/queries"] >= 4 for m in steps)
+        and any(m["dynamic_sampling/rounds"] for m in steps)
+    )
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_conversations_go_on_while_the_model_learns(tmp_path):
             return models, metrics, rollouts, after, [r for group in model.source.groups for r in group.rollouts]
 
     models, metrics, rollouts, after, young = asyncio.run(main())
-    assert metrics["turns/trained"] == 16 and metrics["turns/left_out"] == 0 and metrics["rollouts/in_parts"] == 1
+    assert metrics["turns/trained"] == 16 and metrics["turns/left_out"] == 0 and metrics["rollouts/multi_version"] == 1
     weights, ages = SimpleNamespace(hf=tiny(), models=models), []
     for rollout in rollouts:
         versions, turns = rollout.version[rollout.sampled], rollout.turn[rollout.sampled]

@@ -35,7 +35,7 @@ def test_a_quiet_run_is_quiet():
     [
         ("mismatch/kl", 0.02, WARNING), ("mismatch/kl", 0.5, ALARM), ("mismatch/ess", 0.2, WARNING),
         ("mismatch/prob_mean", 0.06, WARNING), ("entropy", 0.2, WARNING), ("entropy", 4.0, WARNING),
-        ("entropy", 11.0, ALARM), ("mismatch/beyond_2x", 0.3, ALARM),
+        ("entropy", 11.0, ALARM), ("mismatch/ratio_over_2", 0.3, ALARM),
         ("grad_norm", 7.0, WARNING), ("ratio/std", 6e-3, WARNING), ("completions/clipped_ratio", 0.2, WARNING),
         ("completions/repetition", 0.5, WARNING), ("completions/repetition", 0.25, QUIET),     ],
 )  # fmt: skip

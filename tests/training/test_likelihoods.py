@@ -172,7 +172,7 @@ def test_auto_looks_at_fresh_rollouts_where_they_are_stale(tmp_path):
 def test_stale_rollouts_with_a_pass_of_pi_old_show_numerics_on_those_of_now(tmp_path, algorithm):
     for line in numbers(train(tmp_path / "run", algorithm=algorithm, sampler=dials(lag=1), **FAST).folder):
         assert line["mismatch/kl"] < 1e-10 and line["ratio/noise_floor"] < 1e-5
-        assert line["moe/sampler_agreement"] == 1 and line["clip_ratio/numerics"] == 0
+        assert line["moe/sampler_agreement"] == 1 and line["clip_ratio/noise_only"] == 0
 
 
 @pytest.mark.parametrize("idle", ["first", "last"])
@@ -197,4 +197,4 @@ def test_mini_batches_without_any_advantage_are_read_against_the_recomputed_pi_o
     for line in numbers(tmp_path / "run"):
         assert line["updates"] == 4 and line["mismatch/prob_max"] > 1e-3
         assert "moe/volatility" in line
-        assert line["clip_ratio/numerics"] == 0
+        assert line["clip_ratio/noise_only"] == 0

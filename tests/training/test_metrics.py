@@ -17,7 +17,7 @@ def test_updates_are_averaged_and_the_first_says_what_numerics_did():
     first = Agreement({"mismatch/kl": 0.01}, 1e-4, 0.05)
     metrics = of_updates([update(1.0, 0.05, agreement=first), update(3.0, 0.25, 1.0, 0.5, by_layer=(1.0, 3.0))])
     assert (metrics["loss"], metrics["lr"], metrics["updates"], metrics["updates/skipped"]) == (2.0, 0.5, 2, 1.0)
-    assert metrics["clip_ratio/numerics"] == 0.05 and metrics["clip_ratio/staleness"] == pytest.approx(0.1)
+    assert metrics["clip_ratio/noise_only"] == 0.05 and metrics["clip_ratio/staleness"] == pytest.approx(0.1)
     assert metrics["mismatch/kl"] == 0.01 and metrics["layers"] == [0.5, 2.0]
 
 

@@ -14,7 +14,7 @@ from gspo.training.reward_fall import RewardFall, other_queries
 GUARD = GuardConfig()
 MEANS = {
     "clipped": "clip_ratio/tokens",
-    "numerics": "clip_ratio/numerics",
+    "numerics": "clip_ratio/noise_only",
     "volatility": "moe/volatility",
     "mismatch_kl": "mismatch/kl",
     "entropy": "entropy",

@@ -13,19 +13,20 @@ UNBOUNDED, NO_SIGN = (-math.inf, math.inf), (0.0, math.inf)
 BETTER = (
     ("eval/failed", -1), ("eval/accuracy", 1), ("eval/win_rate", 1), ("eval/reward*", 1), ("reward_*", 0), ("reward*", 1),
     ("rollouts/failed", -1), ("groups/dropped", -1), ("scoring/*/failed", -1), ("updates/skipped", -1),
-    ("groups/teaching", 1),
+    ("groups/with_signal", 1),
     ("mismatch/ess", 1), ("mismatch/weight_*", 0), ("mismatch/*", -1), ("value/explained", 1), ("value/loss", -1),
     ("moe/sampler_agreement", 1), ("tokens_per_second", 1), ("time/*", -1),
 )  # fmt: skip
 SHARES = (
-    "*/accuracy*", "*/win_rate", "clip_ratio/*", "*/clipped_ratio", "*/repetition", "frac_*", "skipped/*", "mismatch/ess",
-    "mismatch/beyond_2x", "mismatch/prob_*", "moe/volatility", "moe/tokens_changed", "moe/sampler_agreement",
-    "moe/overruled", "refill/signal", "groups/teaching", "correction/zero", "rollouts/in_parts",
+    "*/accuracy*", "*/win_rate", "clip_ratio/*", "*/clipped_ratio", "*/repetition", "frac_*", "no_signal/*", "mismatch/ess",
+    "mismatch/ratio_over_2", "mismatch/prob_*", "moe/volatility", "moe/tokens_changed", "moe/sampler_agreement",
+    "moe/overruled", "dynamic_sampling/signal", "groups/with_signal", "correction/zero", "rollouts/multi_version",
 )  # fmt: skip
 # Counts, times, sizes, spreads, and averages of nonnegative values.
 NEVER_NEGATIVE = (
     "step", "*seconds*", "time/*", "*tokens*", "reward_se", "reward_std*", "rollouts/failed", "turns/*", "trajectories/*",
-    "groups/dropped", "stage*", "queries/*", "refill/*", "*/mean_length", "guard/level", "correction/weight_*", "ratio/*",
+    "groups/dropped", "stage*", "queries/*", "dynamic_sampling/*",
+    "*/mean_length", "guard/level", "correction/weight_*", "ratio/*",
     "mismatch/kl", "mismatch/weight_*", "staleness", "kl", "kl_ref", "entropy", "value/loss", "grad_norm", "lr", "updates*",
     "moe/max_violation", "moe/aux_loss", "moe/router_entropy", "clip/*", "engines/*", "sync/*", "eval/failed",
     "eval/prompts",

@@ -261,7 +261,7 @@ class PolicyLearner(LocalLearner):
         if self._fresh is not None:
             logp, logp_mu, y = self._fresh
             self._noise = level_ratio(self.objective.row.level, logp, logp_mu, y)
-            clipped = self.objective.numerics(logp, logp_mu, y, stats["advantage"]) * (1 - metrics["skipped/completions"])
+            clipped = self.objective.numerics(logp, logp_mu, y, stats["advantage"]) * (1 - metrics["no_signal/completions"])
         else:
             self._noise, clipped = stats["ratio"], metrics["clip_ratio/tokens"]
         disagreement = first_look(stats) if self._disagreement is None else self._disagreement

@@ -144,7 +144,7 @@ class PolicyObjective:
             "clip_ratio/completions": int((y.sum(clipped) > 0).sum()) / of["completions"],
             "clip_ratio/positive": float(clipped[A > 0].mean()),
             "clip_ratio/negative": float(clipped[A < 0].mean()),
-            "clip_ratio/teaching": float(clipped[A != 0].mean()),
+            "clip_ratio/with_advantage": float(clipped[A != 0].mean()),
             "ratio/mean": float(stats["ratio"].mean()),
             "ratio/std": std(stats["ratio"]),
             "entropy": float(stats["entropy"].mean()),

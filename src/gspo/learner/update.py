@@ -63,7 +63,7 @@ class Updater:
         stats = {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
         tokens, read = (sum(len(completion.logp_old) for completion in some) for some in (completions, tried))
         passed = sum(share.passed for share in every)
-        self.skipped = {"skipped/completions": 1 - read / tokens, "skipped/backward": (read - passed) / tokens}
+        self.skipped = {"no_signal/completions": 1 - read / tokens, "no_signal/backward": (read - passed) / tokens}
         return metrics | (objective.summary(stats, completions) if stats else {}), stats
 
     def _gradient(

@@ -22,7 +22,7 @@ def mismatch(logp: Tensor, logp_mu: Tensor, y: Completions) -> dict[str, float]:
         ratio/noise_floor: Standard deviation of s_i - 1.
         mismatch/kl: k3 estimate of KL(mu || pi), nats per token.
         mismatch/prob_mean, prob_max: Mean and maximum of |pi - mu|.
-        mismatch/beyond_2x: Share of tokens with pi/mu above 2 or below 1/2.
+        mismatch/ratio_over_2: Share of tokens with pi/mu above 2 or below 1/2.
         mismatch/weight_mean, weight_std: Mean and standard deviation of pi/mu.
         mismatch/ess: Effective sample size of these weights, as a share of N.
     """
@@ -34,7 +34,7 @@ def mismatch(logp: Tensor, logp_mu: Tensor, y: Completions) -> dict[str, float]:
         "mismatch/kl": float(k3(logp_mu, logp).mean()),
         "mismatch/prob_mean": float(gap.mean()),
         "mismatch/prob_max": float(gap.max()),
-        "mismatch/beyond_2x": float(((w > 2) | (w < 0.5)).double().mean()),
+        "mismatch/ratio_over_2": float(((w > 2) | (w < 0.5)).double().mean()),
         "mismatch/weight_mean": float(w.mean()),
         "mismatch/weight_std": std(w),
         "mismatch/ess": float(w.sum() ** 2 / (w**2).sum() / len(w)),

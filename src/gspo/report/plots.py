@@ -85,7 +85,7 @@ CLIPS = (
     ("clip_ratio/tokens", "all"),
     ("clip_ratio/positive", "of those with A > 0"),
     ("clip_ratio/negative", "of those with A < 0"),
-    ("clip_ratio/numerics", "by rounding alone"),
+    ("clip_ratio/noise_only", "by rounding alone"),
 )
 PLOTS = (
     Plot("accuracy", "Held-out accuracy", "% of completions", "On prompts never trained on, with 95 % intervals.",

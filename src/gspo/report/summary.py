@@ -206,7 +206,7 @@ def _of_queries(run: RunMetrics) -> list[Tile]:
         back, new = (run.series(f"queries/{key}")[1].sum() for key in ("returned", "new"))
         text = f"{resting[-1]:.0f} dropped, {unseen[-1]:.0f} unseen at the end; {back:.0f} returned, {new:.0f} new"
         found.append(("Queries", f"{active[0]:.0f}{ARROW}{active[-1]:.0f}", text))
-    if found and (teaching := mean(run, "groups/teaching")) is not None:
+    if found and (teaching := mean(run, "groups/with_signal")) is not None:
         found.append(("Groups that teach", percent(teaching), "mean over the run"))
     return found
 

@@ -46,7 +46,7 @@ def training_batch(
             "frac_reward_zero_std": (len(left) - len(teaching)) / len(left) if left else math.nan,
             "reward_std": _mean_std(left),
             "groups/dropped": float(len(groups) - len(left)),
-            "groups/teaching": len(teaching) / max(1, len(groups)),
+            "groups/with_signal": len(teaching) / max(1, len(groups)),
         },
     )
 

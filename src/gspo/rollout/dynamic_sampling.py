@@ -21,7 +21,7 @@ class DynamicSamplingSource(SynchronousSource):
     more rounds of prompts follow, at most `refill`. Surplus groups are discarded at once, since they would be stale later.
 
     Attributes:
-        metrics: Also the sampling metrics of all completions sampled for the batch, and `refill/...`.
+        metrics: Also the sampling metrics of all completions sampled for the batch, and `dynamic_sampling/...`.
     """
 
     algorithm: ResolvedAlgorithm = field(kw_only=True)
@@ -43,10 +43,10 @@ class DynamicSamplingSource(SynchronousSource):
         self.prompts.observe(sampled)
         self.metrics = spent | sampled_metrics(sampled)
         self.metrics |= {
-            "refill/queries": len(sampled),
-            "refill/rounds": rounds - 1,
-            "refill/signal": sum(teaching) / len(teaching),
-            "refill/unused": max(0, sum(teaching) - size),
+            "dynamic_sampling/queries": len(sampled),
+            "dynamic_sampling/rounds": rounds - 1,
+            "dynamic_sampling/signal": sum(teaching) / len(teaching),
+            "dynamic_sampling/unused": max(0, sum(teaching) - size),
         }
         chosen = choose(size, teaching)
         self.unused = errors([group for i, group in enumerate(sampled) if i not in chosen])

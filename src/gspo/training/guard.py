@@ -58,7 +58,7 @@ FAR = "each batch moves the policy further than before: lower optimizer.lr"
 SIGNALS: tuple[Signal, ...] = (
     Signal("mismatch/kl", "above", 1e-2, 0.3, SAMPLER),
     Signal("mismatch/prob_mean", "above", 0.05, 0.15, SAMPLER),
-    Signal("mismatch/beyond_2x", "above", 0.02, 0.2, SAMPLER),
+    Signal("mismatch/ratio_over_2", "above", 0.02, 0.2, SAMPLER),
     Signal("mismatch/ess", "below", 0.3, None, SAMPLER),
     Signal("kl", "rise", 10.0, None, FAR, least=1e-3),
     Signal("ratio/std", "rise", 5.0, None, FAR),

@@ -14,17 +14,18 @@ from gspo.types import Group, Metrics, Update
 
 UNLEARNED = (
     "loss", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "clip_ratio/tokens",
-    "clip_ratio/completions", "clip_ratio/positive", "clip_ratio/negative", "clip_ratio/teaching", "clip_ratio/numerics",
+    "clip_ratio/completions", "clip_ratio/positive", "clip_ratio/negative", "clip_ratio/with_advantage",
+    "clip_ratio/noise_only",
     "clip_ratio/staleness", "ratio/mean", "ratio/std", "ratio/noise_floor", "mismatch/kl", "mismatch/prob_mean",
-    "mismatch/prob_max", "mismatch/beyond_2x", "mismatch/weight_mean", "mismatch/weight_std", "mismatch/ess", "entropy",
-    "kl", "grad_norm", "lr", "skipped/completions", "skipped/backward",
+    "mismatch/prob_max", "mismatch/ratio_over_2", "mismatch/weight_mean", "mismatch/weight_std", "mismatch/ess", "entropy",
+    "kl", "grad_norm", "lr", "no_signal/completions", "no_signal/backward",
 )  # fmt: skip
 
 
 def of_sampling(run: Run, groups: Sequence[Group]) -> Metrics:
     """Staleness of the rollouts, sampling times, and the counters of the source and the sampler."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    age = {"staleness": staleness(rollouts, run.sampler.version), "rollouts/in_parts": in_parts(rollouts)}
+    age = {"staleness": staleness(rollouts, run.sampler.version), "rollouts/multi_version": in_parts(rollouts)}
     return age | run.source.metrics | run.sampler.counts()
 
 
@@ -37,7 +38,7 @@ def of_updates(updates: Sequence[Update]) -> Metrics:
         agreement.metrics
         | metrics
         | {
-            "clip_ratio/numerics": agreement.clipped,
+            "clip_ratio/noise_only": agreement.clipped,
             "clip_ratio/staleness": max(0.0, metrics["clip_ratio/tokens"] - agreement.clipped),
             "lr": updates[-1].metrics["lr"],
             "updates": len(updates),

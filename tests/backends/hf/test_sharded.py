@@ -28,7 +28,14 @@ from tests.together import together
 
 UPDATES = 3
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-FOLLOWED = {"loss", "grad_norm", "lr", "updates/skipped", "skipped/completions", "skipped/backward"}  # known to all ranks
+FOLLOWED = {
+    "loss",
+    "grad_norm",
+    "lr",
+    "updates/skipped",
+    "no_signal/completions",
+    "no_signal/backward",
+}  # known to all ranks
 
 
 def completions(seed, lengths=(4, 9, 2, 7, 5, 5, 11, 3), advantages=(1.0, -1.0)):
@@ -126,7 +133,7 @@ def compare(found, expected, leads=True):
     for metrics, metrics0 in zip(told, told0):
         assert metrics.keys() == (metrics0.keys() if leads else metrics0.keys() & FOLLOWED)
         for name, value in metrics0.items():
-            if name == "skipped/backward" or name not in metrics:  # which micro-batches there are is another matter
+            if name == "no_signal/backward" or name not in metrics:  # which micro-batches there are is another matter
                 continue
             assert metrics[name] == pytest.approx(value, rel=1e-3, abs=2e-5, nan_ok=True), name
     assert gradients.keys() == gradients0.keys() and weights.keys() == weights0.keys()

@@ -112,7 +112,11 @@ class Fleet:
 
     def counts(self) -> dict[str, float]:
         """Metrics since the last call, and the number of serving engines."""
-        found = {"engines/serving": len(self.serving), "engines/left_out": self.evicted, "engines/moved": self.retried}
+        found = {
+            "engines/serving": len(self.serving),
+            "engines/evicted": self.evicted,
+            "engines/requests_retried": self.retried,
+        }
         self.retried = self.evicted = 0
         return {name: float(count) for name, count in found.items()}
 

@@ -76,7 +76,7 @@ def test_a_run_that_is_killed_goes_on_and_loses_no_prompt(tmp_path):
     metrics = lines(folder, "metrics")
     assert [line["step"] for line in metrics] == list(range(1, 11))
     assert all(line["staleness"] <= 2 and line["mismatch/kl"] < 1e-8 and line["rollouts/failed"] == 0 for line in metrics)
-    assert sum(line["staleness"] for line in metrics) > 2 and sum(line["rollouts/in_parts"] for line in metrics) > 0
+    assert sum(line["staleness"] for line in metrics) > 2 and sum(line["rollouts/multi_version"] for line in metrics) > 0
     rollouts = lines(folder, "rollouts")
     assert all(len(row["dialogue"]) == 4 and len(row["advantage"]) == 2 for row in rollouts)
     assert all(row["step"] - 1 - row["version"] <= 2 for row in rollouts)

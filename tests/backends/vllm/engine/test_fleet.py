@@ -40,7 +40,7 @@ def test_two_sample_what_one_does(fleet):
     for version in (1, 2):
         change(policy.model.model, 0.05, version)
         sampler.load(PolicyWeights(policy, version))
-        assert sampler.fleet.counts() == {"engines/serving": 2, "engines/left_out": 0, "engines/moved": 0}
+        assert sampler.fleet.counts() == {"engines/serving": 2, "engines/evicted": 0, "engines/requests_retried": 0}
         both = sampler.generate(prompts(), 8, LONG)
         first, second = sampler.fleet.members
         alone = []
@@ -70,7 +70,7 @@ def test_one_is_killed_while_they_sample(fleet):
     finished = time.monotonic()
     assert tokens(rollouts) == expected
     counts, moved = sampler.counts(), victim.left - killed[0]
-    assert counts["engines/serving"] == 1 and counts["engines/left_out"] == 1 and counts["engines/moved"] >= 1
+    assert counts["engines/serving"] == 1 and counts["engines/evicted"] == 1 and counts["engines/requests_retried"] >= 1
     change(policy.model.model, 0.05, 3)
     sampler.load(PolicyWeights(policy, 3))  # it does not wait for the one that is being started
     assert len(sampler.fleet.serving) == 1
@@ -80,7 +80,8 @@ def test_one_is_killed_while_they_sample(fleet):
     back = time.monotonic() - killed[0]
     assert "is left out and started again" in sampler.said[-2] and len(sampler.fleet.serving) == 2
     assert sampler.check(PolicyWeights(policy, 3)) < 1e-5 and victim.engine.process is not process
-    print(json.dumps({"moved": counts["engines/moved"], "left out after": moved, "batch after": finished - killed[0],
+    retried = counts["engines/requests_retried"]
+    print(json.dumps({"retried": retried, "left out after": moved, "batch after": finished - killed[0],
                       "back after": back}))  # fmt: skip
 
 
@@ -101,7 +102,7 @@ def test_a_run_goes_on_when_an_engine_is_killed(tmp_path):
         folders.append(folder)
     one, two = ([json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders)
     assert [line["step"] for line in two] == [1, 2, 3, 4, 5, 6]
-    assert sum(line["engines/left_out"] for line in two) == 1 and [line["engines/serving"] for line in one] == [1] * 6
+    assert sum(line["engines/evicted"] for line in two) == 1 and [line["engines/serving"] for line in one] == [1] * 6
     assert all(line["mismatch/kl"] < 1e-8 for line in two)
     rollouts = [[json.loads(line)["token_ids"] for line in (f / "rollouts.jsonl").read_text().splitlines()] for f in folders]
     same = [a == b for a, b in zip(*rollouts)]
