@@ -115,14 +115,18 @@ def test_several_turns_are_exact_and_one_row():
 
 
 def test_episodes_go_on_across_weight_updates():
-    sampler, task = Pieces(), TaskConfig(source="verifiers:vf-quiz")
+    task = TaskConfig(source="verifiers:vf-quiz")
     rows = tasks_of(task.source, task).rows
     prompts = [Prompt(str(i), row["prompt"], (5,), {"task": row["task"]}, task.source) for i, row in enumerate(rows)]
     config = RolloutConfig(num_prompts=2, num_generations=3, max_staleness=2)
-    with VerifiersEpisodes(sampler, sampler, Encoder(tokenizer("chatml"), task), 512, task) as episodes:
-        source = AsynchronousSource(Curriculum([Pool(TASK, prompts, 0)]), episodes, AlreadyScored(), config, SAMPLING)
-        rollouts = [rollout for step in steps(source, sampler, 3) for rollout in step]
-    assert len(rollouts) == 18 and all(rollout.reward is not None for rollout in rollouts)
+    for _ in range(6):  # on a busy machine all episodes may end before the first update
+        sampler = Pieces()
+        with VerifiersEpisodes(sampler, sampler, Encoder(tokenizer("chatml"), task), 512, task) as episodes:
+            source = AsynchronousSource(Curriculum([Pool(TASK, prompts, 0)]), episodes, AlreadyScored(), config, SAMPLING)
+            rollouts = [rollout for step in steps(source, sampler, 3) for rollout in step]
+        assert len(rollouts) == 18 and all(rollout.reward is not None for rollout in rollouts)
+        if sum(len(rollout.version[rollout.sampled].unique()) > 1 for rollout in rollouts) > 5:
+            break
     assert sum(exact_by_version(rollouts, sampler)) > 5
 
 

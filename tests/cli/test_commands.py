@@ -23,3 +23,9 @@ def test_a_command_or_option_that_was_removed_says_what_to_do_instead(word):
     words = [word, "a.toml"] if word == "probe" else ["plan", "a.toml", f"{word}=1"]
     with pytest.raises(ValueError, match=rf"{word} was removed: .*; (compare algorithms with|leave it out)"):
         parse(words, {})
+
+
+@pytest.mark.parametrize("words", [["--quiet", "config", "--verbose"], ["config", "--quiet", "--verbose"]])
+def test_no_command_is_quiet_and_verbose(words):
+    with pytest.raises(ValueError, match="--quiet and --verbose: leave one of them out"):
+        parse(words, {})

@@ -62,6 +62,8 @@ def parse(words: list[str], fields: dict[str, str]) -> tuple[Command, argparse.N
     arguments, unknown = parser().parse_known_args(words)
     if unknown:
         reject_unknown(unknown[0], arguments.command)
+    if arguments.quiet and arguments.verbose:
+        raise ValueError("--quiet and --verbose: leave one of them out")
     command = next(command for command in COMMANDS if command.name == arguments.command)
     if fields and not command.takes_fields:
         raise ValueError(f"--{next(iter(fields))}: `gspo {command.name}` takes no configuration fields")
