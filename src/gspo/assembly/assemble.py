@@ -38,6 +38,7 @@ from gspo.launch.ray_actors import engine_hosts
 from gspo.learner.leader_follower import LeadingLearner
 from gspo.learner.learner import LocalLearner
 from gspo.objective.algorithms import ALGORITHMS
+from gspo.rewards.scorer import Rewards
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.dynamic_sampling import DynamicSamplingSource
 from gspo.rollout.external import AlreadyScored, ExternalSource
@@ -142,14 +143,13 @@ def training(
             yield run, model
 
 
-def load_queries(start: Start, scorer: Any) -> tuple[list[Prompt], list[Prompt], Curriculum]:
+def load_queries(start: Start, scorer: Rewards | AlreadyScored) -> tuple[list[Prompt], list[Prompt], Curriculum]:
     """Training prompts, held-out prompts, and the curriculum that hands out the former and those of other sources."""
     config, given, last = start.config, start.given, start.last
     check_here(config, given, last)
     tables = read_tables(config.task, config.eval, given.rows, given.eval_rows)
-    needs = getattr(scorer, "needs", {})
-    check_columns(tables, config.task, needs)
-    stages = read_stages(config.task, config.stage, needs)
+    check_columns(tables, config.task, scorer.needs)
+    stages = read_stages(config.task, config.stage, scorer.needs)
     if config.refresh.every and config.refresh.source is not None:
         refresh_function(config.refresh.source, config.refresh.every)
     overlap = Overlap(config.task, tables)

@@ -19,7 +19,7 @@ from gspo.rollout.external import AlreadyScored
 
 
 @contextmanager
-def scorer_of(config: Config, given: CallInputs) -> Iterator[Any]:
+def scorer_of(config: Config, given: CallInputs) -> Iterator[Rewards | AlreadyScored]:
     """Yields the scorer: the rewards, or a no-op if an environment scores the completions itself."""
     if played(config.task):
         _check_played(config.task, given)

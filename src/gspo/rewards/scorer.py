@@ -117,6 +117,11 @@ class Rewards:
         """
         self.required.check(prompts)
 
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """Columns that the prompts need, with the setting or callable that names each."""
+        return self.required.needs
+
     def wait(self) -> None:
         """Waits until the workers are ready and shows their notices. Raises ValueError for a reward function that cannot be
         loaded, or that requires columns that the checked prompts lack.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gspo.interfaces import RolloutSource, Sampler, Scorer
 from gspo.rollout.metrics import staleness
@@ -49,6 +49,9 @@ class AlreadyScored(Scorer):
     """A scorer for rollouts that already have rewards. It replaces the one in rewards/scorer.py, which checks prompts and
     runs workers.
     """
+
+    needs: Mapping[str, str] = {}
+    """Columns that the prompts need, with the setting that names each: none."""
 
     def check(self, prompts: Iterable[Prompt]) -> None:
         """Accepts all prompts."""
