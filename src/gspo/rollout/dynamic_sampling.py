@@ -18,7 +18,8 @@ class DynamicSamplingSource(SynchronousSource):
     """A SynchronousSource that samples more prompts until enough groups teach something (dynamic_sampling_rounds > 0).
 
     A batch starts with num_prompts prompts. While fewer groups than that have a non-zero advantage, as training computes it,
-    more rounds of prompts follow, at most `refill`. Surplus groups are discarded at once, since they would be stale later.
+    more rounds of prompts follow, at most `dynamic_sampling_rounds`. Surplus groups are discarded at once: they would be
+    stale later.
 
     Attributes:
         metrics: Also the sampling metrics of all completions sampled for the batch, and `dynamic_sampling/...`.
