@@ -69,7 +69,7 @@ def test_one_is_killed_while_they_sample(fleet):
     rollouts = sampler.generate(prompts(), 8, LONG)
     finished = time.monotonic()
     assert tokens(rollouts) == expected
-    counts, moved = sampler.counts(), victim.left - killed[0]
+    counts, moved = sampler.counts(), victim.evicted_at - killed[0]
     assert counts["engines/serving"] == 1 and counts["engines/evicted"] == 1 and counts["engines/requests_retried"] >= 1
     change(policy.model.model, 0.05, 3)
     sampler.load(PolicyWeights(policy, 3))  # it does not wait for the one that is being started
