@@ -118,7 +118,7 @@ def test_routers_are_there_where_they_are_needed():
             check_routers(from_dict({"algorithm": section}), dense)
     check_routers(from_dict({}), dense)
     check_experts(from_dict({"model": {"expert_kernels": "eager"}}), mixture)
-    with pytest.raises(ValueError, match=r"model\.experts = 'eager': LlamaForCausalLM has no experts"):
+    with pytest.raises(ValueError, match=r"model\.expert_kernels = 'eager': LlamaForCausalLM has no experts"):
         check_experts(from_dict({"model": {"expert_kernels": "eager"}}), dense)
 
 

@@ -64,7 +64,7 @@ def test_the_sandbox_of_a_file_is_taken_where_programs_run(tmp_path):
     assert configured(of("aime24", model=model), {}).code.sandbox == "auto"
     with pytest.raises(ValueError, match=r"code.sandbox = 'bwrap' has no effect: no reward runs programs"):
         configured(of("aime24"), {"code.sandbox": "bwrap"})
-    with pytest.raises(ValueError, match=r"--code\.seconds: has no effect on an evaluation"):
+    with pytest.raises(ValueError, match=r"--code\.cpu_seconds: has no effect on an evaluation"):
         configured(of("humaneval"), {"code.cpu_seconds": "3"})
 
 

@@ -78,7 +78,7 @@ def source_of(kind, ahead=0):
     prompts = curriculum(config)
     if kind == "max_staleness":
         return AsynchronousSource(prompts, Heard(), ByNumber(), config, Sampling(5, seed=3))
-    if kind == "refill":
+    if kind == "dynamic_sampling_rounds":
         algorithm = ResolvedAlgorithm()
         return DynamicSamplingSource(prompts, Asked(), ByNumber(), config, Sampling(5, seed=3), algorithm=algorithm)
     return SynchronousSource(prompts, Asked(), ByNumber(), config, Sampling(5, seed=3))
@@ -100,7 +100,7 @@ def quick(monkeypatch):
     monkeypatch.setattr("gspo.rollout.asynchronous.POLL", 0.0)
 
 
-KINDS = [("", 0), ("max_staleness", 1), ("max_staleness", 2), ("refill", 2)]
+KINDS = [("", 0), ("max_staleness", 1), ("max_staleness", 2), ("dynamic_sampling_rounds", 2)]
 
 
 @pytest.mark.parametrize(("kind", "ahead"), KINDS)
@@ -144,7 +144,7 @@ def test_dropped_queries_are_not_asked_for_and_return():
     counts = [counts for _, counts in play(source_of(""), 5)]
     assert counts[2]["queries/dropped"] > 0 and counts[2]["queries/resting"] == counts[2]["queries/dropped"]
     assert counts[2]["queries/active"] == 10 - counts[2]["queries/resting"]
-    source = source_of("refill", 2)
+    source = source_of("dynamic_sampling_rounds", 2)
     play(source, 4)
     resting = {source.prompts.pools[TASK].prompts[query].id for query in source.prompts.pools[TASK].resting}
     before = len(source.sampler.asked)
