@@ -15,7 +15,7 @@ from gspo.types import Group
 
 @dataclass
 class DynamicSamplingSource(SynchronousSource):
-    """A SynchronousSource that samples more prompts until enough groups teach something (dynamic_sampling_rounds > 0).
+    """A SynchronousSource that samples more prompts until enough groups have a signal (dynamic_sampling_rounds > 0).
 
     A batch starts with num_prompts prompts. While fewer groups than that have a non-zero advantage, as training computes it,
     more rounds of prompts follow, at most `dynamic_sampling_rounds`. Surplus groups are discarded at once: they would be

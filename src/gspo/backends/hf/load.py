@@ -22,7 +22,7 @@ from gspo.config.import_function import pick_device
 from gspo.config.policy import ModelConfig
 from gspo.distributed.ranks import is_loss
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 disable_progress_bar()  # for loading and saving weights: the run has its own
 M = TypeVar("M", bound=HFModel)
 
@@ -46,7 +46,7 @@ def read_weights(cfg: ModelConfig, **more: Any) -> tuple[PreTrainedModel, PreTra
         except ValueError as error:
             if cfg.attention != "sdpa" or "scaled_dot_product_attention" not in str(error):
                 raise
-            log.warning("%s has no sdpa attention: using eager attention, which is slower", cfg.path)
+            logger.warning("%s has no sdpa attention: using eager attention, which is slower", cfg.path)
             model, info = from_pretrained(path, **options, attn_implementation="eager")
     except Exception as error:  # transformers raises many exception types
         if is_loss(error):
@@ -97,7 +97,7 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     wrapped = kind(model, tokenizer, autocast)
     wrapped.kernels = by_kernels(cfg, model.device.type, wrapped.compute_dtype) and fused.place(model)
     attention, kernels = model.config._attn_implementation, "compiled kernels" if wrapped.kernels else "no compiled kernels"
-    log.debug(f"{type(model).__name__} on {model.device} in {model.dtype}: {attention} attention, {kernels}")
+    logger.debug(f"{type(model).__name__} on {model.device} in {model.dtype}: {attention} attention, {kernels}")
     if not wrapped.stop_ids:
         raise ValueError(
             "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a "
