@@ -44,6 +44,12 @@ def visible(text: Any) -> str:
     return "".join(c if c in _KEPT or not _is_odd(c) else _escaped(c) for c in lines)
 
 
+def shorten(text: str, most: int) -> str:
+    """Leaves out the middle of a text of more than `most` characters, and says how much."""
+    cut = len(text) - most
+    return text if cut <= 0 else f"{text[: most // 2]}\n… {cut:,} characters left out …\n{text[-most // 2 :]}"
+
+
 def _is_odd(character: str) -> bool:
     return character in _TURNS or unicodedata.category(character) in _ODD
 

@@ -204,6 +204,9 @@ def test_a_run_goes_on_where_episodes_cannot_begin(tmp_path):
     assert trained(tmp_path / "run", "Shut").metrics["step"] == 2
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert any("no such room" in (line["error"] or "") for line in lines)
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    (prompt,) = (event for event in events if event["kind"] == "prompt")  # what stood before the first turn
+    assert prompt["step"] == 1 and "say a" in prompt["text"]
     unanswered = [line for line in lines if not line["completion"]]
     assert unanswered and not any("tokens" in line for line in unanswered) and any("tokens" in line for line in lines)
 

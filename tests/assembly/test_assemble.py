@@ -12,6 +12,7 @@ from gspo.assembly.call_inputs import CallInputs, configured
 from gspo.assembly.models import models_of
 from gspo.cli.evaluate import check_typed
 from gspo.config.unused import OF_TRAINING
+from gspo.report.read import read_lines
 from gspo.rollout.dynamic_sampling import DynamicSamplingSource
 from gspo.rollout.evaluation import evaluate
 from gspo.rollout.synchronous import SynchronousSource
@@ -56,6 +57,20 @@ def test_a_run_says_how_many_prompts_are_held_out(tmp_path, evaluation, said):
     tiny = tiny_run.model()
     with assemble.training(config(tmp_path / "run", tiny, eval=evaluation), given=given(tiny)):
         assert said in texts(tmp_path / "run")
+
+
+def prompts_shown(folder):
+    return [event["text"] for event in read_lines(folder / "events.jsonl") if event["kind"] == "prompt"]
+
+
+def test_a_run_shows_a_prompt_as_its_tokens_are_before_it_samples(tmp_path):
+    tiny = tiny_run.model()
+    tiny.tokenizer.chat_template = "{{ messages[0]['content'] }}<eos>{% if add_generation_prompt %}={% endif %}"
+    with assemble.training(config(tmp_path / "run", tiny), given=given(tiny)):
+        assert prompts_shown(tmp_path / "run") == ["0+0=<eos>="]
+    rows = [row | {"completion": row["answer"]} for row in tiny_run.ROWS]
+    with assemble.imitating(config(tmp_path / "cold", tiny), given=given(tiny, (), rows)):
+        assert prompts_shown(tmp_path / "cold") == ["0+0=<eos>="]
 
 
 def test_a_folder_is_made_last(tmp_path):

@@ -35,6 +35,48 @@ def test_the_default_system_message(prompt, task, expected):
     assert encoder.defaulted == ("Tags." in expected)
 
 
+PARTS = """{% for m in messages %}[{{ m['role'] }}]{% for part in m['content'] %}
+{%- if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'image' %}<image>{% endif %}{% endfor %};
+{%- endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
+"""As of models that read images: a plain text shows nothing here."""
+ADDS = "{{ bos_token }}{% if messages[0]['role'] != 'system' %}[system]be kind;{% endif %}"
+ADDS += TEMPLATE.removeprefix("{{ bos_token }}")
+"""As that of SmolLM2, and of Qwen2.5."""
+DATED = "[system]It is May.{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}{% endif %};"
+DATED += "{% for m in messages %}{% if m['role'] != 'system' %}[{{ m['role'] }}]{{ m['content'] }};{% endif %}{% endfor %}"
+"""As that of Llama 3.1, which puts a date before any system message."""
+IN_USER = (
+    "{% for m in messages %}{% if m['role'] == 'system' %}{{ m['content'] }} {% else %}[user]{{ m['content'] }}{% endif %}"
+)
+IN_USER += "{% endfor %}"
+OWN = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "task", "default", "added"),
+    [
+        (ADDS, "hi", {}, "", "be kind"),
+        (ADDS, [{"role": "user", "content": "hi"}], {"system": ""}, "Tags.", "be kind"),
+        (ADDS, "end with <answer>", {}, "Tags.", "be kind"),  # does not get the default
+        (ADDS, "hi", {}, "Tags.", ""),
+        (ADDS, "hi", {"system": "own"}, "", ""),
+        (ADDS, OWN, {}, "", ""),
+        (ADDS, "hi", {"template": "none"}, "", ""),
+        (DATED, "hi", {}, "", "[system]It is May."),
+        (DATED, OWN, {}, "", ""),
+        (TEMPLATE, "hi", {}, "", ""),
+        (IN_USER, "hi", {}, "", ""),
+        (PARTS, "hi", {}, "", ""),
+        ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('none') }}{% endif %}" + TEMPLATE, "hi", {}, "", ""),
+        ("{% for m in messages %}{{ m['content'] }}{% endfor %}", "hi", {}, "", ""),
+        ("{{ messages[-1]['content'] }}", "hi", {}, "", ""),
+        (None, "hi", {}, "", ""),
+    ],
+)
+def test_a_system_message_of_the_template_itself_is_found(template, prompt, task, default, added):
+    assert Encoder(characters(template), TaskConfig(**task), default).added_system(prompt) == added
+
+
 def test_messages_and_a_completion_to_carry_on():
     tokenizer = characters(TEMPLATE)
     turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "3"}]
@@ -50,12 +92,6 @@ def test_without_a_template_the_text_stands_as_it_is():
     assert encoded("a", characters(eos_too=True)) == "<s>a"  # a completion is to follow
     assert encoded("a</s>", characters(eos_too=True)) == "<s>a</s></s>"[: len("<s>a</s></s>")]
     assert encoded("a", characters(bos=False)) == "a"
-
-
-PARTS = """{% for m in messages %}[{{ m['role'] }}]{% for part in m['content'] %}
-{%- if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'image' %}<image>{% endif %}{% endfor %};
-{%- endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
-"""As of models that read images: a plain text shows nothing here."""
 
 
 def test_text_parts_are_text_whatever_the_template_reads():
@@ -155,8 +191,9 @@ def test_template_arguments_without_effect_are_refused(template, task, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("enable_thinkin", r"does not use it, did you mean enable_thinking\?"),
-        *((name, "does not use it") for name in ("thinking", "role", "loop", "raise_exception")),
+        ("enable_thinkin", r"does not use it, did you mean enable_thinking\? \(it takes enable_thinking\)"),
+        ("thinking", "does not use it, did you mean enable_thinking"),
+        *((name, r"does not use it: remove it \(it takes enable_t") for name in ("role", "loop", "raise_exception")),
         ("messages", "gspo gives it itself"),
     ],
 )  # fmt: skip

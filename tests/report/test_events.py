@@ -1,4 +1,4 @@
-from gspo.report.events import ended, warnings
+from gspo.report.events import ended, prompt, warnings
 from gspo.report.read import RunMetrics
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
@@ -33,6 +33,11 @@ def test_warnings_that_differ_in_numbers_are_one(tmp_path):
 def test_a_warning_names_its_step_once(tmp_path):
     folder = said(tmp_path / "run", (7, "warning", "step 7 had no group"), (8, "warning", "step 8: odd"))
     assert warnings(folder, NONE) == ["step 7 had no group", "odd (step 8)"]
+
+
+def test_the_first_prompt_is_the_one(tmp_path):
+    folder = said(tmp_path / "run", (0, "info", "a prompt"), (1, "prompt", "<s>hi"), (2, "prompt", "<s>ho"))
+    assert prompt(folder) == "<s>hi" and prompt(tmp_path) == ""
 
 
 def test_what_was_lost_is_counted(tmp_path):

@@ -12,6 +12,7 @@ import tomli_w
 
 from gspo.report.page import reported, write_report
 from gspo.report.read import read_run
+from gspo.runs.log import to_json
 from tests.report.drawing import write
 from tests.report.fake_run import make
 from tests.report.rows import rollouts, row
@@ -112,9 +113,11 @@ def test_what_the_model_writes_cannot_become_markup(tmp_path):
         [row(s, EVIL, 1.0, EVIL, tokens=[EVIL, "b"], log_ratio=[0.1, None], logp=[-1.0, None], error=EVIL)
          for s in (1, 2)],
     )  # fmt: skip
+    with (folder / "events.jsonl").open("ab") as events:
+        events.write(to_json({"step": 1, "kind": "prompt", "text": EVIL}))
     page = Page(write_report([folder]).read_text())
-    assert "script" not in page.tags and page.tags.count("img") == 15
-    assert page.text.count("<script>alert(1)</script>") >= 6
+    assert "script" not in page.tags and page.tags.count("img") == 15 and "A prompt as the model reads it" in page.text
+    assert page.text.count("<script>alert(1)</script>") >= 7
     assert "\x00" not in page.text and "\x1b" not in page.text
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog, finite, to_json
+from tests.logged import logs
 from tests.report.fake_run import Quiet
 
 
@@ -35,6 +36,17 @@ def test_lines_that_are_no_events_are_passed_over(tmp_path):
         with RunLog(folder, progress=Quiet()) as log:
             log.warn("b")  # it stands there already
         assert len((folder.path / "events.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("length", [0, 2000, 2001, 100_000])
+def test_a_prompt_is_shown_once_and_loses_its_middle(tmp_path, length):
+    with logs("", logging.INFO) as told, RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder) as log:
+        log.prompt("a" * length + "\x1b[31m<|im_end|>", 7)
+        log.prompt("another", 1)
+    (event,) = read(folder, "events.jsonl")
+    assert event["kind"] == "prompt" and event["text"].endswith("\x1b[31m<|im_end|>") and len(event["text"]) < 2100
+    assert told == [f"a prompt as the model reads it, 7 tokens:\n{event['text']}"]
+    assert (f"… {length + 15 - 2000:,} characters left out …" in event["text"]) == (length + 15 > 2000)
 
 
 def test_arrays_and_half_characters_are_written():

@@ -20,7 +20,7 @@ import numpy as np
 from gspo.agents.calls import TEXT, Call, Calls, Message, content_of, follow, functions_of, role_of
 from gspo.agents.tool_arguments import Tools, typed
 from gspo.agents.tool_calls import CONVENTIONS, LLAMA, Malformed, UnknownConvention, convention
-from gspo.data.chat_template import Encoder
+from gspo.data.chat_template import Encoder, decoded
 from gspo.interfaces import StreamingCompleter
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -200,7 +200,7 @@ class Chat:
 
     def decode(self, tokens: list[int]) -> str:
         """The text of these tokens, special tokens included."""
-        return str(self.encoder.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return decoded(self.encoder.tokenizer, tokens)
 
 
 def templated(message: Message) -> Message:

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,8 +28,9 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.process import EngineHost
 from gspo.config.algorithm import resolved
 from gspo.config.schema import Config, RunConfig
+from gspo.config.source_kind import played
 from gspo.config.stages import rollout_at
-from gspo.data.chat_template import Encoder
+from gspo.data.chat_template import Encoder, decoded
 from gspo.data.decontamination import Overlap
 from gspo.data.prompts import PromptStream, digest, load_demonstrations
 from gspo.data.splits import check_columns, read_stages, read_tables, refresh_function
@@ -140,6 +142,8 @@ def training(
 
         with assembled(start, config, source, scorer, prompts, held_out) as (run, model):
             run.log.note(f"{len(prompts)} training prompts, {counted(len(held_out), config.eval.every > 0)}")
+            if run.step == 0 and not played(config.task):  # an environment writes the prompt itself
+                run.log.prompt(run.decode(prompts[0].tokens), len(prompts[0].tokens))
             yield run, model
 
 
@@ -212,7 +216,7 @@ def assembled(
             learner=cast(Learner, learner),
             log=log,
             screen=screen,
-            decode=lambda token: str(model.tokenizer.decode([token])),
+            decode=partial(decoded, model.tokenizer),
             data=digest([*prompts, *held_out]),
             guard=Guard(config.guard),
         )
@@ -254,6 +258,9 @@ def imitating(
                 longest = max(len(completion.tokens) for completion in completions)
                 learner.fit(longest, policy.model.config.vocab_size)
             log.note(f"{len(rows)} rows to imitate, {counted(len(left), False)}")
+            if state is None:
+                first = rows[0].prompt.tokens
+                log.prompt(decoded(policy.model.tokenizer, first), len(first))
             yield run, policy.model
 
 

@@ -17,6 +17,7 @@ _ALONE = (
 )
 
 _GIVEN = ("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "tokenize")
+_MARK = "<<<the system message>>>"
 _GLOBALS = ("raise_exception", "strftime_now")  # functions that transformers adds to Jinja's
 
 
@@ -70,8 +71,9 @@ class Encoder:
             if name in _GIVEN:
                 raise ValueError(f"task.template_args.{name}: gspo gives it itself; remove it")
             if name not in (used := arguments_of(self.template)):
-                free = sorted(used.difference(_GIVEN))
-                raise ValueError(f"task.template_args.{name}: the chat template does not use it{nearest(name, free)}")
+                free = sorted(used.difference(_GIVEN, tokenizer.special_tokens_map))
+                remedy = f"{nearest(name, free) or ': remove it'} (it takes {', '.join(free) or 'no arguments'})"
+                raise ValueError(f"task.template_args.{name}: the chat template does not use it{remedy}")
 
     def prompt(self, prompt: str | list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
         """Token ids of a prompt, and whether it ends inside an open <think>.
@@ -91,12 +93,10 @@ class Encoder:
         return self.plain(text), _opens_thinking(text)
 
     def _chat(self, messages: list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
-        own = messages[0]["role"] == "system"
-        if self.system and own:
+        if self.system and messages[0]["role"] == "system":
             raise ValueError("has a system message of its own, and task.system is set: unset one of them")
-        system = self.system
-        if self.default_system and not own and not any("<answer>" in str(message["content"]) for message in messages):
-            system, self.defaulted = self.default_system, self.defaulted + 1
+        system = self.system or self._default(messages)
+        self.defaulted += not self.system and bool(system)
         if system:
             messages = [{"role": "system", "content": system}, *messages]
         begun = messages[-1]["role"] == "assistant"  # a partial completion for the model to continue
@@ -106,6 +106,29 @@ class Encoder:
             start = text_of(messages[-1]["content"]) if begun else text.removeprefix(self.render(messages))
             thinking = _opens_thinking(start)
         return tuple(self.bare(text)), thinking  # the template has already added BOS
+
+    def _default(self, messages: list[dict[str, Any]]) -> str:
+        """The default system message if these messages get it, else ""."""
+        own = messages[0]["role"] == "system" or any("<answer>" in str(message["content"]) for message in messages)
+        return "" if own else self.default_system
+
+    def added_system(self, prompt: str | list[dict[str, Any]]) -> str:
+        """The system message that the chat template adds to a prompt of its own accord; "" if it adds none.
+
+        It is what stands where the system message of the same prompt would be, between the same words before and after.
+        """
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if self.template is None or self.system or messages[0]["role"] == "system" or self._default(messages):
+            return ""
+        try:
+            before, given, after = self.render([{"role": "system", "content": _MARK}, *messages]).partition(_MARK)
+            text = self.render(messages)
+        except ValueError:  # a template that takes no system message
+            return ""
+        if not given or not text.startswith(before) or not text[len(before) :].endswith(after):
+            return ""
+        added = text[len(before) : len(text) - len(after)].strip()
+        return added or (before.strip() if "system" in before else "")
 
     def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """The messages rendered with the chat template. Raises ValueError with the template's own complaint."""
@@ -168,6 +191,11 @@ class Encoder:
         except ValueError as error:
             raise ValueError(f"the completion {error}") from error
         return tuple(ids) if ids[-1:] == [eos] else (*ids, eos)
+
+
+def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """The text of tokens, with every special token and space as it is."""
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _opens_thinking(text: str) -> bool:

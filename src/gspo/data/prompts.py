@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from gspo.config.rollout import TaskConfig
@@ -74,7 +75,26 @@ def load_prompts(
     if encoder.defaulted:
         text = f'prompts get the system message "{encoder.default_system}": a reward reads the answer there'
         logger.info(f'{text} (task.system sets another one, "" none)')
+    _tell_of_system(task, encoder, found[0][0])
     return found
+
+
+def first_prompts(task: TaskConfig, encoder: Encoder, limit: int | None, rows: Table, count: int) -> list[Prompt]:
+    """At most `count` prompts from the beginning of a table of training rows, without the checks that need all rows.
+
+    Raises ValueError as load_prompts does. limit: maximum prompt length in tokens.
+    """
+    build = partial(_prompt, task=task, encoder=encoder, limit=limit)
+    prompts = list(islice(_built(task, rows, "train", build), count))
+    if prompts:
+        _tell_of_system(task, encoder, prompts[0])
+    return prompts
+
+
+def _tell_of_system(task: TaskConfig, encoder: Encoder, prompt: Prompt) -> None:
+    """Logs the system message that the chat template adds, if any. Environments write messages of their own."""
+    if not played(task) and (added := encoder.added_system(prompt.messages)):
+        logger.info(f"the chat template adds a system message of its own, {added!r:.300} (task.system sets another one)")
 
 
 def load_demonstrations(
@@ -96,7 +116,9 @@ def load_demonstrations(
         _fits(len(prompt.tokens) + len(ids), max_tokens, "with its completion ")
         return Demonstration(prompt, text, ids)
 
-    return _load(task, read_tables(task, eval, rows, eval_rows), build)
+    found = _load(task, read_tables(task, eval, rows, eval_rows), build)
+    _tell_of_system(task, encoder, found[0][0].prompt)
+    return found
 
 
 def other_prompts(

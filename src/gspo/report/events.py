@@ -1,4 +1,4 @@
-"""The events of a run: why it failed, and its warnings, grouped by kind."""
+"""The events of a run: why it failed, its warnings, grouped by kind, and the prompt that it showed."""
 
 from __future__ import annotations
 
@@ -50,6 +50,11 @@ def warnings(folder: Path, run: RunMetrics) -> list[str]:
 def ended(folder: Path, kind: str, run: RunMetrics) -> str:
     """Why the run ended, by its last event of this kind ("error" or "collapse"); "" if it has none or went on later."""
     return next((text for step, text in reversed(_events(folder, kind)) if step >= steps(run)), "")
+
+
+def prompt(folder: Path) -> str:
+    """A prompt as the model read it, with its special tokens; "" if the run has shown none."""
+    return next((text for _, text in _events(folder, "prompt")), "")
 
 
 def sandbox(folder: Path) -> str:

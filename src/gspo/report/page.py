@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from gspo.report import numbers, samples
-from gspo.report.events import sandbox, warnings
+from gspo.report.events import prompt, sandbox, warnings
 from gspo.report.html import write_page
 from gspo.report.read import read_lines, read_run, run_names
 from gspo.report.summary import RunSummary, get, headline, lead, origin, summarise, tiles
@@ -109,6 +109,7 @@ def _report(folder: Path, summary: RunSummary, drawn: list[Drawn], text: str) ->
         "tiles": tiles(summary),
         "first": [d for d in drawn if d.name in first],
         "warnings": warned,
+        "prompt": prompt(folder),
         "before_and_after": samples.before_and_after(folder),
         "diagnostics": [d for d in drawn if d.name not in first],
         "coloured": samples.coloured(folder / "rollouts.jsonl"),

@@ -1,6 +1,6 @@
 """Sample rollouts of a run: a completion before and after training, and tokens coloured by their log-ratio.
 
-Returns what templates/samples.html shows. Imports nothing from gspo but the reader of run folders.
+Returns what templates/samples.html shows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from statistics import median_low as median
 from typing import Any, NamedTuple
 
 from gspo.report.read import first_step, last_step
+from gspo.safe import shorten
 
 MOST_TOKENS = 2000  # shown per completion; longer ones lose their middle
 MOST_COLOURED = 6  # completions whose tokens are coloured
@@ -74,7 +75,7 @@ def _card(row: dict[str, Any], top: float = 0.0) -> dict[str, Any]:
     """
     parts = []
     for message in row.get("dialogue", ()):
-        sampled, text = "turn" in message, _shorten(str(message.get("content", "")), 2000)
+        sampled, text = "turn" in message, shorten(str(message.get("content", "")), 2000)
         tokens = _tokens(row, top, message["turn"]) if sampled and top else []
         notes = [f"turn {message['turn'] + 1}" if sampled else str(message.get("role", ""))]
         notes += ["trained"] if tokens else []
@@ -84,10 +85,10 @@ def _card(row: dict[str, Any], top: float = 0.0) -> dict[str, Any]:
             notes.append(f"left out: {message['left_out']}")
         parts.append(Passage("completion" if sampled else "prompt", ", ".join(notes), text, tokens))
     if not parts:
-        text = _shorten(str(row.get("completion", "")))
+        text = shorten(str(row.get("completion", "")), 8000)
         completion = Passage("completion", "", text, _tokens(row, top, 0) if top else [])
         parts = [Passage("prompt", "", prompt_text(row), []), completion]
-    return {"about": _about(row), "parts": parts, "answer": _shorten(row.get("answer", ""), 400)}
+    return {"about": _about(row), "parts": parts, "answer": shorten(row.get("answer", ""), 400)}
 
 
 def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -163,8 +164,3 @@ def prompt_text(row: dict[str, Any]) -> str:
     if not isinstance(prompt, list):
         return str(prompt)
     return "\n".join(f"{m.get('role', '')}: {m.get('content', '')}" if isinstance(m, dict) else str(m) for m in prompt)
-
-
-def _shorten(text: str, most: int = 8000) -> str:
-    cut = len(text) - most
-    return text if cut <= 0 else f"{text[: most // 2]}\n… {cut:,} characters left out …\n{text[-most // 2 :]}"

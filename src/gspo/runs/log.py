@@ -18,10 +18,12 @@ from typing import Any, TypeGuard
 
 from gspo.runs import disk
 from gspo.runs.folder import RunFolder
-from gspo.safe import without_logins
+from gspo.safe import shorten, without_logins
 
 logger = logging.getLogger(__name__)
 FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
+PROMPT_SHOWN = 2000
+"""Characters of a prompt that are shown; a longer one loses its middle."""
 SEPARATORS = str.maketrans({c: f"\\u{ord(c):04x}" for c in "\u0085\u2028\u2029"})
 
 
@@ -42,6 +44,7 @@ class RunLog:
         self._progress = progress
         self._files = {name: open(folder.path / name, "ab") for name in FILES}  # noqa: SIM115
         self._warned: set[str] = set()
+        self._prompted = False
         self._written = self._old_warnings()
 
     def metrics(self, metrics: dict[str, Any]) -> None:
@@ -70,6 +73,15 @@ class RunLog:
         """Write `{"step", "kind", "text"}` into events.jsonl. In the log it is a debug message."""
         self._event(kind, text)
         logger.debug(without_logins(text))
+
+    def prompt(self, text: str, tokens: int) -> None:
+        """Write a prompt of so many tokens, with its special tokens, as an event of its own kind, and log it. Only the first
+        call has an effect.
+        """
+        if not self._prompted:
+            self._prompted = True
+            self._event("prompt", shorten(text, PROMPT_SHOWN))
+            logger.info(without_logins(as_read(text, tokens)))
 
     def failed(self, text: str) -> None:
         """Write the error that ends the run as an event, if the disk allows. The caller prints it."""
@@ -175,6 +187,11 @@ class RunLog:
             if isinstance(event, dict) and event.get("kind") == "warning":
                 texts.add(str(event.get("text")))
         return texts
+
+
+def as_read(text: str, tokens: int) -> str:
+    """A prompt of so many tokens with its special tokens, for the terminal."""
+    return f"a prompt as the model reads it, {tokens} tokens:\n{shorten(text, PROMPT_SHOWN)}"
 
 
 class _RecordHandler(logging.Handler):

@@ -85,6 +85,14 @@ def check_rewards(run: Run, groups: Sequence[Group]) -> None:
         run.log.warn(text, aloud=news)
 
 
+def show_prompt(run: Run, groups: Sequence[Group]) -> None:
+    """Logs what stood before the first token that the policy sampled, unless the run has shown a prompt already."""
+    rollouts = (rollout for group in groups for rollout in group.rollouts if rollout.sampled.any())
+    if (first := next(rollouts, None)) is not None:
+        tokens = first.tokens[: int(first.sampled.int().argmax())].tolist()
+        run.log.prompt(run.decode(tokens), len(tokens))
+
+
 def rollout_lines(run: Run, groups: Sequence[Group], batch: TrainingBatch) -> list[Metrics]:
     """One line per rollout for rollouts.jsonl. A few evenly spaced ones include each token's log-ratio after this step."""
     if not run.config.log.rollouts:
@@ -103,7 +111,7 @@ def rollout_lines(run: Run, groups: Sequence[Group], batch: TrainingBatch) -> li
     completions = [completion_of(rollouts[i], 0.0) for i in chosen]
     for i, completion, logp in zip(chosen, completions, run.learner.read(completions) if completions else []):
         lines[i] |= {
-            "tokens": [run.decode(token) for token in completion.tokens[completion.sampled].tolist()],
+            "tokens": [run.decode([token]) for token in completion.tokens[completion.sampled].tolist()],
             "logp": completion.logp_mu.tolist(),
             "log_ratio": (logp - completion.logp_mu).tolist(),  # how far this step's updates moved the token
         }

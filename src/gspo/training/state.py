@@ -26,6 +26,7 @@ class Run:
     Attributes:
         row: The algorithm's row in the table of algorithms.
         evaluator: Samples completions of held-out prompts, with the policy's own weights.
+        decode: The text of tokens, special tokens included.
         data: Fingerprint of the prompts.
         step: Number of finished steps.
         good: Whether the guard found no problem in the last step.
@@ -44,7 +45,7 @@ class Run:
     learner: Learner
     log: RunLog
     screen: Progress
-    decode: Callable[[int], str]
+    decode: Callable[[Sequence[int]], str]
     data: str
     guard: Guard
     failures: Failures = field(default_factory=Failures)

@@ -11,7 +11,15 @@ from gspo.learner.layout import split
 from gspo.rollout.credit import training_batch
 from gspo.training import likelihoods
 from gspo.training.evaluation import evaluates, held_out
-from gspo.training.metrics import check_rewards, nothing_learned, of_sampling, of_updates, rollout_lines, warn_of_sampling
+from gspo.training.metrics import (
+    check_rewards,
+    nothing_learned,
+    of_sampling,
+    of_updates,
+    rollout_lines,
+    show_prompt,
+    warn_of_sampling,
+)
 from gspo.training.state import Run, enter_stage, load, rest
 from gspo.types import Group, Metrics
 
@@ -28,6 +36,8 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     groups = list(islice(source, count))  # sample
     rest(run)  # engines give up memory
     run.step, sampled = run.step + 1, time.perf_counter()
+    if run.step == 1:
+        show_prompt(run, groups)
 
     algorithm = run.config.algorithm
     batch = training_batch(groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)  # credit
