@@ -193,15 +193,20 @@ def check_experts(config: Config, model: HFModel) -> None:
 
 
 def check_routers(config: Config, model: HFModel) -> None:
-    """Raises ValueError if the model has no routers to balance (aux_loss), or no routing that can be replayed."""
+    """Raises ValueError if the model has no routers to balance (aux_loss), or no routing that can be replayed. A model
+    without weights, on the meta device, is not tried.
+    """
     if config.algorithm.aux_loss and not routers.routers(model.model):
         raise ValueError(
             f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {routers.no_routers(model.model)}, so there is no load to "
             "balance: set it to 0"
         )
     if config.algorithm.router_replay != "none":
-        tokens = example_token_ids(model, 5)
         try:
-            routing.check(model.model, lambda: model.hidden(input_ids=tokens))
+            if model.device.type == "meta":
+                routing.replayable(model.model)
+            else:
+                tokens = example_token_ids(model, 5)
+                routing.check(model.model, lambda: model.hidden(input_ids=tokens))
         except ValueError as error:
             raise ValueError(f"algorithm.router_replay = {config.algorithm.router_replay!r}: {error}") from None

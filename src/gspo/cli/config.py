@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 
 from gspo.cli.arguments import Command
 from gspo.config.files import load, to_toml
+from gspo.config.local_model import at_hand
+from gspo.launch.processes import importing
+
+logger = logging.getLogger(__name__)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +26,12 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     config = load(arguments.config, fields)
     check_queries(config)
     check_sources(config.task, config.stage, config.refresh)
+    if (here := at_hand(config.model)) is not None:
+        with importing():
+            from gspo.assembly.early_checks import checked_prompts
+        _, shown = checked_prompts(config, here, 1)
+        if shown:
+            logger.info(shown)
     print(to_toml(dataclasses.replace(config, algorithm=resolve(config.algorithm)[1]), comments=True, secrets=True), end="")
     return 0
 

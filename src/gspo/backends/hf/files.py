@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from gspo.config.import_function import pick_device
+from gspo.config.local_model import TOKENIZER_FILES
 from gspo.config.policy import ModelConfig
 from gspo.config.values import type_of
 
@@ -221,9 +222,8 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
     """Loads the tokenizer that `cfg` names. Raises ValueError if there is none."""
     path = cfg.tokenizer or cfg.path
     setting = f"model.tokenizer = {path!r}" if cfg.tokenizer else f"model.path = {path!r}"
-    files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
     folder = Path(path)
-    if folder.is_dir() and not any((folder / name).is_file() for name in files):
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"{setting}: the folder has no tokenizer (tokenizer.json); set model.tokenizer")
     if not folder.is_dir() and _no_id(path):
         raise ValueError(f"{setting}: no tokenizer can be loaded: no such folder")

@@ -98,11 +98,7 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     wrapped.kernels = by_kernels(cfg, model.device.type, wrapped.compute_dtype) and fused.place(model)
     attention, kernels = model.config._attn_implementation, "compiled kernels" if wrapped.kernels else "no compiled kernels"
     logger.debug(f"{type(model).__name__} on {model.device} in {model.dtype}: {attention} attention, {kernels}")
-    if not wrapped.stop_ids:
-        raise ValueError(
-            "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a "
-            "completion could never end: set the tokenizer's eos_token"
-        )
+    check_end(wrapped)
     try:
         model.generation_config.validate(strict=True)
     except ValueError:  # such a config cannot be saved; the usual reason is sampling settings with do_sample = False
@@ -113,6 +109,15 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
         wrapped.has_full_attention = _all_layers_full(wrapped.config) and _mask_describes(wrapped)
     model.train(was_training)
     return wrapped
+
+
+def check_end(model: HFModel) -> None:
+    """Raises ValueError if no token ends a completion."""
+    if not model.stop_ids:
+        raise ValueError(
+            "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a "
+            "completion could never end: set the tokenizer's eos_token"
+        )
 
 
 def _attend_without_plans() -> None:

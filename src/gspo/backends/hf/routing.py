@@ -140,7 +140,8 @@ class _ForcedChoice(TorchFunctionMode):
         return scores.masked_fill(in_routes, math.inf)
 
 
-def _replayable(model: nn.Module) -> list[nn.Module]:
+def replayable(model: nn.Module) -> list[nn.Module]:
+    """The routers whose choices are replayed. Raises ValueError if there are none, or their choices cannot be replaced."""
     modules = routers(model)
     if not modules:
         raise ValueError(f'{no_routers(model)}, so there is no routing to replay: set algorithm.router_replay = "none"')
@@ -156,7 +157,7 @@ class Replay:
     """Replays routes by replacing the forward methods of the routers."""
 
     def __init__(self, model: nn.Module, routes: Tensor) -> None:
-        self.routers = _replayable(model)
+        self.routers = replayable(model)
         if routes.ndim != 3 or routes.shape[0] != len(self.routers):
             raise ValueError(
                 f"routes of shape {list(routes.shape)} cannot be replayed: this model has {len(self.routers)} routers, so "
@@ -233,7 +234,7 @@ _active: list[Replay] = []  # innermost last; not a context variable, since back
 
 def check(model: nn.Module, run_model: Callable[[], Any]) -> None:
     """Raises ValueError if this model's routing cannot be replayed. `run_model` must run the model on a few tokens."""
-    _replayable(model)
+    replayable(model)
     with torch.no_grad(), record(model) as recording:
         run_model()
         routes = recording.take()

@@ -1,0 +1,67 @@
+"""Checks a run against the configuration and tokenizer of its model, without reading weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+
+from gspo.assembly.models import check_experts, check_routers, room
+from gspo.backends.hf.files import load_tokenizer, outline
+from gspo.backends.hf.load import check_end, without_weights
+from gspo.backends.hf.lora import adapted
+from gspo.backends.hf.model import HFModel
+from gspo.config.answer_format import default_system
+from gspo.config.checks import installed
+from gspo.config.policy import ModelConfig
+from gspo.config.rollout import RolloutConfig
+from gspo.config.schema import Config
+from gspo.config.source_kind import kind, played
+from gspo.data.chat_template import Encoder, decoded
+from gspo.data.loaders import read
+from gspo.data.prompts import first_prompts
+from gspo.runs.log import as_read
+from gspo.types import Prompt
+
+
+def checked_prompts(config: Config, here: ModelConfig, count: int) -> tuple[list[Prompt], str]:
+    """Checks the settings that the model can rule out. Returns the first training prompts, if the task is a file, and the
+    first one as the model reads it, for the terminal; ([], "") for other tasks.
+
+    Args:
+        config: The settings of any command.
+        here: The model, in local folders.
+        count: Number of prompts.
+
+    Raises:
+        ValueError: As the run itself would, before or while it loads the model.
+    """
+    tokenizer = load_tokenizer(here)
+    limit = check_model(config, here, tokenizer)
+    encoder = Encoder(tokenizer, config.task, default_system(config))
+    if played(config.task) or not config.task.source or kind(config.task.source) != "file":
+        return [], ""
+    rows = read(config.task.source, config.task, config.task.split)
+    prompts = first_prompts(config.task, encoder, limit, rows, count)
+    return prompts, as_read(decoded(tokenizer, prompts[0].tokens), len(prompts[0].tokens)) if prompts else ""
+
+
+def check_model(config: Config, here: ModelConfig, tokenizer: Any) -> int | None:
+    """Raises ValueError for settings and a tokenizer that do not fit the model. Returns the tokens that a prompt may have;
+    None without a limit.
+    """
+    model = without_weights(here)
+    if (Path(here.path) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(here.path)
+    made = HFModel(model, tokenizer, None)
+    limit = outline(model, tokenizer).context_length
+    check_end(made)
+    check_experts(config, made)
+    check_routers(config, made)
+    if config.lora.rank and installed("peft"):
+        model.name_or_path = here.path
+        adapted(made, config.lora)
+    # `gspo sft` leaves [rollout] as it is, and `gspo serve` has no task.
+    samples = config.task.source and config.rollout != RolloutConfig()
+    return room(config, limit) if samples else limit
