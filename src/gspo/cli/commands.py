@@ -15,7 +15,7 @@ COMMANDS = (
     export.EXPORT, demo.DEMO,
 )  # fmt: skip
 NO_PROBE = "its study found its advice no better than a blind pick; compare algorithms with `gspo compare`"
-NO_SECONDS = "gspo plan predicts memory and bytes, and no seconds; leave it out"
+NO_SECONDS = "gspo plan predicts seconds only of a CPU, whose rate it measures; leave it out"
 REMOVED = {
     "probe": f"gspo probe was removed: {NO_PROBE}",
     "--from-probe": f"--from-probe was removed: {NO_PROBE}",

@@ -12,10 +12,10 @@ from gspo.safe import visible
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    text = "memory of a rank: say whether the state fits, and exit with 1 where it does not"
+    text = "memory of a GPU or rank: say whether the state fits, and exit with 1 if not (default without a GPU: this CPU's)"
     parser.add_argument("--memory", type=positive, metavar="GIB", help=text)
-    text = "tokens of a prompt (default: %(default)d)"
-    parser.add_argument("--prompt-tokens", type=natural, metavar="N", help=text, default=512)
+    text = "tokens of a prompt (default: those of the longest of the first 100, if model and task are files here; else 512)"
+    parser.add_argument("--prompt-tokens", type=natural, metavar="N", help=text)
     text = "tokens of a completion (default: rollout.max_completion_length)"
     parser.add_argument("--completion-tokens", type=natural, metavar="N", help=text)
 
@@ -23,13 +23,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     config = load(arguments.config, fields)
     with importing():
-        from gspo.plan.plan import Lengths, render
-    lengths = Lengths(arguments.prompt_tokens, arguments.completion_tokens)
+        from gspo.plan.plan import lengths_of, render
+    lengths = lengths_of(config, arguments.prompt_tokens, arguments.completion_tokens)
     text, fits = render(config, lengths, arguments.memory)
     print(visible(text))
     return 0 if fits else 1
 
 
 PLAN = Command(
-    "plan", "predict what a run needs before it starts: memory, and the bytes that its ranks send", _add_arguments, _run
+    "plan",
+    "predict what a run needs before it starts: memory, bytes that its ranks send, and on a CPU seconds",
+    _add_arguments,
+    _run,
 )

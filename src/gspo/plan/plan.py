@@ -1,33 +1,40 @@
-"""`gspo plan`: the predicted memory and traffic of a run. Nothing is started and no weights are read."""
+"""`gspo plan`: the predicted memory and traffic of a run, and its seconds on this CPU. No weights are read."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from gspo.assembly import host_memory
+from gspo.assembly.early_checks import checked_prompts
 from gspo.assembly.host_memory import BFLOAT16, GIB
 from gspo.assembly.models import room
 from gspo.backends.hf.files import Outline, read_config
+from gspo.backends.hf.model import DTYPES
 from gspo.config.algorithm import resolved
 from gspo.config.checks import check_required
 from gspo.config.conflicts import LEARN, check_conflicts
+from gspo.config.local_model import at_hand
 from gspo.config.schema import Config, RunConfig
 from gspo.config.stages import rollout_at
 from gspo.distributed import load_balance
 from gspo.distributed.environment import check_several
 from gspo.learner import layout
 from gspo.objective.algorithms import ALGORITHMS
-from gspo.plan import cost_model
+from gspo.plan import cost_model, this_cpu
+from gspo.plan.activation_memory import CPU, device_type
 from gspo.plan.cost_model import Sent, Spread, Work
-from gspo.plan.memory import Memory, MicroBatch, memory_of
+from gspo.plan.memory import Memory, MicroBatch, memory_of, narrowed
 from gspo.plan.meta_sharding import ShardedLayout, shard_on_meta
 from gspo.types import Completion
 
 GB = 1e9
+FIRST = 100  # prompts of a task of which the longest is planned for
 WIDE = 48  # width of the column of row names
 
 
@@ -48,6 +55,18 @@ class Prediction:
     work: Work
     memory: Memory
     sent: list[Sent]
+    part: MicroBatch
+    step: this_cpu.StepTime | None = None  # on this CPU
+
+
+def lengths_of(config: Config, prompt: int | None, completion: int | None) -> Lengths:
+    """The lengths to plan for. Without `prompt`: of the longest of the first prompts, if model and task are files here.
+
+    Raises ValueError for settings that the model rules out, as far as it is on this machine.
+    """
+    here = at_hand(config.model)
+    prompts = checked_prompts(config, here, FIRST)[0] if here is not None else []
+    return Lengths(prompt or max((len(each.tokens) for each in prompts), default=Lengths.prompt), completion)
 
 
 def plan(config: Config, lengths: Lengths) -> Prediction:
@@ -63,7 +82,22 @@ def plan(config: Config, lengths: Lengths) -> Prediction:
         published_size = itemsize if config.model.autocast == "none" else BFLOAT16
         sent.append(cost_model.published(sharding.weights, spread, published_size))
     length = lengths.prompt + (lengths.completion or config.rollout.max_completion_length)
-    return Prediction(sharding, spread, work, memory_of(config, sharding, spread, part, lengths.prompt, length), sent)
+    memory = memory_of(config, sharding, spread, part, lengths.prompt, length)
+    return Prediction(sharding, spread, work, memory, sent, part)
+
+
+def plan_here(config: Config, lengths: Lengths) -> Prediction:
+    """`plan` for the CPU of this machine, with the memory of the process and the seconds of a step."""
+    process = this_cpu.process_bytes()
+    made = plan(config, lengths)
+    standing = made.memory.standing | {"Python and its libraries": process}
+    products = torch.bfloat16 if narrowed(config) else DTYPES[config.model.dtype]
+    vocabulary = made.sharding.embedded // made.sharding.shape.hidden
+    model = this_cpu.Model(made.sharding.weights, made.sharding.shape, vocabulary, products, bool(config.lora.rank))
+    completion = lengths.completion or config.rollout.max_completion_length
+    step = this_cpu.step_of(config, model, made.work, made.part, lengths.prompt, completion)
+    memory = dataclasses.replace(made.memory, standing=standing, disjoint=0.0)  # C's allocator keeps what is freed
+    return dataclasses.replace(made, memory=memory, step=step)
 
 
 def checked(config: Config) -> RunConfig:
@@ -97,8 +131,10 @@ def largest(config: Config) -> Config:
 def work_of(config: RunConfig, ranks: int, lengths: Lengths) -> tuple[Work, MicroBatch]:
     """The work of the fullest rank in a step with completions of equal length, and its largest training micro-batch."""
     algorithm, rollout = config.algorithm, config.rollout
-    updates, share = algorithm.mini_batches, config.train.layout in ("shared", "packed")
-    longest = lengths.completion or rollout.max_completion_length
+    updates, longest = algorithm.mini_batches, lengths.completion or rollout.max_completion_length
+    group = list(completions(1, rollout.num_generations, lengths.prompt, longest))
+    gains = device_type(config.model) == "cpu" and layout.worth_sharing(layout.build(group, share=True).forest)
+    share = config.train.layout in ("shared", "packed") or (config.train.layout == "auto" and gains)
 
     def read(prompts: int) -> list[tuple[int, int]]:
         """Tokens and sampled tokens of each micro-batch, on the rank with the most completions."""
@@ -129,7 +165,8 @@ def completions(prompts: int, generations: int, prompt: int, completion: int) ->
 def describe(plan: Prediction, config: Config, lengths: Lengths, memory: float | None) -> Iterator[str]:
     """Yields the lines of `gspo plan`. `memory` is that of a rank, in GiB."""
     sharding, spread, held = plan.sharding, plan.spread, plan.memory
-    yield "All figures are predicted, none is measured. Nothing was started and no weights were read."
+    timed = "only some matrix products were timed on this CPU" if plan.step else "none is measured"
+    yield f"All figures are predicted, {timed}. Nothing was started and no weights were read."
     size = sum(weight.size for weight in sharding.weights)
     packed = "" if config.model.quantize == "none" else f", packed as {config.model.quantize}"
     held_as = f"{config.model.dtype}{packed}"
@@ -157,6 +194,8 @@ def describe(plan: Prediction, config: Config, lengths: Lengths, memory: float |
     yield ""
     if plan.sent:
         yield from sent_table(plan)
+    if plan.step:
+        yield from step_table(plan.step, config.sampler.engine == "embedded")
     yield from assumptions(plan, config, lengths)
 
 
@@ -167,6 +206,28 @@ def sent_table(plan: Prediction) -> Iterator[str]:
         once = f"{kind.training / GB:14.3f}" if kind.training else " " * 14
         yield f"{'  ' + kind.what:<{WIDE}}{once}{kind.total(plan.work) / GB:12.2f}"
     yield row("together", sum(kind.total(plan.work) for kind in plan.sent) / GB, 26)
+    yield ""
+
+
+def step_table(step: this_cpu.StepTime, samples: bool) -> Iterator[str]:
+    """The table of seconds on this CPU, with what they rest on, and an empty line below. samples: whether the trainer itself
+    samples.
+    """
+    threads, found = torch.get_num_threads(), step.rates
+    yield f"a step on this CPU, predicted, in seconds ({threads} of {os.cpu_count()} cores)"
+    if samples:
+        yield row("sampling", step.sampling)
+    yield row("training", step.training)
+    if samples:
+        yield row("together", step.sampling + step.training)
+    yield (
+        f"  Products of the model's shapes, timed just now, in GFLOP/s: {found.body / GB:.0f} and in the head "
+        f"{found.head / GB:.0f}, decoding {found.decoding_body / GB:.0f} and {found.decoding_head / GB:.0f}."
+    )
+    yield (
+        f"  A step is assumed to reach {this_cpu.REACHED:.0%} of that on a quiet machine. All completions count as trained "
+        "on; rewards and evaluations come on top."
+    )
     yield ""
 
 
@@ -259,6 +320,8 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths) -> Iterator[
         yield "  on GPUs: weights whose products are in bfloat16 are gathered in it, gradients are added up in float32"
     if config.algorithm.old_logprobs == "auto":
         yield '  algorithm.old_logprobs = "auto" comes out as "sampler": the engine computes as the trainer does'
+    if plan.step:
+        yield '  this CPU, with the memory that is free now (option memory, or model.device = "cuda", plans for a GPU)'
     if plan.spread.ranks == 1 and config.model.device == "auto":
         yield '  a GPU (set model.device = "cpu" for none)'
     if plan.spread.ranks == 1:
@@ -269,6 +332,11 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths) -> Iterator[
 def render(config: Config, lengths: Lengths, memory: float | None) -> tuple[str, bool]:
     """The text of `gspo plan`, and whether state and copies fit `memory` GiB per rank (True if `memory` is None)."""
     config = largest(config)
-    made = plan(config, lengths)
+    if this_cpu.asked(config, memory):
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, device="cpu"))
+        made, free = plan_here(config, lengths), host_memory.free(CPU) / GIB
+        memory = memory or (round(free, 1) if free < math.inf else None)
+    else:
+        made = plan(config, lengths)
     text = "\n".join(line.rstrip() for line in describe(made, config, lengths, memory))
     return text, memory is None or made.memory.state + made.memory.copied <= memory * GIB

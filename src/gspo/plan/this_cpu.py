@@ -1,0 +1,209 @@
+"""A plan for the CPU of this machine: what the process itself takes, and the seconds of a step, from the rate of a few
+matrix products of the model's shapes, which are timed here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from gspo.backends.hf.head import KEPT
+from gspo.config.import_function import pick_device
+from gspo.config.schema import Config
+from gspo.plan.cost_model import Shape, Weight, Work
+from gspo.plan.memory import MicroBatch
+
+REACHED = 0.6  # share of the rate of their products that sampling and training are assumed to reach
+POOL = 1 << 25  # numbers that are read in turn, so that weights come from memory as they do in a pass
+LARGEST = 2e9  # operations of a product that is timed; larger ones are cut
+ROWS = 512  # rows above which a product gets no faster
+SECONDS = 0.04  # for each shape
+
+
+@dataclass(frozen=True)
+class Product:
+    """Matrix products of `rows` rows with weights [outputs, inputs], `count` of them."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    count: float = 1.0
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of all of them."""
+        return 2.0 * self.count * self.rows * self.outputs * self.inputs
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Floating-point operations per second in products of the body and of the head, in a pass and in decoding."""
+
+    body: float
+    head: float
+    decoding_body: float
+    decoding_head: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the operations of a model follow from: its weights once each, its dimensions, its vocabulary, and the dtype of
+    its products (the head's are in float32). frozen: only adapters are trained.
+    """
+
+    weights: Sequence[Weight]
+    shape: Shape
+    vocabulary: int
+    dtype: torch.dtype = torch.float32
+    frozen: bool = False
+
+    def body(self, rows: int) -> list[Product]:
+        """The products of `rows` tokens with the body's weights. Each expert gets the same share of the tokens."""
+        hidden, embedded, found = self.shape.hidden, self.shape.hidden * self.vocabulary, []
+        for weight, count in Counter(self.weights).items():
+            if weight.row == 1 or weight.size == embedded:
+                continue
+            if weight.experts:
+                each = max(1, round(rows * self.shape.taken / weight.rows))
+                used = min(weight.rows, rows * self.shape.taken)
+                found.append(Product(each, weight.row // hidden, hidden, count * used))
+            else:
+                found.append(Product(rows, weight.rows, weight.row, count))
+        return found
+
+    def head(self, rows: int) -> Product:
+        """The product of `rows` hidden states with the head."""
+        return Product(rows, self.vocabulary, self.shape.hidden)
+
+    def attention(self, tokens: float, context: float) -> float:
+        """Operations of `tokens` tokens that attend to `context` others each."""
+        return 4.0 * self.shape.layers * self.shape.queries * tokens * context
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a step samples: prompts, completions to each, and the tokens of both."""
+
+    prompts: int
+    generations: int
+    prompt: int
+    completion: int
+    batch: int
+    """Completions that are decoded at once."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a pass while decoding."""
+        return min(self.batch, self.prompts * self.generations)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Predicted seconds of a step, by purpose, and the rates that they rest on."""
+
+    sampling: float
+    training: float
+    rates: Rates
+
+
+def asked(config: Config, memory: float | None) -> bool:
+    """Whether a plan is for this CPU: model.device says so, or nothing says what else and there is no GPU."""
+    if (config.scale.ranks or 1) > 1:
+        return False
+    device = config.model.device
+    return device == "cpu" or (device == "auto" and memory is None and pick_device(device).type == "cpu")
+
+
+def process_bytes() -> int:
+    """Memory of this process, which has imported what a run imports; 0 if the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def step_of(config: Config, model: Model, work: Work, part: MicroBatch, prompt: int, completion: int) -> StepTime:
+    """The seconds of a step with prompts and completions of so many tokens."""
+    rollout = config.rollout
+    made = Sampled(rollout.num_prompts, rollout.num_generations, prompt, completion, config.sampler.batch_size)
+    found = rates(model, part.tokens, part.sampled, made.rows)
+    checkpointing = config.train.gradient_checkpointing
+    training = training_seconds(model, work, part.sampled, prompt + completion, found, checkpointing)
+    return StepTime(sampling_seconds(model, made, found), training, found)
+
+
+def rates(model: Model, tokens: int, sampled: int, rows: int) -> Rates:
+    """Times the products of a micro-batch of `tokens` tokens, `sampled` of them sampled, and of decoding `rows` rows: within
+    a second or so.
+    """
+    pool = torch.full((POOL,), 1e-3)
+    cast = pool.to(model.dtype)
+    return Rates(
+        rate(model.body(tokens), cast),
+        rate([model.head(sampled)], pool),
+        rate(model.body(rows), cast),
+        rate([model.head(rows)], pool),
+    )
+
+
+@torch.inference_mode()
+def rate(products: Sequence[Product], pool: torch.Tensor) -> float:
+    """Floating-point operations per second of these products together, with weights from the pool."""
+    return sum(one.operations for one in products) / sum(one.operations * _seconds_each(one, pool) for one in products)
+
+
+def _seconds_each(product: Product, pool: torch.Tensor) -> float:
+    """Seconds of an operation of the product, by the fastest of several: what else the machine does is left out."""
+    rows, inputs = min(product.rows, ROWS), min(product.inputs, POOL)
+    outputs = max(1, min(product.outputs, int(LARGEST / (2 * rows * inputs)), POOL // inputs))
+    size, at, fastest = outputs * inputs, 0, math.inf
+    x = torch.full((rows, inputs), 1e-3, dtype=pool.dtype)
+    end = time.perf_counter() + SECONDS
+    while (begin := time.perf_counter()) < end or math.isinf(fastest):
+        F.linear(x, pool[at : at + size].view(outputs, inputs))
+        fastest = min(fastest, time.perf_counter() - begin)
+        at = at + size if at + 2 * size <= POOL else 0
+    return fastest / (2.0 * rows * size)
+
+
+def sampling_seconds(model: Model, step: Sampled, rates: Rates) -> float:
+    """Seconds to sample a step: prompts are read once, then each pass decodes a token of every row."""
+    passes = step.prompts * step.generations / step.rows * step.completion
+    reading = _operations(model, step.prompts * step.prompt) + model.attention(step.prompts * step.prompt, step.prompt / 2)
+    context = step.prompt + step.completion / 2
+    decoding = _operations(model, step.rows) + model.attention(step.rows, context)
+    each = decoding / rates.decoding_body + model.head(step.rows).operations / rates.decoding_head
+    return (reading / rates.body + passes * each) / REACHED
+
+
+def training_seconds(model: Model, work: Work, sampled: int, length: int, rates: Rates, checkpointing: bool) -> float:
+    """Seconds of a step's updates and of the passes that only read.
+
+    Args:
+        sampled: Sampled tokens in a micro-batch.
+        length: Tokens of a prompt with its completion.
+        checkpointing: Whether the backward pass computes each layer again.
+    """
+    # A pass forward, and back to its inputs and, unless they are frozen, its weights.
+    times = (2 if model.frozen else 3) + checkpointing
+    body = times * _with_attention(model, work.training_tokens, length) + _with_attention(model, work.reading_tokens, length)
+    again = 0.0 if model.frozen else max(0.0, 1 - KEPT / max(1, sampled * model.vocabulary))  # logits that were not kept
+    head = model.head(sampled).operations * (work.training * ((2 if model.frozen else 3) + again) + work.reading)
+    return (body / rates.body + head / rates.head) / REACHED
+
+
+def _with_attention(model: Model, tokens: int, length: int) -> float:
+    return _operations(model, tokens) + model.attention(tokens, length / 2)
+
+
+def _operations(model: Model, tokens: int) -> float:
+    """Operations of the body's products with `tokens` tokens."""
+    return sum(one.operations for one in model.body(tokens)) if tokens else 0.0
