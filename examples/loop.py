@@ -19,12 +19,12 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, ModelConfig, ResolvedOptimizer
 from gspo.learner.layout import split
 from gspo.learner.learner import PolicyLearner
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
-from gspo.learner.optimizer import Optimizer
+from gspo.learner.optimizer import Optimizer, lr_for
 from gspo.rollout.credit import training_batch
 from gspo.types import Group, Prompt, Rollout, Sampling
 
@@ -57,7 +57,7 @@ def train(model: HFModel, steps: int, lr: float) -> list[float]:
     row, algorithm, _ = resolve(AlgorithmConfig(name="gspo", epsilon="auto"))  # a row of the table, and its settings
     mini_batches = algorithm.mini_batches or 1
     policy = HFPolicy(model, temperature=1.0, layout="auto")
-    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=lr), steps * mini_batches, max_bad=3)
+    optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(lr=lr), steps * mini_batches, max_bad=3)
     objective = PolicyObjective(row, algorithm, LENGTH)
     learner = PolicyLearner(policy, optimizer, objective, MicroBatches(4096))  # of at most so many tokens
     sampler = HFSampler(model, batch_size=PROMPTS * GENERATIONS)
@@ -90,10 +90,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a model's folder or Hugging Face id; a tiny random one without it")
     parser.add_argument("--steps", type=int, default=30, help="default: %(default)d")
-    parser.add_argument("--lr", type=float, help="learning rate; default: 1e-2 for the tiny model, else 1e-6")
+    parser.add_argument("--lr", type=float, help="learning rate; default: 1e-2 for the tiny model, else by size")
     options = parser.parse_args()
     model = load_model(ModelConfig(path=options.model)) if options.model else tiny()
-    train(model, options.steps, options.lr or (1e-6 if options.model else 1e-2))
+    train(model, options.steps, options.lr or (lr_for(model.model.num_parameters()) if options.model else 1e-2))
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ OTHER = {
     "eval recipe.toml --task.source list.jsonl": "list.jsonl, line 2: expected an object",
     "eval recipe.toml --task.source number.jsonl --task.prompt_column answer": "number.jsonl.*too few rows to hold out",
     "{} --log.dir done": "log.dir = 'done': the folder exists and is not empty; go on with that run by --resume",
-    "{} --log.dir done --resume --optimizer.lr 0.1": "lr = 0.1 cannot be changed in a resumed run: .* began with 1e-06",
+    "{} --log.dir done --resume --optimizer.lr 0.1": "lr = 0.1 cannot be changed in a resumed run: .* began with 'auto'",
     "{} --log.dir imitated --resume": "cannot be changed in a resumed run",
     "sft cold.toml --log.dir done --resume": "cannot be changed in a resumed run",
     "{} --log.dir done --resume --task.source long.jsonl": "task.source = 'long.jsonl' cannot be changed in a resumed run",

@@ -1,12 +1,15 @@
 """Who learns, by the configuration."""
 
 import dataclasses
+from importlib.util import find_spec
 
 import pytest
 
-from gspo.assembly.learners import learner_of, optimizer_of, policy_of, supervised_learning
+from gspo.assembly.learners import learner_of, learning, learning_rate, optimizer_of, policy_of, size, supervised_learning
+from gspo.backends.hf.lora import adapted, packed
 from gspo.config.algorithm import resolved
 from gspo.config.files import from_dict
+from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.learner.imitation import Imitation
 from tests import tiny_run
 
@@ -44,3 +47,22 @@ def test_moments_are_moved_off_a_gpu_alone():
     settings = dataclasses.replace(settings, train=dataclasses.replace(settings.train, offload_optimizer=True))
     optimizer = optimizer_of(settings, policy_of(settings, tiny_run.model()), 5)
     assert optimizer.moments is optimizer.adamw  # on a CPU there is nowhere to move them
+
+
+def test_the_learning_rate_follows_from_the_size_where_it_is_not_set():
+    for kind, model in ((learning, tiny_run.model()), (supervised_learning, tiny_run.model())):
+        _, learner = kind(config(), model, None)
+        assert learner.optimizer.config.lr == 1e-5  # as small as can be
+    _, learner = learning(config(optimizer={"lr": 0.25}), tiny_run.model(), None)
+    assert learner.optimizer.config.lr == 0.25
+
+
+def test_the_size_counts_all_weights_once_and_neither_adapters_nor_a_critic():
+    model = tiny_run.model()
+    count = sum(p.numel() for p in model.model.parameters())
+    policy_of(config(algorithm={"name": "ppo", "critic": "copy"}), model)
+    assert size(model) == count
+    model, settings = adapted(model, LoraConfig(rank=2)), config(lora={"rank": 2})
+    assert size(model) == count and learning_rate(settings, model) == 1e-4
+    if find_spec("bitsandbytes"):
+        assert size(packed(model, ModelConfig(quantize="nf4"))) == count

@@ -109,6 +109,6 @@ def test_defaults_conflict_nowhere():
 
 def test_an_error_names_each_key_with_its_value():
     row = Conflict(("train.steps", "optimizer.lr"), lambda c: c.train.steps == 100, "leave one out")
-    with pytest.raises(ValueError, match=r"train.steps = 100 and optimizer.lr = 1e-06: leave one out"):
+    with pytest.raises(ValueError, match=r"train.steps = 100 and optimizer.lr = 'auto': leave one out"):
         check_conflicts(Config(), (row,))
     assert value_of(Config(), "train.steps") == 100

@@ -136,7 +136,7 @@ VALUES = {
     "model.device": "cpu", "model.path": "other", "task.source": "others.jsonl", "reward.functions": ["math"],
     "reward.weights": [2.0], "reward.env_passthrough": ["KEY"], "lora.targets": ["q_proj"], "rollout.stop": ["x"],
     "algorithm.name": "luspo", "algorithm.scale_rewards": "batch",
-    "algorithm.epsilon": 2e-3, "algorithm.epsilon_high": 2e-3, "algorithm.constants": {"tau_neg": 1.2},
+    "algorithm.epsilon": 2e-3, "algorithm.epsilon_high": 2e-3, "algorithm.constants": {"tau_neg": 1.2}, "optimizer.lr": 1e-3,
     "log.trackers": ["wandb"], "sampler.engine": "vllm",
     "sampler.urls": ["http://127.0.0.1:9000"], "reward_model.url": "http://127.0.0.1:9000", "judge.url": "http://127.0.0.1:9000",
     "algorithm.critic": "copy", "algorithm.mini_batches": 2, "rollout.num_prompts": 64,

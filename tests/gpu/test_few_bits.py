@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gspo.config.policy import OptimizerConfig
+from gspo.config.policy import ResolvedOptimizer
 from gspo.learner.optimizer import Optimizer
 
 pytestmark = pytest.mark.gpu
@@ -18,7 +18,7 @@ def steps(name, device, count=50):
     """A weight after updates with gradients around a drift, the same for all."""
     g = torch.Generator().manual_seed(0)
     p = torch.nn.Parameter(torch.zeros(128, 256, device=device))
-    optimizer = Optimizer([p], OptimizerConfig(name=name, lr=1e-3, max_grad_norm=1e9), count, 0)
+    optimizer = Optimizer([p], ResolvedOptimizer(name=name, lr=1e-3, max_grad_norm=1e9), count, 0)
     drift = torch.randn(128, 256, generator=g)
     for _ in range(count):
         p.grad = (drift + torch.randn(128, 256, generator=g)).to(device)

@@ -1,5 +1,5 @@
 from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, ResolvedOptimizer
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
@@ -14,7 +14,7 @@ def test_noise_floor_is_zero_for_exact_likelihoods():
     batch = completions(shift=0.0)
     policy = Bigram()
     row, config, _ = resolve(AlgorithmConfig())
-    learner = Updater(policy, Optimizer(policy.parameters(), OptimizerConfig(), 10, 0), MicroBatches(100))
+    learner = Updater(policy, Optimizer(policy.parameters(), ResolvedOptimizer(), 10, 0), MicroBatches(100))
     _, stats = learner.update(PolicyObjective(row, config, 9), batch)
     found = mismatch(stats["logp"], stats["logp_mu"], Completions.of(stats["length"]))
     assert found["ratio/noise_floor"] < 1e-12

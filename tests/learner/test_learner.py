@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, ResolvedOptimizer
 from gspo.learner.learner import PolicyLearner
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
@@ -36,7 +36,7 @@ class Saved(Bigram):
 def learner(reference=None, beta=0.0, lr=0.05, **algorithm):
     row, config, _ = resolve(AlgorithmConfig(beta=beta, **algorithm))
     policy = Saved()
-    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=lr), 100, 0)
+    optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(lr=lr), 100, 0)
     return PolicyLearner(policy, optimizer, PolicyObjective(row, config, 9), MicroBatches(40), reference=reference)
 
 

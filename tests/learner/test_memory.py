@@ -13,7 +13,7 @@ import resource, sys
 import torch
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
-from gspo.config.policy import AlgorithmConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, ResolvedOptimizer
 from gspo.config.algorithm import resolve
 from gspo.learner.memory import MicroBatches
 from gspo.learner.update import Updater
@@ -30,7 +30,7 @@ shape |= {"max_position_embeddings": 4096}
 
 def learner(max_tokens):
     policy = HFPolicy(build_tiny(shape, TOKENIZER))
-    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=1e-3, eps=1e-3), 10, 0)
+    optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(lr=1e-3, eps=1e-3), 10, 0)
     return Updater(policy, optimizer, MicroBatches(max_tokens, print))
 
 
@@ -84,7 +84,7 @@ import resource, sys
 import torch
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
-from gspo.config.policy import AlgorithmConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, ResolvedOptimizer
 from gspo.config.algorithm import resolve
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
@@ -97,7 +97,7 @@ from tests.learner.test_fit_micro_batches import Kept
 torch.set_num_threads(1)
 shape = FAMILIES["qwen3"] | {"hidden_size": 256, "intermediate_size": 8192, "num_hidden_layers": 4}
 policy, parts = HFPolicy(build_tiny(shape, TOKENIZER)), MicroBatches(100, print)
-optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=1e-3), 10, 0)
+optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(lr=1e-3), 10, 0)
 objective = PolicyObjective(*resolve(AlgorithmConfig(name="grpo"))[:2], 100)
 size = sum(p.nbytes for p in policy.parameters())
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

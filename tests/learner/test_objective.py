@@ -11,7 +11,7 @@ from gspo.backends.hf import routing
 from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, ModelConfig, ResolvedOptimizer
 from gspo.learner import layout
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
@@ -165,7 +165,7 @@ def router_gradients(micro_batch_tokens, aux_loss, **changes):
               torch.full((n,), -2.0), torch.full((n,), -2.0), 0.0)
         for i, n in enumerate((3, 7, 2, 5), 1)
     ]  # fmt: skip
-    step = Optimizer(policy.parameters(), OptimizerConfig(max_grad_norm=1e9, lr=1e-9), 10, 0)
+    step = Optimizer(policy.parameters(), ResolvedOptimizer(max_grad_norm=1e9, lr=1e-9), 10, 0)
     weights = [router.weight for router in routing.routers(tiny.model)]
     found = torch.zeros(len(weights), *weights[0].shape)
     for layer, weight in enumerate(weights):

@@ -10,7 +10,7 @@ from gspo.assembly import learners
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.models import models_of
 from gspo.config.files import as_config
-from gspo.config.policy import OptimizerConfig
+from gspo.config.policy import ResolvedOptimizer
 from gspo.config.schema import Config
 from gspo.config.training import TrainConfig
 from gspo.learner import offload
@@ -19,7 +19,7 @@ from gspo.learner.optimizer import Optimizer
 from tests.backends.hf.families import tiny
 from tests.tiny_run import model, settings
 
-CONFIG = OptimizerConfig(lr=1e-2, weight_decay=0.1, warmup=2)
+CONFIG = ResolvedOptimizer(lr=1e-2, weight_decay=0.1, warmup=2)
 
 
 def weights():

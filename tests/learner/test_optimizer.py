@@ -11,8 +11,8 @@ from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.files import from_dict
-from gspo.config.policy import LoraConfig, OptimizerConfig
-from gspo.learner.optimizer import Optimizer, lr_at
+from gspo.config.policy import LoraConfig, ResolvedOptimizer
+from gspo.learner.optimizer import Optimizer, lr_at, lr_for
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 from tests.bigram import Bigram
 
@@ -20,7 +20,7 @@ from tests.bigram import Bigram
 def test_non_finite_updates_are_skipped_counted_and_stop_the_run():
     policy = Bigram()
     before = policy.table.detach().clone()
-    optimizer = Optimizer(policy.parameters(), OptimizerConfig(), 10, max_bad=2)
+    optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(), 10, max_bad=2)
     for _ in range(2):
         policy.table.grad = torch.full_like(policy.table, math.nan)
         assert optimizer.step(0.0)["updates/skipped"] == 1.0
@@ -39,7 +39,7 @@ def test_non_finite_updates_are_skipped_counted_and_stop_the_run():
 def test_a_gradient_above_the_limit_is_scaled_to_it_and_a_smaller_one_is_left(most, share):
     """By hand: the norm of (3, 4) is 5. What AdamW gets is seen in its first moment, (1 - beta1) g."""
     weights = nn.Parameter(torch.zeros(2))
-    optimizer = Optimizer([weights], OptimizerConfig(max_grad_norm=most, beta1=0.9), 10, max_bad=2)
+    optimizer = Optimizer([weights], ResolvedOptimizer(max_grad_norm=most, beta1=0.9), 10, max_bad=2)
     weights.grad = torch.tensor([3.0, 4.0])
     assert optimizer.step(0.0)["grad_norm"] == 5.0
     first = optimizer.adamw.state[weights]["exp_avg"]
@@ -47,10 +47,16 @@ def test_a_gradient_above_the_limit_is_scaled_to_it_and_a_smaller_one_is_left(mo
 
 
 def test_learning_rate_schedule():
-    config = OptimizerConfig(lr=1.0, warmup=4, schedule="linear", min_lr=0.1)
+    config = ResolvedOptimizer(lr=1.0, warmup=4, schedule="linear", min_lr=0.1)
     assert [lr_at(i, 14, config) for i in (0, 3, 4, 9, 14, 99)] == pytest.approx([0.25, 1, 1, 0.55, 0.1, 0.1])
-    assert lr_at(9, 14, OptimizerConfig(lr=2.0, warmup=4, schedule="cosine")) == pytest.approx(1.0)
-    assert lr_at(999, 10, OptimizerConfig(lr=2.0)) == 2.0
+    assert lr_at(9, 14, ResolvedOptimizer(lr=2.0, warmup=4, schedule="cosine")) == pytest.approx(1.0)
+    assert lr_at(999, 10, ResolvedOptimizer(lr=2.0)) == 2.0
+
+
+def test_the_rate_of_a_size_by_hand():
+    assert [lr_for(n) for n in (0, 500_000, 135_000_000, 30_000_000_000, 10**12)] == [1e-5, 1e-5, 1e-5, 1e-6, 1e-6]
+    assert lr_for(2_012_461_180) == 3.2e-6  # the geometric mean of both sizes, and of both rates: sqrt(1e-11)
+    assert lr_for(135_000_000, adapters=True) == 1e-4 and lr_for(2_012_461_180, adapters=True) == 3.2e-5
 
 
 def decayed(family, rank=0, **shape):
@@ -101,7 +107,7 @@ def test_of_each_family_all_matrices_decay_but_no_norm(family, shape):
         shape = FAMILIES.get(family, {"model_type": family}) | shape
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape, vocab_size=64))
     kept = [model.get_parameter(name) for name in norms_and_biases(model)]
-    optimizer = Optimizer(model.parameters(), OptimizerConfig(weight_decay=0.1), 1, 0, kept=kept)
+    optimizer = Optimizer(model.parameters(), ResolvedOptimizer(weight_decay=0.1), 1, 0, kept=kept)
     decays = {p for group in optimizer.adamw.param_groups if group["weight_decay"] for p in group["params"]}
     multiplied = (nn.Linear, nn.Embedding, nn.Conv1d, Conv1D)
     matrices = {m.weight for m in model.modules() if isinstance(m, multiplied)}
@@ -118,8 +124,8 @@ def test_adapters_decay():
 
 def test_without_weight_decay_there_is_one_group_as_before():
     a, b = (torch.nn.Parameter(torch.ones(size)) for size in ((2, 2), (2,)))
-    assert len(Optimizer([b, a], OptimizerConfig(), 1, 0).adamw.param_groups) == 1
-    with_decay = Optimizer([b, a], OptimizerConfig(weight_decay=0.1), 1, 0).adamw.param_groups
+    assert len(Optimizer([b, a], ResolvedOptimizer(), 1, 0).adamw.param_groups) == 1
+    with_decay = Optimizer([b, a], ResolvedOptimizer(weight_decay=0.1), 1, 0).adamw.param_groups
     assert [(group["params"], group["weight_decay"]) for group in with_decay] == [([a], 0.1), ([b], 0.0)]
 
 
@@ -139,7 +145,7 @@ def test_moments_that_are_made_ahead_change_no_number(decay):
     start, found = [torch.randn(5, 3), torch.randn(4)], []
     for ahead in (False, True):
         parameters = [torch.nn.Parameter(x.clone()) for x in start]
-        optimizer = Optimizer(parameters, OptimizerConfig(lr=1e-2, weight_decay=decay), 10, 0)
+        optimizer = Optimizer(parameters, ResolvedOptimizer(lr=1e-2, weight_decay=decay), 10, 0)
         if ahead:
             optimizer.make_moments()
             assert all(set(optimizer.adamw.state[p]) == {"step", "exp_avg", "exp_avg_sq"} for p in parameters)

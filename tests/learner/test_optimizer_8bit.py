@@ -8,7 +8,7 @@ from torch import nn
 
 from gspo.config.commands import check_command
 from gspo.config.files import from_dict
-from gspo.config.policy import OptimizerConfig
+from gspo.config.policy import ResolvedOptimizer
 from gspo.learner.optimizer import Optimizer
 
 NARROW = "adamw_8bit"
@@ -18,7 +18,7 @@ def steps(name, shape, count, seed=0, **config):
     """The weights after updates with gradients that are the same for both, around a drift."""
     g = torch.Generator().manual_seed(seed)
     p = nn.Parameter(torch.zeros(shape))
-    optimizer = Optimizer([p], OptimizerConfig(**{"name": name, "lr": 1e-3, "max_grad_norm": 1e9} | config), count, 0)
+    optimizer = Optimizer([p], ResolvedOptimizer(**{"name": name, "lr": 1e-3, "max_grad_norm": 1e9} | config), count, 0)
     drift = torch.randn(shape, generator=g)
     for _ in range(count):
         p.grad = drift + torch.randn(shape, generator=g)
@@ -46,7 +46,7 @@ def test_it_resumes_bit_for_bit():
     def run(*parts):
         g, p, saved = torch.Generator().manual_seed(1), nn.Parameter(torch.ones(64, 128)), None
         for part in parts:
-            optimizer = Optimizer([p], OptimizerConfig(name=NARROW, lr=1e-2), 12, 0)
+            optimizer = Optimizer([p], ResolvedOptimizer(name=NARROW, lr=1e-2), 12, 0)
             if saved is not None:
                 optimizer.load_state_dict(saved)
             for _ in range(part):
@@ -63,7 +63,7 @@ def test_small_gradients_beside_a_large_one_hardly_learn():
     moved = {}
     for name in ("adamw", NARROW):
         p = nn.Parameter(torch.zeros(64, 256))
-        optimizer = Optimizer([p], OptimizerConfig(name=name, lr=1e-3, max_grad_norm=1e9), 50, 0)
+        optimizer = Optimizer([p], ResolvedOptimizer(name=name, lr=1e-3, max_grad_norm=1e9), 50, 0)
         for _ in range(50):
             p.grad = torch.full((64, 256), 1e-4)
             p.grad[:, 0] = 1.0

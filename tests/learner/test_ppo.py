@@ -8,7 +8,7 @@ import torch
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, ResolvedOptimizer
 from gspo.learner import layout
 from gspo.learner.learner import PolicyLearner
 from gspo.learner.memory import MicroBatches
@@ -36,7 +36,11 @@ def learner(trunk, scale="none", **constants):
     policy = HFPolicy(tiny, critic=Critic(tiny, trunk))
     objective = PolicyObjective(*resolve(AlgorithmConfig(name="ppo", critic=trunk, constants=constants))[:2], 9)
     return PolicyLearner(
-        policy, Optimizer(policy.parameters(), OptimizerConfig(lr=1e-2), 100, 0), objective, MicroBatches(1000), scale=scale
+        policy,
+        Optimizer(policy.parameters(), ResolvedOptimizer(lr=1e-2), 100, 0),
+        objective,
+        MicroBatches(1000),
+        scale=scale,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, ResolvedOptimizer
 from gspo.learner import layout
 from gspo.learner.imitation import Imitation
 from gspo.learner.memory import MicroBatches
@@ -89,7 +89,7 @@ def watched_update(name, batch, max_tokens=10_000, steps=1, **config):
     """The policy after updates, their gradients, and the last one's metrics."""
     policy, kept = Watched(), []
     row, resolved, _ = resolve(AlgorithmConfig(name=name, **config))
-    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=1e-3, max_grad_norm=1e9), 10, 0)
+    optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(lr=1e-3, max_grad_norm=1e9), 10, 0)
     step = optimizer.adamw.step
     optimizer.adamw.step = lambda: (kept.append(policy.table.grad.clone()), step())
     learner = Updater(policy, optimizer, MicroBatches(max_tokens))
@@ -179,7 +179,7 @@ def test_one_long_completion_that_does_not_fit_ends_the_halving(share):
         return Completion(torch.arange(size) % 12, torch.arange(size) >= size - 1, torch.zeros(1), torch.zeros(1), 1.0)
 
     policy = Small()
-    learner = Updater(policy, Optimizer(policy.parameters(), OptimizerConfig(), 10, 0), MicroBatches(1500, said.append))
+    learner = Updater(policy, Optimizer(policy.parameters(), ResolvedOptimizer(), 10, 0), MicroBatches(1500, said.append))
     with pytest.raises(RuntimeError, match="out of memory with one completion of 1000 tokens"):
         learner.update(Imitation(), [long(1000), long(10), long(11), long(300)])
     assert len(said) <= 3 and learner.micro_batches.max_tokens <= 1500 // 2 ** len(said)
@@ -210,7 +210,7 @@ def test_a_micro_batch_without_backward_pass_leaves_no_graph_behind():
     row, config, _ = resolve(AlgorithmConfig(name="gspo"))
     clipped = [dataclasses.replace(r, advantage=1.0, logp_old=r.logp_old - 9) for r in completions()]
     policy = Counted()
-    learner = Updater(policy, Optimizer(policy.parameters(), OptimizerConfig(), 10, 0), MicroBatches(9))
+    learner = Updater(policy, Optimizer(policy.parameters(), ResolvedOptimizer(), 10, 0), MicroBatches(9))
     learner.update(PolicyObjective(row, config, 9), clipped)
     assert len(kept) > 2 and len(policy.passed) == 1
 

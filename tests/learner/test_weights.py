@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gspo.backends.hf.policy import HFPolicy
-from gspo.config.policy import OptimizerConfig
+from gspo.config.policy import ResolvedOptimizer
 from gspo.learner.imitation import Imitation
 from gspo.learner.learner import LocalLearner
 from gspo.learner.memory import MicroBatches
@@ -54,7 +54,7 @@ def test_layers_are_what_a_folder_holds(tmp_path):
 def test_memory_that_does_not_suffice_for_weights_is_an_error_with_a_remedy(tmp_path):
     policy, got = Full(tiny_run.model()), []
     weights = PolicyWeights(policy, 0)
-    learner = LocalLearner(policy, Optimizer(policy.parameters(), OptimizerConfig(), 1, 0), Imitation(), MicroBatches(100))
+    learner = LocalLearner(policy, Optimizer(policy.parameters(), ResolvedOptimizer(), 1, 0), Imitation(), MicroBatches(100))
     gives = [lambda: got.extend(weights.tensors()), lambda: got.extend(weights.layers())]
     for work in (*gives, lambda: weights.save(str(tmp_path)), lambda: learner.save(tmp_path)):
         with pytest.raises(RuntimeError, match=r"out of memory on rank 0 while it .* change nothing: .*scale\.ranks"):

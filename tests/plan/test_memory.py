@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 from gspo.assembly.host_memory import GIB
+from gspo.assembly.learners import optimizer_of
 from gspo.backends.hf.load import load_model
 from gspo.backends.hf.lora import adapted, packed
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.algorithm import resolve
 from gspo.config.files import from_dict
-from gspo.config.policy import OptimizerConfig
+from gspo.config.policy import ResolvedOptimizer
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
@@ -71,7 +72,7 @@ def test_an_update_takes_what_was_foretold(tmp_path, case):
     made = adapted(made, settings.lora) if settings.lora.rank else made
     made = packed(made, settings.model) if settings.model.quantize != "none" else made
     policy = HFPolicy(made, layout="padded", gradient_checkpointing=settings.train.gradient_checkpointing)
-    optimizer = Optimizer(policy.parameters(), settings.optimizer, 3, 0)
+    optimizer = optimizer_of(settings, policy, 3)
     row, algorithm, _ = resolve(settings.algorithm)
     sampled = torch.arange(lengths.prompt + lengths.completion) >= lengths.prompt
     logp = torch.zeros(lengths.completion, dtype=torch.float64) - 7
@@ -131,7 +132,7 @@ def test_a_model_whose_pass_needs_numbers_is_estimated(tmp_path, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_moments_are_as_large_as_those_of_the_optimizer(name, dtype):
     weights = [nn.Parameter(torch.randn(*size).to(dtype)) for size in ((64, 100), (64, 63), (5000,), (7,))]
-    optimizer = Optimizer(weights, OptimizerConfig(name=name), 1, 0)
+    optimizer = Optimizer(weights, ResolvedOptimizer(name=name), 1, 0)
     for weight in weights:
         weight.grad = torch.ones_like(weight)
     optimizer.step(0.0)

@@ -104,8 +104,8 @@ def test_settings_changed_by_hand_do_not_make_another_run(tmp_path):
     made = config(tmp_path / "run")
     go(made, False, [1, 2])
     settings = tmp_path / "run" / "config.toml"
-    settings.write_text(settings.read_text().replace("lr = 1e-06", "lr = 0.5"))
-    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.5 cannot be changed in a resumed run: it began with 1e-06"):
+    settings.write_text(settings.read_text().replace('lr = "auto"', "lr = 0.5"))
+    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.5 cannot be changed in a resumed run: it began with 'auto'"):
         go(load(settings), True, [3])
     settings.write_text("[train")
     assert go(made, True, [3])["step"] == 2

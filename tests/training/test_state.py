@@ -145,6 +145,19 @@ def test_the_learning_rate_changes_on_purpose_and_that_is_written_down(tmp_path)
     assert numbers(folder)[-1]["lr"] == 1e-3 and said() == [(3, change)]
 
 
+def test_an_automatic_learning_rate_is_told_and_a_resumed_run_takes_the_same(tmp_path):
+    auto = {"optimizer": {"lr": "auto"}, "eval": {"every": 0}}
+    whole = train(tmp_path / "whole", train={"steps": 2}, **auto).folder
+    folder = train(tmp_path / "run", train={"steps": 1}, **auto).folder
+    train(folder, resume=True, train={"steps": 2}, **auto)
+    assert numbers(folder) == numbers(whole) and [line["lr"] for line in numbers(whole)] == [1e-5] * 2
+    assert load(folder / "config.toml").optimizer.lr == "auto"
+    told = [line["text"] for line in lines(whole / "events.jsonl") if "optimizer.lr" in line["text"]]
+    assert told == ['optimizer.lr = "auto" is 1e-05 in this run: for a model of 0.0318 million parameters']
+    with pytest.raises(ValueError, match=r"optimizer\.lr = 1e-05 cannot be changed .* began with 'auto'"):
+        train(folder, resume=True, **auto | {"optimizer": {"lr": 1e-5}})
+
+
 def test_allow_needs_a_resume(tmp_path):
     with pytest.raises(
         ValueError, match=r"^allow = 'optimizer\.lr': has no effect without --resume \(from Python: resume=True\)"

@@ -16,7 +16,7 @@ from rich.console import Console
 from gspo.assembly import rank
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.host_memory import check_copies
-from gspo.assembly.learners import LEARNERS
+from gspo.assembly.learners import LEARNERS, learning_rate, size
 from gspo.assembly.models import check_here, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
 from gspo.assembly.queries import OtherSources, curriculum
 from gspo.assembly.samplers import evaluator_of, samplers_of, samplings
@@ -106,6 +106,8 @@ class Start:
                 log.warn(text)
             for record in self.heard:
                 log.record(record)
+            if self.config.optimizer.lr == "auto":
+                log.note(chosen_rate(self.config, policy.model))
             note_limits(log, policy, self.config)
             yield log, screen, state
 
@@ -269,6 +271,14 @@ def counted(held_out: int, evaluated: bool) -> str:
     if not held_out:
         return "none held out"
     return f"{held_out} held out" + ("" if evaluated else " for `gspo eval` (eval.num_prompts = 0 holds out none)")
+
+
+def chosen_rate(config: Config, model: HFModel) -> str:
+    """What `optimizer.lr = "auto"` is in this run, in words."""
+    count = size(model)
+    many = f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"
+    whose = "adapters on a model" if config.lora.rank else "a model"
+    return f'optimizer.lr = "auto" is {learning_rate(config, model):g} in this run: for {whose} of {many} parameters'
 
 
 def note_limits(log: RunLog, policy: HFPolicy, config: Config) -> None:

@@ -11,12 +11,14 @@ from gspo.assembly.models import check_experts, check_routers
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.quantized_weights import Packed
+from gspo.config.policy import ResolvedOptimizer
 from gspo.config.schema import Config, RunConfig
 from gspo.distributed.ranks import Ranks
 from gspo.learner.imitation import Imitation
 from gspo.learner.learner import LocalLearner, PolicyLearner
 from gspo.learner.objective import PolicyObjective
-from gspo.learner.optimizer import Optimizer
+from gspo.learner.optimizer import Optimizer, lr_for
 from gspo.objective.algorithms import ALGORITHMS
 
 
@@ -80,10 +82,23 @@ def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
             f'optimizer.name = "adamw_8bit": bitsandbytes has no such kernels for {policy.device.type}: set "adamw", or '
             'model.device = "cpu"'
         )
+    optimizer = ResolvedOptimizer(**vars(config.optimizer) | {"lr": learning_rate(config, policy.model)})
     offload = config.train.offload_optimizer and policy.device.type != "cpu"
     names = norms_and_biases(policy.model.model)
     kept = [p for name, p in policy.model.named_parameters() if name in names]
-    return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_skipped_updates, offload, kept)
+    return Optimizer(policy.parameters(), optimizer, updates, config.train.max_skipped_updates, offload, kept)
+
+
+def learning_rate(config: Config, model: HFModel) -> float:
+    """optimizer.lr, where "auto" follows from the size of the model."""
+    lr = config.optimizer.lr
+    return lr_for(size(model), bool(config.lora.rank)) if isinstance(lr, str) else lr
+
+
+def size(model: HFModel) -> int:
+    """Number of parameters of the whole model, without adapters and critic. Quantized weights count as before."""
+    weights = sum(p.numel() for name, p in model.model.named_parameters() if "lora_" not in name)
+    return weights + sum(module.shape.numel() for module in model.model.modules() if isinstance(module, Packed))
 
 
 def norms_and_biases(model: nn.Module) -> set[str]:

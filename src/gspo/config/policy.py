@@ -121,8 +121,9 @@ class OptimizerConfig:
     name: str = opt("adamw", choices=("adamw", "adamw_8bit"))
     """`adamw_8bit`: moments take 2 bytes per weight instead of 8 (bitsandbytes, in blocks of 256; tensors of fewer than
     4,096 numbers keep 8)."""
-    lr: float = opt(1e-6, low=1e-12, high=10)
-    """Peak learning rate."""
+    lr: float | str = opt("auto", low=1e-12, high=10, choices=("auto",))
+    """Peak learning rate. `auto`: by the model's size, from 1e-5 (up to 135 million parameters) to 1e-6 (from 30 billion
+    on), and ten times as much for adapters. The run says which."""
     beta1: float = opt(0.9, low=0, high=0.999999)
     """Decay rate of the running mean of the gradient."""
     beta2: float = opt(0.999, low=0, high=0.999999)
@@ -139,3 +140,10 @@ class OptimizerConfig:
     """Learning rate at the end of the schedule, as a fraction of `lr`."""
     max_grad_norm: float = opt(1.0, low=1e-6, high=1e12)
     """Gradient clipping: a gradient with a larger L2 norm is scaled down to this norm."""
+
+
+@dataclass(frozen=True)
+class ResolvedOptimizer(OptimizerConfig):
+    """[optimizer] with a number as learning rate."""
+
+    lr: float = opt(1e-6, low=1e-12, high=10)

@@ -10,12 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from gspo.config.policy import OptimizerConfig
+from gspo.config.policy import ResolvedOptimizer
 from gspo.distributed.ranks import whole
 from gspo.learner.offload import Offloaded
 
+# optimizer.lr = "auto" is a power law through two points (number of parameters, rate), and constant outside them. Measured:
+# at the smaller size 1e-6 learns nothing in 20 steps and 1e-5 learns. 1e-6 is the usual rate at the larger size.
+SMALL, LARGE = (135e6, 1e-5), (30e9, 1e-6)
+ADAPTERS = 10.0  # adapters usually take ten times the rate of all weights
 
-def lr_at(update: int, total: int, config: OptimizerConfig) -> float:
+
+def lr_for(parameters: int, adapters: bool = False) -> float:
+    """The learning rate for a model of this size, to two digits. adapters: only adapters are trained."""
+    along = math.log(max(parameters, 1) / SMALL[0]) / math.log(LARGE[0] / SMALL[0])
+    lr = SMALL[1] * (LARGE[1] / SMALL[1]) ** min(max(along, 0.0), 1.0)
+    return float(f"{lr * ADAPTERS if adapters else lr:.1e}")
+
+
+def lr_at(update: int, total: int, config: ResolvedOptimizer) -> float:
     """Learning rate of update number `update` (from 0) of `total`: linear warm-up, then the schedule."""
     if update < config.warmup:
         return config.lr * (update + 1) / config.warmup
@@ -37,7 +49,7 @@ def shard_of(x: Tensor, like: Any) -> Tensor:
     return distribute_tensor(x.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def adamw_of(groups: list[dict[str, Any]], config: OptimizerConfig, fused: bool) -> torch.optim.Optimizer:
+def adamw_of(groups: list[dict[str, Any]], config: ResolvedOptimizer, fused: bool) -> torch.optim.Optimizer:
     """The AdamW of optimizer.name, whose library is installed (config/checks.py)."""
     given: dict[str, Any] = {
         "lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps, "weight_decay": config.weight_decay,
@@ -65,7 +77,7 @@ class Optimizer:
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        config: OptimizerConfig,
+        config: ResolvedOptimizer,
         total_updates: int,
         max_bad: int,
         offload: bool = False,

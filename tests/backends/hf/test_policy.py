@@ -9,7 +9,7 @@ import torch
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, ResolvedOptimizer
 from gspo.learner import layout
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
@@ -71,7 +71,7 @@ def test_layouts_agree_in_value_and_gradient(name, checkpointing):
 def test_an_update_adds_up_in_one_order_whatever_the_machine_does(name):
     for layout_ in ("auto", "padded", *(["packed", "shared"] if name in FULL_ATTENTION else [])):
         policy = HFPolicy(tiny(name), layout=layout_)
-        optimizer = Optimizer(policy.parameters(), OptimizerConfig(), 10, 0)
+        optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(), 10, 0)
         z = torch.full((6,), -3.0)
         every = [dataclasses.replace(c, logp_ref=c.logp_old - 0.1) for c in completions(policy.model)]
         plain = dataclasses.replace(every[0], logp_mu=z, logp_old=z, logp_ref=z)

@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from gspo.assembly.learners import size
 from gspo.backends.hf.load import load_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, ModelConfig, ResolvedOptimizer
 from gspo.config.scale import ScaleConfig
 from gspo.distributed.load_balance import split_evenly
 from gspo.distributed.ranks import whole
@@ -66,7 +67,7 @@ def learner_of(model, case, ranks=None, lr=1e-3, reference=None):
     settings = AlgorithmConfig(name=case.algorithm, router_replay=case.replay, **dict(case.more))
     row, algorithm, _ = resolve(settings)
     policy = HFPolicy(model, 1.0, case.layout, case.checkpointing, router_logits=algorithm.aux_loss > 0)
-    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=lr, weight_decay=0.1, eps=1e-3), 100, 10)
+    optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(lr=lr, weight_decay=0.1, eps=1e-3), 100, 10)
     objective = PolicyObjective(row, algorithm, 16)
     reference = None if reference is None else HFPolicy(reference, 1.0, case.layout)
     parts = MicroBatches(40, ranks=ranks)
@@ -217,6 +218,7 @@ def uneven(ranks, path):
 
     check, sharded.check_tied = sharded.check_tied, lambda *more: None
     model = sharded.load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size)
+    assert size(model) == size(load_model(ModelConfig(path=path, device="cpu")))  # of all ranks together
     learner = learner_of(model, Case(), ranks)
     learner.take([[dataclasses.replace(c, tokens=c.tokens.clamp(max=18)) for c in completions(0)]])
     errors = []
@@ -392,8 +394,8 @@ def test_what_two_ranks_have_written_goes_on_on_one_two_and_four(model_of, tmp_p
     after, rewound = together(written, 2, path, str(saved))[0]
     assert all(torch.equal(after[name], rewound[name]) for name in after)
     crews = (2, ScaleConfig(expert_parallel=2), 0.0), (2, ScaleConfig(), 1e-6), (4, ScaleConfig(expert_parallel=2), 1e-6)
-    for size, scale, rounding in crews:
-        weights = together(resumed, size, str(saved), scale)[0]
+    for count, scale, rounding in crews:
+        weights = together(resumed, count, str(saved), scale)[0]
         assert max(float((after[name] - x).abs().max()) for name, x in weights.items()) <= rounding
     plain = load_model(ModelConfig(path=str(saved / "model"), device="cpu"))
     check_files(plain, saved / "model", tmp_path / "plain")

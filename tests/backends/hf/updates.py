@@ -11,7 +11,7 @@ from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, LoraConfig, ModelConfig, ResolvedOptimizer
 from gspo.learner import layout
 from gspo.learner.learner import PolicyLearner
 from gspo.learner.memory import MicroBatches
@@ -77,7 +77,7 @@ def learner_of(device, name="qwen3", autocast="none", dtype="float32", layout="p
     # Whether a completion is beyond the paper's range would hang on the rounding of bfloat16.
     wide = {"epsilon": 0.2, "epsilon_high": 0.2} if "bfloat16" in (autocast, dtype) else {}
     row, config, _ = resolve(AlgorithmConfig(name=algorithm, beta=beta, aux_loss=aux_loss, **wide))
-    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=1e-3), 10, 0, offload=offload)
+    optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(lr=1e-3), 10, 0, offload=offload)
     return PolicyLearner(
         policy, optimizer, PolicyObjective(row, config, 9), MicroBatches(budget), router_replay=replay, reference=reference
     )
