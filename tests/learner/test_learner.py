@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -143,6 +144,36 @@ def test_a_rewind_takes_the_weights_and_lowers_the_rate_and_counts_on(tmp_path):
     assert torch.equal(made.policy.table, kept) and made.optimizer.scale == 0.5 and made.optimizer.updates == 2
     made.rewind(tmp_path, 0.5)
     assert made.optimizer.scale == 0.25
+
+
+def test_an_automatic_range_begins_with_the_length_of_the_first_batch(tmp_path):
+    first, second = parts(0), parts(1)
+    lengths = [len(completion.logp_old) for part in first for completion in part]
+    made = learner(epsilon="auto")
+    made.prepare(first, recompute=False)
+    assert made.clip[0] == pytest.approx(0.1 / (sum(lengths) / len(lengths)) ** 0.5)
+    assert made.clip[1] == pytest.approx(made.clip[0] * 4 / 3)
+    for number in range(2):
+        made.update(number)
+    made.finish()
+    found = made.clip
+    made.prepare(second, recompute=False)
+    assert made.clip == found  # from here on it follows the ratios
+    made.save(tmp_path)
+    again = learner(epsilon="auto")
+    again.resume(tmp_path)
+    again.prepare(second, recompute=False)
+    assert again.clip == found
+
+
+def test_ratios_of_turns_and_tokens_begin_with_ranges_of_their_own():
+    by_turn = [[replace(c, turn=torch.arange(len(c.logp_old))) for c in part] for part in parts()]
+    made = learner(name="gspo_turn", epsilon="auto")
+    made.prepare(by_turn, recompute=False)
+    assert made.clip[0] == pytest.approx(0.1)  # turns of one token
+    made = learner(name="grpo", epsilon="auto")
+    made.prepare(parts(), recompute=False)
+    assert made.clip == pytest.approx((0.2, 0.27))
 
 
 def test_an_override_of_the_rate_is_in_no_checkpoint(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gspo.objective.clip_range import BINS, AutoClip, moved, trend
+from gspo.objective.clip_range import BINS, AutoClip, fitting, moved, trend
 
 STILL = torch.ones(100)
 
@@ -134,3 +134,24 @@ def test_the_trend_by_hand():
     assert trend([(1e-3, 5), (0.0, 5), (1e-1, 5), (1.0, 5)]) == pytest.approx(1.0)
     assert trend([(1e-3, 5), (1e-2, 5)]) == 0 and trend([]) == 0
     assert trend([(1.0, 1), (1.0, 1), (1.0, 1), (10.0, 1e-9)]) == pytest.approx(0, abs=1e-6)  # a step of hardly a token
+
+
+def test_the_range_to_begin_with_by_hand():
+    assert [fitting(length) for length in (10_000, 100, 1, 0)] == pytest.approx([1e-3, 1e-2, 1e-1, 1e-1])
+
+
+def test_it_begins_with_what_fits_the_length_until_ratios_were_seen():
+    clip = AutoClip(3e-4, 4e-4, target=0.15)
+    clip.begin(25)
+    assert (clip.e_low, clip.e_high) == pytest.approx((0.02, 0.08 / 3))
+    clip.update_range(noise=STILL)  # a step without an advantage
+    clip.begin(100)
+    assert clip.e_low == pytest.approx(0.01)
+    clip.observe(*draw(1e-3))
+    clip.update_range(noise=STILL)
+    found = clip.e_low
+    resumed = AutoClip(3e-4, 4e-4, target=0.15)
+    resumed.load_state_dict(clip.state_dict())
+    for each in (clip, resumed):
+        each.begin(25)
+        assert each.e_low == found

@@ -216,6 +216,7 @@ class PolicyLearner(LocalLearner):
             fresh: If the batch is stale, completions sampled by the current weights.
         """
         self.take(mini_batches)
+        self.objective.begin([completion for part in mini_batches for completion in part])
         self._disagreement = self._fresh = self._noise = None
         if recompute or self.router_replay == "R2":
             self._disagreement = self._recall(recompute)
@@ -235,6 +236,7 @@ class PolicyLearner(LocalLearner):
         some, readings = self._probe(completions)
         if not readings:
             return Agreement({}, 0.0, 0.0)
+        self.objective.begin(some)
         logp, logp_mu, y = paired(some, readings)
         clipped = self.objective.numerics(logp, logp_mu, y, torch.tensor([-1.0, 1.0]))
         noise = level_ratio(self.objective.row.level, logp, logp_mu, y)

@@ -176,6 +176,13 @@ class PolicyObjective:
             share += float(clipped.double().mean() * (A * sign > 0).double().mean())
         return share
 
+    def begin(self, completions: Sequence[Completion]) -> None:
+        """An automatic clip range of whole completions or turns starts from their length. completions: the first batch."""
+        if self.auto is not None and self.row.level != "token":
+            by_turn = self.row.level == "turn"
+            count = sum(len(c.turn.unique()) if by_turn and c.turn is not None else 1 for c in completions)
+            self.auto.begin(tokens(completions) / count)
+
     def watch(self, stats: Stats) -> None:
         """Passes the ratios and advantages of an update to an automatic clip range."""
         if self.auto is not None:
