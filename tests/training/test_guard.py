@@ -1,5 +1,7 @@
 """The collapse guard: its judgements, and what a run does about them."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,9 +10,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import gspo
+from gspo.config.names import all_keys
 from gspo.config.training import GuardConfig
 from gspo.runs import checkpoint
-from gspo.training.guard import ALARM, QUIET, WARNING, Guard, Signal
+from gspo.training.guard import ALARM, QUIET, SIGNALS, WARNING, Guard, Signal
 from tests.tiny_run import ROWS, likes_a, model, settings
 from tests.training.whole import lines, numbers
 
@@ -95,6 +98,57 @@ def test_a_signal_is_told_once_in_a_while():
     guard = Guard(GuardConfig())
     told = [step for step, verdict in enumerate(steps(guard, 50, **{"mismatch/kl": 0.05})) if verdict.warnings]
     assert told == [0, 20, 40]
+
+
+def test_every_warning_names_a_setting_to_change():
+    for signal in SIGNALS:
+        named = re.findall(r"\b[a-z]+\.[a-z_]+\b", signal.means)
+        assert named and set(named) <= set(all_keys()), signal.metric
+
+
+def stood(guard, count, reward=lambda step: 0.1 + 0.02 * (-1) ** step, **changes):
+    """The warnings of `count` steps whose reward is a function of the step."""
+    quiet = QUIET_STEP | {"kl": 6e-6, "lr": 1e-6, "reward_se": 0.02} | changes
+    return [
+        text
+        for step in range(1, count + 1)
+        for text in guard.observe(quiet | {"step": step, "reward": reward(step)}).warnings
+    ]
+
+
+def test_a_reward_that_stands_still_while_the_policy_does_names_the_learning_rate_once():
+    assert stood(Guard(GuardConfig()), 19) == []
+    (text,) = stood(Guard(GuardConfig()), 70)
+    assert text.startswith("step 20: the reward stands still (0.1 in the first 10 steps, 0.1 in the last)")
+    assert text.endswith("a KL of only 6e-06 nats a token: raise optimizer.lr from 1e-06 to 1e-05")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reward": lambda step: 0.1 + 0.01 * step},  # it moves
+        {"kl": 2e-3},  # the policy does
+        {"kl": 0.0},  # there is nothing to learn from
+        {"lr": None},
+    ],
+)
+def test_no_standstill(changes):
+    assert stood(Guard(GuardConfig()), 60, **changes) == []
+
+
+def test_a_range_that_clips_too_much_is_named_once():
+    narrow = {"clip_ratio/with_advantage": 0.4, "clip/epsilon": 3e-4, "clip/epsilon_high": 4e-4, "kl": 1e-3}
+    assert stood(Guard(GuardConfig()), 9, **narrow) == []
+    (text,) = stood(Guard(GuardConfig()), 60, **narrow)
+    assert text == (
+        "step 10: in 10 steps 40% of the tokens with an advantage were clipped: widen algorithm.epsilon to 0.003 and "
+        'epsilon_high to 0.004, or set epsilon = "auto"'
+    )
+    assert stood(Guard(GuardConfig()), 60, **narrow | {"clip_ratio/with_advantage": 0.3}) == []
+    guard = Guard(GuardConfig())
+    for step in range(40):  # an automatic range moves by itself
+        moving = narrow | {"clip/epsilon": 3e-4 * (1 + step / 100), "step": step}
+        assert guard.observe(QUIET_STEP | moving).warnings == []
 
 
 def test_off_sees_nothing():

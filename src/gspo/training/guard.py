@@ -20,6 +20,13 @@ RECENT = 20  # window of the recent median, in steps
 ENOUGH = 8  # steps before values are compared with the median
 AGAIN = 20  # steps before a warning is repeated
 QUIET, WARNING, ALARM = 0, 1, 2
+HALF = 10  # steps of the two means that tell whether the reward has moved at all, and of the medians beside them
+# KL per token from pi_old to pi_theta (nats) below which a policy hardly moves. SmolLM2-135M stood still at 6e-6 and learned
+# at 2e-3 to 7e-3, with ten times the rate. Tiny mixtures learn at 1e-5 too, so the reward must stand still as well.
+TINY = 3e-5
+TENFOLD = 10.0
+CLIPPED = 1 / 3  # share of the tokens with an advantage above which a clip range takes too much; the paper clips 0.15
+SHARE, RANGE = "clip_ratio/with_advantage", ("clip/epsilon", "clip/epsilon_high")
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,10 @@ class Signal:
         return ALARM if past[1] else WARNING if past[0] else QUIET
 
 
-SAMPLER = "sampler and trainer disagree: higher precision, old_logprobs = recompute, router_replay or correction may help"
+SAMPLER = (
+    'sampler and trainer disagree: algorithm.old_logprobs = "recompute", algorithm.correction, algorithm.router_replay or '
+    'model.dtype = "float32" may help'
+)
 FAR = "each batch moves the policy further than before: lower optimizer.lr"
 SIGNALS: tuple[Signal, ...] = (
     Signal("mismatch/kl", "above", 1e-2, 0.3, SAMPLER),
@@ -62,13 +72,26 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("mismatch/ess", "below", 0.3, None, SAMPLER),
     Signal("kl", "rise", 10.0, None, FAR, least=1e-3),
     Signal("ratio/std", "rise", 5.0, None, FAR),
-    Signal("grad_norm", "rise", 6.0, None, "a spike: often the first sign of a run that breaks"),
-    Signal("entropy", "fall", 0.3, None, "the policy stops exploring: lower optimizer.lr, or add beta", least=1e-2),
+    Signal("grad_norm", "rise", 6.0, None, "a spike, often the first sign of a run that breaks: lower optimizer.lr"),
+    Signal(
+        "entropy", "fall", 0.3, None, "the policy stops exploring: lower optimizer.lr, or set algorithm.beta", least=1e-2
+    ),
     Signal("entropy", "rise", 3.0, 10.0, "the policy falls apart: lower optimizer.lr", least=0.2),
     Signal(
-        "completions/clipped_ratio", "above", 0.15, None, "cut-off completions go with instability: raise the length limit"
+        "completions/clipped_ratio",
+        "above",
+        0.15,
+        None,
+        "cut-off completions go with instability: raise rollout.max_completion_length",
     ),
-    Signal("completions/repetition", "rise", 2.0, None, "completions begin to repeat themselves", least=0.3),
+    Signal(
+        "completions/repetition",
+        "rise",
+        2.0,
+        None,
+        "completions begin to repeat themselves: lower optimizer.lr, or set algorithm.beta",
+        least=0.3,
+    ),
 )
 
 
@@ -111,6 +134,8 @@ class Guard:
         reward = self._reward(metrics)
         if reward is not None:
             found.append(reward)
+        standing = {name: text for name, text in self._standing(metrics).items() if name not in self._told}
+        found += [(name, WARNING, text) for name, text in standing.items()]  # each once
         level = max((level for _, level, _ in found), default=QUIET)
         self._alarms = self._alarms + 1 if level == ALARM else 0
         step = int(metrics.get("step", 0))
@@ -143,7 +168,7 @@ class Guard:
                 if signal.judged in ("rise", "fall"):
                     against = f"{value:.3g}, {value / (median or 1):.2g} times its recent median"
                 found.append((f"{signal.metric} {signal.judged}", level, f"{signal.metric} is {against}: {signal.means}"))
-        for name in {signal.metric for signal in SIGNALS}:
+        for name in {SHARE, *RANGE, *(signal.metric for signal in SIGNALS)}:
             if is_number(metrics.get(name)):
                 self._recent[name].append(metrics[name])
         return found
@@ -155,6 +180,26 @@ class Guard:
             return None
         level = ALARM if fall.share < self.config.collapse else WARNING
         return "reward fall", level, f"{fall}: lower optimizer.lr, or go back to an earlier checkpoint"
+
+    def _standing(self, metrics: Mapping[str, Any]) -> dict[str, str]:
+        """What stands in the way of learning: a range that clips too much, a rate that hardly moves the policy."""
+        found = {}
+        kl, share = (list(self._recent[name])[-HALF:] for name in ("kl", SHARE))
+        low, high = (list(self._recent[name])[-HALF:] for name in RANGE)
+        if len(low) == len(share) == HALF and min(low) == max(low) and statistics.median(share) > CLIPPED:
+            found["clip range"] = (
+                f"in {HALF} steps {statistics.median(share):.0%} of the tokens with an advantage were clipped: widen "
+                f"algorithm.epsilon to {low[0] * TENFOLD:.1g} and epsilon_high to {high[0] * TENFOLD:.1g}, or set epsilon = "
+                '"auto"'
+            )
+        still, lr = self._fall.still(HALF), metrics.get("lr")
+        if still is not None and len(kl) == HALF and is_number(lr) and 0 < statistics.median(kl) < TINY:
+            found["standstill"] = (
+                f"the reward stands still ({still[0]:.3g} in the first {HALF} steps, {still[1]:.3g} in the last), and a "
+                f"step moves the policy by a KL of only {statistics.median(kl):.1g} nats a token: raise optimizer.lr from "
+                f"{lr:.2g} to {lr * TENFOLD:.2g}"
+            )
+        return found
 
     @property
     def _border(self) -> float:

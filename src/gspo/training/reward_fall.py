@@ -19,6 +19,7 @@ import numpy as np
 from gspo.runs.log import is_number
 
 ERRORS = 5.0  # standard errors that a fall must exceed
+MOVED = 2.0  # standard errors that a reward must have moved by to be at more than a standstill
 NEAR = 20  # number of step-to-step differences from which the noise between steps is estimated
 ROUNDING = 1e-9  # relative tolerance for rewards without any noise
 DEEP = 1.5  # distance from mean to floor in standard deviations of single rewards, if rewards may be negative
@@ -100,6 +101,16 @@ class RewardFall:
         floor = self._floor(best, spread)
         noise = math.sqrt(self._rows[-2, 1])
         return bool(self._rows[-1, 0] + 2 * noise >= floor + border * (best - floor))
+
+    def still(self, steps: int) -> tuple[float, float] | None:
+        """The means of the first and of the last `steps` steps, if noise explains their difference. None if it does not, or
+        if there are fewer than twice as many steps.
+        """
+        if len(self._rows) < 2 * steps:
+            return None
+        means = self._means(steps)
+        (first, a, _), (last, b, _) = means[0], means[-1]
+        return None if abs(last - first) > MOVED * math.sqrt((a + b) / steps) else (float(first), float(last))
 
     def rewound(self) -> None:
         """The policy is an earlier one again: all rewards so far count only as the past."""
