@@ -1,4 +1,4 @@
-"""The default system message, which says where to put the answer if a reward looks for it in tags."""
+"""Answers in tags: the default system message, which asks for them if a reward looks for them, and what stands in them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ IN_TAGS = "Put your final answer between <answer> and </answer>."
 
 
 def default_system(config: Config) -> str:
-    """The system message that `task.system = "auto"` stands for under a chat template; "" if no reward reads answer tags.
+    """The system message that `task.system = "auto"` stands for under a chat template; "" if no reward reads answer tags."""
+    return IN_TAGS if reads_tags(config) else ""
 
-    The reward `task` reads only the tags; `exact` compares the whole completion if there are none.
+
+def reads_tags(config: Config) -> bool:
+    """Whether a reward needs the answer in tags. `task` reads only these; `exact` compares the whole completion if there are
+    none. `math` finds an answer without them.
     """
-    if played(config.task):
-        return ""
     generated = config.task.source.startswith(GENERATED)
-    reads_tags = "exact" in config.reward.functions or ("task" in config.reward.functions and generated)
-    return IN_TAGS if reads_tags else ""
+    needs = "exact" in config.reward.functions or ("task" in config.reward.functions and generated)
+    return needs and not played(config.task)
+
+
+def tagged(completion: str) -> str | None:
+    """The content of the last complete <answer>...</answer> of a completion, stripped; None if there is none."""
+    start = completion.rfind("<answer>", 0, max(0, completion.rfind("</answer>")))
+    if start < 0:
+        return None
+    return completion[start + len("<answer>") : completion.find("</answer>", start)].strip()

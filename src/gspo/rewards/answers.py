@@ -9,19 +9,13 @@ import re
 from functools import cache
 from typing import Any
 
+from gspo.config.answer_format import tagged
+
 DIGITS = 4000  # Python parses no longer integers
 _BOX = re.compile(r"\\(?:fbox|boxed)(?![a-zA-Z])\s*")
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname)\s*\{([^{}]*)\}")
 _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![a-zA-Z])|(?<![0-9])\s+|\s+(?![0-9])")
 _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.0*)?")
-
-
-def tagged(completion: str) -> str | None:
-    """The content of the last complete <answer>...</answer> of a completion, stripped; None if there is none."""
-    start = completion.rfind("<answer>", 0, max(0, completion.rfind("</answer>")))
-    if start < 0:
-        return None
-    return completion[start + len("<answer>") : completion.find("</answer>", start)].strip()
 
 
 def boxed(text: str) -> str | None:

@@ -13,13 +13,13 @@ from decimal import Decimal
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from gspo.config.answer_format import tagged
 from gspo.config.import_function import describe, load_function
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.values import type_of
 from gspo.data import reasoning_gym, reward_bounds
 from gspo.rewards import answers
-from gspo.rewards.answers import tagged
 from gspo.rewards.arguments import Arguments, RewardInput
 from gspo.rewards.code import CodeReward, same_number
 from gspo.rewards.programs import Programs

@@ -9,7 +9,7 @@ from itertools import islice
 from gspo.interfaces import SamplerError
 from gspo.learner.layout import split
 from gspo.rollout.credit import training_batch
-from gspo.training import likelihoods
+from gspo.training import advice, likelihoods
 from gspo.training.evaluation import evaluates, held_out
 from gspo.training.metrics import (
     check_rewards,
@@ -42,6 +42,7 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     algorithm = run.config.algorithm
     batch = training_batch(groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)  # credit
     metrics: Metrics = {"step": run.step} | batch.counts | of_sampling(run, groups)
+    advice.of_range(run, metrics)
     mini_batches = split(batch.groups, algorithm.mini_batches)
     if mini_batches:
         run.learner.prepare(mini_batches, *likelihoods.of(run, batch))  # likelihoods
@@ -64,6 +65,7 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
         if lost is not None:
             raise lost
     check_rewards(run, groups)
+    advice.of_rewards(run, groups)
     return metrics, collapsed
 
 
