@@ -274,7 +274,9 @@ class Agreement(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Result of an update: its metrics and, for the first update after `Learner.prepare`, the effect of numerics alone."""
+    """Result of an update: its metrics and, for the first after `Learner.prepare` that reads any completion, the effect of
+    numerics alone.
+    """
 
     metrics: Metrics
     agreement: Agreement | None = None

@@ -98,6 +98,7 @@ BATCHES = [
     {"lengths": (20, 1, 1, 1), "advantages": (1.0,)},  # ranks without a completion in an update
     {"advantages": (0.0, 1.0, -1.0, 0.0)},  # idle ones, which no update reads
     {"lengths": (11, 3, 9, 2, 8, 4), "advantages": (1.0, -1.0)},  # of one prompt, split among ranks
+    {"advantages": (*[0.0] * 4, 1.0, -1.0, 1.0, -1.0)},  # every second update reads nothing, the first too
 ]
 
 
@@ -111,10 +112,11 @@ def steps(learner, replay, each=lambda: None):
         if replay == "R3":
             rows = [dataclasses.replace(c, routes=routes_of(c.tokens, seed)) for c in rows]
         half = len(rows) // 2
-        learner.prepare([rows[:half], rows[half:]], True, rows if seed == 1 else ())
+        learner.prepare([rows[:half], rows[half:]], seed < 4, rows if seed == 1 else ())
         each()
         updates = [learner.update(number) for number in (0, 1, 0, 1)]
-        told.append([u.metrics for u in updates] + [updates[0].agreement.metrics, {"noise": updates[0].agreement.noise}])
+        (agreement,) = [u.agreement for u in updates if u.agreement]
+        told.append([u.metrics for u in updates] + [agreement.metrics, {"noise": agreement.noise}])
         learner.finish()
     return told
 

@@ -68,11 +68,58 @@ def test_completions_that_no_update_reads_take_no_pass():
     made = learner()
     made.prepare(batch, recompute=True)
     assert made.mini_batches[0][1] is idle
-    # ... but where a whole mini-batch is idle its update reads it after all
-    for one in batch[1]:
-        object.__setattr__(one, "advantage", 0.0)
-    made.prepare(batch, recompute=True)
-    assert all(torch.equal(one.logp_old, naive(made.policy, one)) for one in made.mini_batches[1])
+    made.prepare([part[:2] for part in idle_parts(parts(), 1)], recompute=True)
+    assert made.at == [(0, 0), (0, 1)]
+
+
+def idle_parts(batch, *idle):
+    """The batch, with no advantage in the mini-batches `idle`."""
+    for part in idle:
+        batch[part] = [replace(one, advantage=0.0) for one in batch[part]]
+    return batch
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_batch_without_any_advantage_takes_no_pass_at_all(recompute, stale):
+    made, passes = learner(epsilon="auto"), []
+    made.prepare(parts(), recompute=False)  # AdamW's moments are not zero afterwards
+    made.update(0), made.update(1), made.finish()
+    forward, clip, before = made.policy.forward, made.clip, made.policy.table.detach().clone()
+    made.policy.forward = lambda *batch, **asked: passes.append(1) or forward(*batch, **asked)
+    made.prepare(idle_parts(parts(1), 0, 1), recompute, completions(3) if stale else ())
+    first, second = made.update(0), made.update(1)
+    assert not passes and made.finish() is False and made.clip == clip
+    assert first.agreement is None and second.agreement is None and made.optimizer.updates == 4
+    assert first.metrics["no_signal/completions"] == 1 and not torch.equal(made.policy.table, before)
+    known = {"loss", "grad_norm", "lr", "updates/skipped", "no_signal/completions", "no_signal/backward"}
+    assert {name for name in first.metrics if not name.startswith("clip_ratio/")} == known
+
+
+@pytest.mark.parametrize("mode", ["sampler", "recompute", "R2", "stale"])
+def test_numerics_show_without_the_momentum_of_updates_that_read_nothing(mode):
+    """The first update reads nothing, but moves the weights. What sampled the batch differs by 1e-4 from the policy."""
+    made = learner(router_replay="R2" if mode == "R2" else "none")
+    made.prepare(parts(2), recompute=False)
+    made.update(0), made.update(1), made.finish()
+    shifted = near(made.policy)
+    recompute, fresh = mode == "recompute", shifted[3:] if mode == "stale" else ()
+    given = parts(4) if mode == "stale" else [shifted[:3], shifted[3:]]
+    made.prepare(idle_parts(given, 0), recompute, fresh)
+    first, second = made.update(0), made.update(1)
+    assert first.agreement is None and second.metrics["ratio/std"] > 1e-3  # momentum
+    found = second.agreement
+    assert 1e-10 < found.metrics["mismatch/kl"] < 1e-7 and found.noise < 1e-3 and (found.noise == 0) == recompute
+    made.finish()
+
+
+def near(policy):
+    """Completions that a sampler drew whose log-probabilities are almost the policy's."""
+    return [
+        replace(one, logp_mu=logp, logp_old=logp, logp_ref=None)
+        for one in completions(5)
+        for logp in [naive(policy, one) + 1e-4 * torch.linspace(-1, 1, len(one.logp_mu) + 1)[1:]]
+    ]
 
 
 def test_the_reference_says_what_it_says():

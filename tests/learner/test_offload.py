@@ -54,6 +54,25 @@ def test_steps_as_a_plain_optimizer(bucket, monkeypatch):
         assert not ours.adamw.state and all(p.grad is None for p in ours.parameters)
 
 
+@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_zero_gradients_step_what_earlier_steps_have_reached(offloaded, begun):
+    """As zeros in each gradient do: moments and weights decay. What was never reached, here the third weight, stays."""
+    plain, ours = optimizer(weights(), False), optimizer(weights(), offloaded)
+    if begun:
+        assert step(plain, 0, without=(2,)) == step(ours, 0, without=(2,))
+    for p in plain.parameters:
+        p.grad = torch.zeros_like(p)
+    if begun:
+        plain.parameters[2].grad = None
+    ours.set_zero_gradients()
+    before = [p.detach().clone() for p in ours.parameters]
+    assert plain.step(0.0) == ours.step(0.0)
+    same(plain, ours)
+    moved = [not torch.equal(p, x) for p, x in zip(ours.parameters, before)]
+    assert moved == ([True, True, False, True, True] if begun else [True, False, False, True, False])
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_a_checkpoint_of_either_continues_in_the_other(first):
     begun, other = optimizer(weights(), first), optimizer(weights(), not first)

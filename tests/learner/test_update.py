@@ -99,9 +99,11 @@ def watched_update(name, batch, max_tokens=10_000, steps=1, **config):
     return policy, kept, metrics
 
 
-def full_gradient(name, batch, **config):
+def full_gradient(name, batch, table=None, **config):
     """Of all completions in one pass, nothing left out."""
     policy = Bigram()
+    if table is not None:
+        policy.table = table.detach().clone().requires_grad_()
     row, resolved, _ = resolve(AlgorithmConfig(name=name, **config))
     objective, built = PolicyObjective(row, resolved, 9), layout.build(batch)
     terms, _ = objective.terms(policy.forward(built, entropy=True), built)
@@ -212,7 +214,7 @@ def test_a_micro_batch_without_backward_pass_leaves_no_graph_behind():
     policy = Counted()
     learner = Updater(policy, Optimizer(policy.parameters(), ResolvedOptimizer(), 10, 0), MicroBatches(9))
     learner.update(PolicyObjective(row, config, 9), clipped)
-    assert len(kept) > 2 and len(policy.passed) == 1
+    assert len(kept) > 2 and not policy.passed
 
 
 def test_advantages_by_token_are_idle_only_if_all_are_zero():
@@ -223,18 +225,27 @@ def test_advantages_by_token_are_idle_only_if_all_are_zero():
 
 
 def test_an_update_without_any_gradient_still_shows_the_optimizer_zeros():
-    """Its momentum then moves the weights, as if all had been computed."""
+    """Its momentum then moves the weights, as if all had been computed; of what is idle nothing is read."""
     first, nothing = completions(), [dataclasses.replace(r, advantage=0.0) for r in completions(1)]
-    batch = [[dataclasses.replace(r, logp_ref=None) for r in some] for some in (first, nothing)]
-    policy, gradients, metrics = watched_update("gspo", batch, 1, steps=2)
-    assert len(gradients) == 2 and not gradients[1].any()
-    assert metrics["no_signal/completions"] == 0 and metrics["no_signal/backward"] > 0.5
-    moved = Bigram()
-    adamw = torch.optim.AdamW([moved.table], lr=1e-3, weight_decay=0.0)
-    for gradient in gradients:
-        moved.table.grad = gradient
-        adamw.step()
-    torch.testing.assert_close(policy.table, moved.table, rtol=1e-12, atol=0)
+    clipped = [dataclasses.replace(r, advantage=1.0, logp_old=r.logp_old - 9) for r in completions(2)]
+    for some, reads in ((nothing, 0), (clipped, len(LENGTHS))):
+        batch = [[dataclasses.replace(r, logp_ref=None) for r in part] for part in (first, some, some)]
+        for order in (batch, batch[::-1]):  # after a signal and before any
+            policy, gradients, metrics = watched_update("gspo", order, 1, steps=3)
+            moved = Bigram()
+            adamw = torch.optim.AdamW([moved.table], lr=1e-3, weight_decay=0.0)
+            for part in order:
+                moved.table.grad = full_gradient("gspo", part, table=moved.table)
+                adamw.step()
+            torch.testing.assert_close(policy.table, moved.table, rtol=1e-12, atol=0)
+            alone = watched_update("gspo", first, 1)[0]
+            assert len(policy.read) == len(alone.read) + 2 * reads and len(gradients) == 3
+            assert len(policy.passed) <= len(alone.read)
+            if order is batch:
+                assert metrics["no_signal/completions"] == (not reads) and metrics["no_signal/backward"] == bool(reads)
+                assert metrics["loss"] == 0 if not reads else metrics["loss"] != 0
+                assert metrics["grad_norm"] == 0 and metrics["clip_ratio/tokens"] == bool(reads)
+                assert ("entropy" in metrics) == bool(reads)
 
 
 def test_clip_fractions_count_idle_completions_too():

@@ -21,6 +21,17 @@ def test_updates_are_averaged_and_the_first_says_what_numerics_did():
     assert metrics["mismatch/kl"] == 0.01 and metrics["layers"] == [0.5, 2.0]
 
 
+def test_updates_that_read_nothing_count_where_they_have_a_number():
+    nothing = Update({"loss": 0.0, "clip_ratio/tokens": 0.0, "updates/skipped": 0.0, "lr": 1.0})
+    read = update(2.0, 0.5, agreement=Agreement({"mismatch/kl": 0.01}, 1e-4, 0.25))
+    metrics = of_updates([nothing, Update(read.metrics | {"entropy": 2.0}, read.agreement)])
+    assert (metrics["loss"], metrics["clip_ratio/tokens"], metrics["entropy"]) == (1.0, 0.25, 2.0)
+    assert metrics["clip_ratio/noise_only"] == 0.25 and metrics["mismatch/kl"] == 0.01
+    metrics = of_updates([nothing, nothing])
+    assert set(UNLEARNED) < set(metrics) and metrics["updates"] == 2 and metrics["clip_ratio/tokens"] == 0
+    assert metrics["entropy"] is metrics["mismatch/kl"] is metrics["clip_ratio/noise_only"] is None
+
+
 def test_a_share_of_no_tokens_is_left_out_of_the_mean():
     assert mean([1.0, math.nan, 3.0]) == 2.0 and math.isnan(mean([math.nan]))
 

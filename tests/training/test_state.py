@@ -42,6 +42,31 @@ def test_resume_is_bit_equal(tmp_path, changes):
     assert (folder / "rollouts.jsonl").read_text() == rollouts
 
 
+def likes_a_in_few(prompts, completions, **columns):
+    """Most groups get the same reward, so that many updates read nothing, and some steps do not either."""
+    return [r if prompt.startswith(("1", "5")) else 0.0 for prompt, r in zip(prompts, likes_a(prompts, completions))]
+
+
+def test_resume_is_bit_equal_through_updates_that_read_nothing(tmp_path):
+    changes = {
+        "rollout": {"num_prompts": 2}, "algorithm": {"mini_batches": 2, "epsilon": "auto"}, "train": {"steps": 8},
+        "optimizer": {"weight_decay": 0.1},
+    }  # fmt: skip
+    folder = train(tmp_path / "run", reward=likes_a_in_few, **changes).folder
+    whole = numbers(folder)
+    (folder / "checkpoints" / "step_000008").rename(tmp_path / "gone")
+    (folder / "checkpoints" / "step_000006").rename(tmp_path / "gone too")
+    train(folder, resume=True, reward=likes_a_in_few, **changes)
+    assert numbers(folder) == whole
+    read = [line["no_signal/completions"] for line in whole[1:]]
+    assert 1 in read[:4] and 1 in read[4:] and min(read) < 1
+    for line, idle in zip(whole[1:], read):
+        missing = [name for name, value in line.items() if value is None and not name.startswith("clip_ratio/")]
+        assert (line["entropy"] is None) == (line["ratio/noise_floor"] is None) == (idle == 1) == bool(missing)
+        assert line["updates"] == 2 and (line["grad_norm"] == 0) == (idle == 1)
+    assert (folder / "report.html").stat().st_size > 10_000
+
+
 def test_offloading_changes_no_number_and_may_begin_at_a_resume(tmp_path, monkeypatch):
     changes = {"algorithm": {"beta": 0.05}}
     away = {"offload_reference": True, "offload_optimizer": True}

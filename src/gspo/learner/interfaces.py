@@ -115,7 +115,7 @@ class Objective(Protocol):
 
     def summary(self, stats: Stats, completions: Sequence[Completion]) -> dict[str, Any]:
         """Metrics of an update on `completions`, from the condensed statistics of all its micro-batches. The statistics do
-        not include idle completions.
+        not include idle completions; {} if all are idle.
         """
         ...
 

@@ -80,7 +80,7 @@ class LocalLearner:
 
     def _update(self, number: int) -> tuple[Metrics, Stats]:
         metrics, stats = self.updater.update(self.objective, self.mini_batches[number], self.readers[number])
-        if self.micro_batches.ranks.size > 1 and not self.proven:
+        if self.micro_batches.ranks.size > 1 and not self.proven and any(self.readers[number]):
             self.policy.prove(self.optimizer.parameters)
             self.proven = True
         if stats:
@@ -189,7 +189,7 @@ class PolicyLearner(LocalLearner):
         self.router_replay, self.reference, self.scale = router_replay, reference, scale
         self._disagreement: Metrics | None = None  # of sampler and trainer, once a forward pass has measured it
         self._fresh: tuple[Tensor, Tensor, Completions] | None = None  # log pi and log mu of fresh completions
-        self._noise: Tensor | None = None  # ratios that only numerics moved; None before a batch's first update
+        self._noise: Tensor | None = None  # ratios that only numerics moved; None until an update of a batch reads any
 
     @property
     def clip(self) -> tuple[float, float] | None:
@@ -218,12 +218,15 @@ class PolicyLearner(LocalLearner):
         self.take(mini_batches)
         self.objective.begin([completion for part in mini_batches for completion in part])
         self._disagreement = self._fresh = self._noise = None
+        late = self.at[0][0] if self.at else 0  # that many updates read nothing, but AdamW's momentum may move the weights
         if recompute or self.router_replay == "R2":
-            self._disagreement = self._recall(recompute)
-        if fresh:
+            self._recall(recompute, late > 0)
+        elif late and not fresh:
+            fresh = [mini_batches[i][j] for i, j in self.at if i == late]
+        if fresh and self.at:
             some, readings = self._probe(fresh)
             self._disagreement = disagreement(some, readings) if readings else {}
-            self._fresh = None if recompute or not readings else paired(some, readings)
+            self._fresh = self._fresh if recompute or not readings else paired(some, readings)
         if self.objective.critic:
             self._estimate(self.objective.critic)
         if self.reference is not None:
@@ -248,8 +251,8 @@ class PolicyLearner(LocalLearner):
         return some, read(self.policy, some, self.micro_batches, routing=self.policy.sparse)
 
     def update(self, number: int) -> Update:
-        """One optimizer step on the mini-batch with this index. The first update of a batch also returns the effect of
-        numerics alone.
+        """One optimizer step on the mini-batch with this index. The first update of a batch that reads any completion also
+        returns the effect of numerics alone.
         """
         first = self._noise is None
         metrics, stats = self._update(number)
@@ -257,7 +260,7 @@ class PolicyLearner(LocalLearner):
         return Update(metrics, self._floor(metrics, stats) if first and stats else None)
 
     def _floor(self, metrics: Metrics, stats: Stats) -> Agreement:
-        """The effect of numerics alone on the ratio: measured on fresh completions, or else on the first update of a batch,
+        """The effect of numerics alone on the ratio: measured before the updates, or else on the first update of a batch,
         whose ratio nothing else has moved yet.
         """
         if self._fresh is not None:
@@ -276,18 +279,16 @@ class PolicyLearner(LocalLearner):
         ranks, noise = self.micro_batches.ranks, self._noise
         self.take([])
         self._disagreement = self._fresh = self._noise = None
-        at_floor = False
-        if ranks.number == 0:
-            assert noise is not None, "a step has an update"
-            at_floor = self.objective.update_range(noise)
+        at_floor = noise is not None and self.objective.update_range(noise)
         state = ranks.gathered(self.objective.state_dict() if ranks.number == 0 else {})[0]
         if ranks.number > 0:  # it did not receive the statistics
             self.objective.load_state_dict(state)
         return at_floor
 
-    def _recall(self, recompute: bool) -> Metrics:
+    def _recall(self, recompute: bool, late: bool) -> None:
         """Reads the completions of all updates with the policy before its first update. Fills in pi_old's log-probabilities
-        if `recompute`, and its experts, unless R3 keeps the sampler's. Returns the mismatch with the sampler.
+        if `recompute`, and its experts, unless R3 keeps the sampler's. Measures the mismatch with the sampler, and the
+        effect of numerics if `late`.
         """
         sampled, ranks = self.router_replay == "R3", self.micro_batches.ranks
         completions = self._read_by_updates()
@@ -303,7 +304,10 @@ class PolicyLearner(LocalLearner):
         self._fill(filled)
         others = ranks.gathered(other_experts([completions[i] for i in here], list(here.values())))
         readings = collected({i: Reading(reading.logp) for i, reading in here.items()}, completions, ranks)
-        return disagreement(completions, readings, others) if readings else {}
+        self._disagreement = disagreement(completions, readings, others) if readings else {}
+        if readings and late:
+            logp, logp_mu, y = paired(completions, readings)
+            self._fresh = logp, logp if recompute else logp_mu, y
 
     def _estimate(self, critic: Mapping[str, float]) -> None:
         """Fills in per-token advantages and returns, from the critic as it is before the first update (PPO)."""

@@ -27,12 +27,10 @@ class Part(NamedTuple):
     Attributes:
         indices: Indices of its completions.
         counts: Whether its result counts.
-        last: Whether it is the last one.
     """
 
     indices: list[int]
     counts: bool
-    last: bool
 
 
 class OutOfMemory(Exception):
@@ -83,11 +81,11 @@ class MicroBatches:
         dealt = layout.micro_batches([completions[i] for i in mine], self.max_tokens, share)
         parts = [[mine[i] for i in part] for part in dealt]
         passes = max(self.ranks.gathered(len(parts)))
-        shortest = min(range(len(completions)), key=lambda i: len(completions[i].tokens))
+        shortest = min(range(len(completions)), key=lambda i: len(completions[i].tokens), default=0)
         for number in range(passes):
             part = parts[number] if number < len(parts) else [shortest]
             self._reading = [completions[i] for i in part]
-            yield Part(part, number < len(parts), number == passes - 1)
+            yield Part(part, number < len(parts))
 
     def attempt(
         self, work: Callable[[], T], completions: Sequence[Completion], share: bool, clear: Callable[[], None] = lambda: None

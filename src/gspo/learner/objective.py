@@ -128,8 +128,11 @@ class PolicyObjective:
         """Metrics of one update from condensed statistics. low_mean and high_mean count completions for sequence-level
         algorithms, else tokens.
 
-        completions: all of the update; those missing from the statistics count as not clipped.
+        completions: all of the update; those missing from the statistics count as not clipped. If all are missing, only the
+        shares of clipped tokens and completions are known.
         """
+        if not stats:
+            return {f"clip_ratio/{name}": 0.0 for name in ("low_mean", "high_mean", "region_mean", "tokens", "completions")}
         y = Completions.of(stats["length"])
         count = y.mean if self.row.level == "sequence" else (lambda x: x)
         of = {"completions": max(len(completions), len(y.length)), "tokens": max(tokens(completions), len(y.completion))}

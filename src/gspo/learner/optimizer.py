@@ -158,6 +158,14 @@ class Optimizer:
             )
         return {"grad_norm": norm, "lr": lr, "updates/skipped": float(not good)}
 
+    def set_zero_gradients(self) -> None:
+        """Sets a gradient of zeros, so that a step without a backward pass changes the moments and the weights as any other.
+        Skips parameters that no step has reached yet, such as an image tower's, unless no step has reached any.
+        """
+        known = self.moments.host if isinstance(self.moments, Offloaded) else self.adamw.state
+        for p in [p for p in self.parameters if p in known] or self.parameters:
+            p.grad = torch.zeros_like(p)
+
     def clear(self) -> None:
         """Discards the accumulated gradients."""
         self.adamw.zero_grad(set_to_none=True)

@@ -57,14 +57,15 @@ class Updater:
         ranks = self.micro_batches.ranks
         every = ranks.gathered(mine._replace(stats={}))
         parts = [part for part in ranks.to_leader(objective.condensed(mine.stats) if mine.stats else {}) if part]
-        total = sum(share.loss for share in every)
+        total, passed = sum(share.loss for share in every), sum(share.passed for share in every)
         with outside_of_passes("in AdamW's step", ranks):
+            if not passed:
+                self.optimizer.set_zero_gradients()
             metrics = {"loss": total} | self.optimizer.step(total)
         stats = {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
         tokens, read = (sum(len(completion.logp_old) for completion in some) for some in (completions, tried))
-        passed = sum(share.passed for share in every)
         self.skipped = {"no_signal/completions": 1 - read / tokens, "no_signal/backward": (read - passed) / tokens}
-        return metrics | (objective.summary(stats, completions) if stats else {}), stats
+        return metrics | (objective.summary(stats, completions) if ranks.number == 0 else {}), stats
 
     def _gradient(
         self, objective: Objective, completions: Sequence[Completion], tried: Sequence[Completion], readers: Readers | None
@@ -72,16 +73,13 @@ class Updater:
         """Accumulates this rank's share of an update's gradient.
 
         Work with exactly zero gradient is skipped: idle completions entirely, and the backward pass of other micro-batches.
-        The denominator includes them, so the gradient is unchanged. At least one backward pass always runs, so that the
-        optimizer gets zero gradients rather than none.
+        The denominator includes them, so the gradient is unchanged.
         """
         denominator = objective.denominator(completions)
         gathered: dict[str, list[Tensor]] = defaultdict(list)
-        losses, passed, any_passed = list[Tensor](), 0, False
+        losses, passed = list[Tensor](), 0
         for part in self.micro_batches.deal(tried, self.policy.shares_prompts, readers):
-            must = part.last and not any_passed
-            done = self._pass(objective, [tried[i] for i in part.indices], denominator, must, part.counts)
-            any_passed |= done.passes
+            done = self._pass(objective, [tried[i] for i in part.indices], denominator, part.counts)
             if part.counts:
                 passed += done.tokens if done.passes else 0
                 losses.append(done.loss)
@@ -93,15 +91,12 @@ class Updater:
             total += loss.double()
         return Share(dict(zip(gathered, values)), float(total), passed)
 
-    def _pass(
-        self, objective: Objective, completions: Sequence[Completion], denominator: float, must: bool, counts: bool
-    ) -> Pass:
+    def _pass(self, objective: Objective, completions: Sequence[Completion], denominator: float, counts: bool) -> Pass:
         """One micro-batch. The ranks run its backward pass together or not at all, and its graph is freed afterwards.
 
         Args:
             completions: Completions of the micro-batch. If it does not count, their routes may be on another rank.
             denominator: Divisor of the loss.
-            must: Run the backward pass even if all gradients are zero.
             counts: Whether it contributes to the gradient.
         """
         batch = layout.build(completions, self.policy.shares_prompts)
@@ -114,7 +109,7 @@ class Updater:
         gradients = stopped(out, leaves)
         if not counts:
             gradients = [(x, torch.zeros_like(gradient)) for x, gradient in gradients]
-        passes = must or self.micro_batches.ranks.any(worth_passing(gradients))
+        passes = self.micro_batches.ranks.any(worth_passing(gradients))
         if passes:
             with in_one_order(self.policy.device):
                 torch.autograd.backward([x for x, _ in gradients], [gradient for _, gradient in gradients])
@@ -152,8 +147,8 @@ class Share(NamedTuple):
 
 
 def active(objective: Objective, completions: Sequence[Completion]) -> list[int]:
-    """Indices of the completions that an update reads: all but idle ones, or all if all are idle."""
-    return [i for i, c in enumerate(completions) if not objective.idle(c)] or list(range(len(completions)))
+    """Indices of the completions that an update reads: all but idle ones."""
+    return [i for i, c in enumerate(completions) if not objective.idle(c)]
 
 
 def cut(out: Outputs) -> Outputs:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gspo.objective.mismatch import noise_is_tolerable
 from gspo.rollout.credit import TrainingBatch, completion_of
 from gspo.training.state import Run
-from gspo.types import Completion, Metrics, Update
+from gspo.types import Agreement, Completion, Metrics
 
 
 def of(run: Run, batch: TrainingBatch) -> tuple[bool, list[Completion]]:
@@ -43,10 +43,11 @@ def old_logprobs(run: Run, fresh: Sequence[Completion]) -> str:
     return run.old_logprobs
 
 
-def warn_of_floor(run: Run, first: Update) -> None:
-    """Warns if the noise floor of the ratio reaches the clip range. first: the first update of a batch."""
-    assert first.agreement is not None
-    noise, reach = first.agreement.noise, min(run.learner.clip or (float("inf"),))
+def warn_of_floor(run: Run, agreement: Agreement | None) -> None:
+    """Warns if the noise floor of the ratio reaches the clip range. agreement: of a step's updates."""
+    if agreement is None:
+        return
+    noise, reach = agreement.noise, min(run.learner.clip or (float("inf"),))
     if noise >= reach and run.row.level != "token" and run.config.algorithm.epsilon != "auto":
         recomputed = "recompute" in (run.config.algorithm.old_logprobs, run.old_logprobs)
         remedy = "" if recomputed else 'set algorithm.old_logprobs = "recompute", '

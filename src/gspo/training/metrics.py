@@ -10,7 +10,7 @@ from gspo.rollout.credit import TrainingBatch, completion_of
 from gspo.rollout.failures import errors
 from gspo.rollout.metrics import describe, in_parts, staleness
 from gspo.training.state import Run
-from gspo.types import Group, Metrics, Update
+from gspo.types import Agreement, Group, Metrics, Update
 
 UNLEARNED = (
     "loss", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "clip_ratio/tokens",
@@ -30,21 +30,30 @@ def of_sampling(run: Run, groups: Sequence[Group]) -> Metrics:
 
 
 def of_updates(updates: Sequence[Update]) -> Metrics:
-    """The mean metrics of a step's updates, and the effect of numerics alone, taken from the first update."""
-    agreement = updates[0].agreement
-    assert agreement is not None, "the first update of a batch tells"
-    metrics = {name: mean([update.metrics[name] for update in updates]) for name in updates[0].metrics}
+    """The mean metrics of a step's updates, and the effect of numerics alone. A metric of what was read is a mean over the
+    updates that read something, and None if none did.
+    """
+    names = dict.fromkeys(name for update in updates for name in update.metrics)
+    metrics = {name: mean([update.metrics[name] for update in updates if name in update.metrics]) for name in names}
+    agreement = measured(updates)
+    if agreement is not None:
+        metrics = agreement.metrics | metrics
+        metrics["clip_ratio/noise_only"] = agreement.clipped
+        metrics["clip_ratio/staleness"] = max(0.0, metrics["clip_ratio/tokens"] - agreement.clipped)
     return (
-        agreement.metrics
+        dict.fromkeys(UNLEARNED)
         | metrics
         | {
-            "clip_ratio/noise_only": agreement.clipped,
-            "clip_ratio/staleness": max(0.0, metrics["clip_ratio/tokens"] - agreement.clipped),
             "lr": updates[-1].metrics["lr"],
             "updates": len(updates),
             "updates/skipped": sum(update.metrics["updates/skipped"] for update in updates),
         }
     )
+
+
+def measured(updates: Sequence[Update]) -> Agreement | None:
+    """The effect of numerics alone, as the first update that read a completion found it; None if none did."""
+    return next((update.agreement for update in updates if update.agreement is not None), None)
 
 
 def nothing_learned() -> Metrics:

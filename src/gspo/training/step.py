@@ -13,6 +13,7 @@ from gspo.training import advice, likelihoods
 from gspo.training.evaluation import evaluates, held_out
 from gspo.training.metrics import (
     check_rewards,
+    measured,
     nothing_learned,
     of_sampling,
     of_updates,
@@ -75,7 +76,7 @@ def learn(run: Run, mini_batches: int) -> Metrics:
     for number in range(total):
         run.screen.phase("updating", number, total)
         updates.append(run.learner.update(number % mini_batches))
-    likelihoods.warn_of_floor(run, updates[0])
+    likelihoods.warn_of_floor(run, measured(updates))
     return of_updates(updates) | likelihoods.end_step(run)
 
 

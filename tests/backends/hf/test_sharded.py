@@ -158,6 +158,7 @@ HARD = (
     Case(batches=(("lengths", (9,)),)),  # one completion, the other ranks have none
     Case(batches=(("lengths", (20, 1, 1, 1)),)),
     Case(algorithm="grpo", batches=(("advantages", (0.0, 0.0, 0.0, 1.0)),)),  # most are idle
+    Case(batches=(("advantages", (1.0, -1.0, 1.0, -1.0, *[0.0] * 4)),)),  # every second update reads nothing
 )
 
 
