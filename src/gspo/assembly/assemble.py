@@ -48,6 +48,7 @@ from gspo.rollout.stages import Curriculum
 from gspo.rollout.synchronous import SynchronousSource
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog, recorded
+from gspo.runs.machine import warn_if_busy
 from gspo.runs.open import claimed, open_run
 from gspo.runs.progress import Progress
 from gspo.training import sft
@@ -109,6 +110,7 @@ class Start:
             if self.config.optimizer.lr == "auto":
                 log.note(chosen_rate(self.config, policy.model))
             note_limits(log, policy, self.config)
+            warn_if_busy(policy.device)
             yield log, screen, state
 
 

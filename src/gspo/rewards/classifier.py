@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from gspo.config.import_function import pick_device
 from gspo.config.rewards import RewardModelConfig
 from gspo.rewards.transcripts import Messages, text_of, words_of
+from gspo.runs.machine import warn_if_slow
 
 disable_progress_bar()  # for loading weights: the run shows its own
 WHERE = "reward_model.path"
@@ -54,6 +55,7 @@ class Classifier:
         if self.model is not None:
             return
         cfg = self.cfg
+        warn_if_slow(f'reward_model.dtype = "{cfg.dtype}"', '"float32"', getattr(torch, cfg.dtype), self.device)
         options: dict[str, Any] = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
         if not cfg.allow_pickle:
             options["use_safetensors"] = True

@@ -21,6 +21,7 @@ from gspo.backends.hf.quantized_weights import Packed
 from gspo.config.import_function import pick_device
 from gspo.config.policy import ModelConfig
 from gspo.distributed.ranks import is_loss
+from gspo.runs.machine import warn_if_slow
 
 logger = logging.getLogger(__name__)
 disable_progress_bar()  # for loading and saving weights: the run has its own
@@ -81,6 +82,9 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
     """
     if cfg is not None:
         nn.Module.to(model, device=pick_device(cfg.device), dtype=DTYPES[cfg.dtype])
+        key, remedy = ("autocast", "auto") if cfg.dtype == "float32" else ("dtype", "float32")
+        products = autocast_type(cfg.autocast, model.device.type, model.dtype) or model.dtype
+        warn_if_slow(f'model.{key} = "{getattr(cfg, key)}"', f'"{remedy}"', products, model.device)
     return ready(HFModel, model, tokenizer, cfg or ModelConfig())
 
 

@@ -1,0 +1,63 @@
+"""What this machine does slowly, said where a run could avoid it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+
+import torch
+import torch.nn.functional as F
+
+logger = logging.getLogger(__name__)
+SLOW = 1.5  # times as long as in float32
+WAITING = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"  # variables that say how threads wait for each other
+
+
+@functools.cache
+def slowdown(dtype: torch.dtype) -> float:
+    """Seconds that a matrix product in `dtype` takes on this CPU, as a multiple of those in float32. Measured once, in less
+    than half a second: which processors are fast at it no flag of torch's tells.
+    """
+    seconds = []
+    for kind in (torch.float32, dtype):
+        rows, weight = torch.ones(256, 512, dtype=kind), torch.ones(512, 512, dtype=kind)
+        F.linear(rows, weight)  # the first one takes longer
+        times = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            F.linear(rows, weight)
+            times.append(time.perf_counter() - begin)
+        seconds.append(min(times))
+    return seconds[1] / seconds[0]
+
+
+def warn_if_slow(setting: str, remedy: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Warns if matrix products in `dtype` are slower than in float32 on this device, a CPU without instructions for them.
+
+    Args:
+        setting: The setting that chose `dtype`, with its value.
+        remedy: The value to set instead.
+        dtype: Of the matrix products.
+        device: Where they run.
+    """
+    if device.type != "cpu" or dtype == torch.float32 or (times := slowdown(dtype)) < SLOW:
+        return
+    name = str(dtype).removeprefix("torch.")
+    logger.warning(
+        f"{setting}: on this CPU a matrix product takes {times:.2g} times as long in {name} as in float32: set {remedy}"
+    )
+
+
+def warn_if_busy(device: torch.device) -> None:
+    """Warns if other programs want the cores on which threads of this one wait for each other. By default they spin there,
+    and so keep a core from the thread that they wait for.
+    """
+    load, cores, threads = os.getloadavg()[0], os.cpu_count() or 1, torch.get_num_threads()
+    if device.type != "cpu" or threads == 1 or load <= cores or any(name in os.environ for name in WAITING):
+        return
+    logger.warning(
+        f"the load of this machine is {load:.1f}, and it has {cores} cores: {threads} threads that wait for each other may "
+        "be slower than one. Set OMP_WAIT_POLICY=PASSIVE, or OMP_NUM_THREADS=1"
+    )
