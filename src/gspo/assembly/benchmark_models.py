@@ -14,6 +14,7 @@ from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.models import check_here, evaluated_prompts, loaded_model, outline_of
 from gspo.assembly.samplers import EVAL_SEED, evaluator_of, samplings, speaker_of
 from gspo.backends.hf.files import base_model_errors, base_of, check_folder, commit_of, commit_of_tokenizer, is_adapter
+from gspo.backends.hf.gguf import converted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.conflicts import ENGINE, check_conflicts
 from gspo.config.import_function import pick_device
@@ -34,6 +35,7 @@ def version(cfg: ModelConfig) -> str:
     in its folder. Includes the base model of an adapter and a separate tokenizer. Raises ValueError for a missing model.
     """
     check_folder(cfg)
+    cfg = converted(cfg)
     folder = Path(cfg.path)
     found = [_of_files(folder) if folder.is_dir() else f"commit {commit_of(cfg)}"]
     if is_adapter(cfg.path):

@@ -14,7 +14,7 @@ class ModelConfig:
     """The policy: any causal language model from transformers."""
 
     path: str = opt("", path=True)
-    """Folder or Hugging Face id of the model. Required."""
+    """Folder or Hugging Face id of the model, or a GGUF file, which is converted once. Required."""
     revision: str | None = opt(None)
     """Branch, tag or commit on the Hugging Face Hub."""
     tokenizer: str | None = opt(None, path=True)

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file, extract_commit_hash
 
+from gspo.backends.hf.gguf import converted, gguf_file
 from gspo.config.import_function import pick_device
 from gspo.config.local_model import TOKENIZER_FILES
 from gspo.config.policy import ModelConfig
@@ -70,6 +71,7 @@ def read_outline(cfg: ModelConfig) -> Outline:
     """
     check_path(cfg)
     pick_device(cfg.device)
+    cfg = converted(cfg)
     if _is_only_adapter(cfg.path):
         with base_model_errors(cfg):
             return read_outline(base_of(cfg))
@@ -80,6 +82,7 @@ def read_outline(cfg: ModelConfig) -> Outline:
 def read_config(cfg: ModelConfig) -> Any:
     """The config.json of the model that `cfg` names, or of a bare adapter's base model. Raises ValueError for problems."""
     check_folder(cfg)
+    cfg = converted(cfg)
     if _is_only_adapter(cfg.path):
         with base_model_errors(cfg):
             return read_config(base_of(cfg))
@@ -162,7 +165,7 @@ def check_path(cfg: ModelConfig) -> None:
     """Raises ValueError for problems with a local folder, with clearer messages than those of transformers."""
     check_folder(cfg)
     folder, setting = Path(cfg.path), f"model.path = {cfg.path!r}"
-    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+    if not folder.is_dir() or any(folder.glob("*.safetensors")) or gguf_file(cfg.path):
         return
     pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)]
     if not pickles:
@@ -179,8 +182,10 @@ def check_folder(cfg: ModelConfig) -> None:
     folder, setting = Path(cfg.path), f"model.path = {cfg.path!r}"
     if not cfg.path:
         raise ValueError("model.path is required: a folder or a Hugging Face id")
+    if gguf_file(cfg.path):
+        return
     if folder.is_file():
-        raise ValueError(f"{setting}: this is a file; give the folder that holds config.json")
+        raise ValueError(f"{setting}: this is a file; give the folder that holds config.json, or a file *.gguf")
     if not folder.is_dir():
         if _no_id(cfg.path):
             raise ValueError(f"{setting}: no such folder")

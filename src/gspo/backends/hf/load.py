@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from gspo.backends.hf import experts, fused
 from gspo.backends.hf.files import check_weights, load_error, outline, read_config, read_outline
+from gspo.backends.hf.gguf import converted
 from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, example_token_ids, not_allclose, windows
 from gspo.backends.hf.quantized_weights import Packed
 from gspo.config.import_function import pick_device
@@ -35,7 +36,8 @@ def load_model(cfg: ModelConfig) -> HFModel:
 
 def read_weights(cfg: ModelConfig, **more: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads model and tokenizer with transformers, unprepared. more: further arguments of `from_pretrained`."""
-    model_outline, path = read_outline(cfg), cfg.path
+    model_outline = read_outline(cfg)
+    path = converted(cfg).path
     from_pretrained: Any = AutoModelForCausalLM.from_pretrained
     options: dict[str, Any] = {"config": model_outline.config, "dtype": DTYPES[cfg.dtype], "output_loading_info": True}
     options |= {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code} | more
