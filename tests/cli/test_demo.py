@@ -1,12 +1,35 @@
 """gspo demo; tests/demo has whole demos."""
 
+from pathlib import Path
+
 from gspo.cli.main import main
+from gspo.demo import smollm2, stages
 
 
 def test_a_demo_to_resume_is_there(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for words, folder in ((["demo"], "runs/demo"), (["demo", "--agent"], "runs/demo-agent")):
+    for words, folder in (
+        (["demo"], "runs/demo"),
+        (["demo", "--moe"], "runs/demo-moe-cold-start"),
+        (["demo", "--agent"], "runs/demo-agent-cold-start"),
+        (["demo", "--dir=here"], "here"),
+    ):
         assert main([*words, "--resume"]) == 2
-        assert f"--resume: there is no {folder}-cold-start" in capsys.readouterr().err
+        assert f"--resume: there is no {folder};" in capsys.readouterr().err
+    assert main(["demo", "--moe", "--agent"]) == 2
+    assert "not allowed with argument" in capsys.readouterr().err
     assert main(["demo", "--train.steps=1"]) == 2
     assert "`gspo demo` takes no configuration fields" in capsys.readouterr().err
+
+
+def test_without_its_model_the_demo_trains_a_mixture_of_experts(tmp_path, monkeypatch, capsys):
+    def fetched(tell):
+        raise smollm2.Unavailable("no network")
+
+    begun, run = [], stages.run_demo
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(smollm2, "fetched", fetched)
+    monkeypatch.setattr(stages, "run_demo", lambda *args: run(*args) if args[-1] == "sums" else begun.append(args) or 0)
+    assert main(["demo", "--seed=3"]) == 0
+    assert begun == [(Path("runs/demo-moe"), 3, False, "moe")]
+    assert "warning: no network; the demo trains a tiny mixture of experts instead" in capsys.readouterr().err

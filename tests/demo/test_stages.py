@@ -1,10 +1,12 @@
 """Whole demos, with few steps: what they print, and going on."""
 
 import re
+import string
 
 import pytest
 
-from gspo.demo import stages
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.demo import smollm2, stages
 
 FEWER = {
     "steps": 2, "size": 400, "batch_size": 8, "every": 1, "num_prompts": 8, "num_generations": 4,
@@ -23,8 +25,19 @@ def short(tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "HERE", tmp_path)
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """In place of SmolLM2, which tests/real trains."""
+    folder = tmp_path_factory.mktemp("model")
+    made = build_tiny(tiny_qwen3_moe(hidden=16, context=256), longest_match_tokenizer(string.printable))
+    made.model.save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize("kind", stages.DEMOS)
-def test_a_demo_from_start_to_end(kind, short, tmp_path, capsys):
+def test_a_demo_from_start_to_end(kind, short, model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(smollm2, "fetched", lambda tell: model)
     folder = tmp_path / "runs"
     assert stages.run_demo(folder, seed=1, kind=kind) == 0
     printed = " ".join(capsys.readouterr().out.split())

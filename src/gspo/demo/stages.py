@@ -1,10 +1,10 @@
-"""`gspo demo`: builds a model, runs the cold start, trains, evaluates, and prints the results."""
+"""`gspo demo`: gets a model, trains it, evaluates it before and after, and prints the results."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from gspo import api
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.files import load
-from gspo.demo import count_bits, tool_task
+from gspo.demo import count_bits, smollm2, tool_task
 from gspo.report.read import first_step, last_step, read_lines
 from gspo.report.samples import choose_pair
 from gspo.runs.progress import Terminal
@@ -23,65 +23,84 @@ HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
+class ColdStart:
+    """How a demo makes a model that can do something: one with random weights imitates.
+
+    Attributes:
+        pieces: Vocabulary of its tokenizer.
+        template: Chat template of its tokenizer.
+        file: Configuration.
+        text: What it is, for the terminal.
+    """
+
+    pieces: Sequence[str]
+    template: str | None
+    file: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Demo:
     """A demo.
 
     Attributes:
-        name: Prefix of its two configuration files.
-        pieces: Vocabulary of its tokenizer.
-        template: Chat template of its tokenizer.
-        imitated: Description of the cold start.
-        learned: Description of the training.
+        file: Configuration of the training.
+        text: What is trained, for the terminal.
+        cold_start: How the model comes about; None: it is SmolLM2.
         watched: Evaluation metrics to print, each with its label and number format.
     """
 
-    name: str
-    pieces: Sequence[str]
-    template: str | None
-    imitated: str
-    learned: str
-    watched: Mapping[str, tuple[str, str]]
-
-    def file(self, part: str) -> Path:
-        """Path of a stage's configuration."""
-        return HERE / f"{self.name}{part}.toml"
+    file: str
+    text: str
+    cold_start: ColdStart | None = None
+    watched: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 DEMOS = {
-    "completion": Demo(
-        "", count_bits.PIECES, None, "a Qwen3-MoE with random weights imitates worked solutions and guesses",
-        "rewards alone tell it which of the two pays", {"eval/reward/worked": ("Worked completions", ".0%")},
+    "sums": Demo(
+        "sums.toml", "SmolLM2-135M-Instruct learns to answer sums in words, from rewards alone", None,
+        {"eval/mean_length": ("Tokens", ".0f")},
+    ),
+    "moe": Demo(
+        "train.toml", "rewards alone tell it which of the two pays",
+        ColdStart(
+            count_bits.PIECES, None, "cold_start.toml",
+            "a Qwen3-MoE with random weights imitates worked solutions and guesses",
+        ),
+        {"eval/reward/worked": ("Worked completions", ".0%")},
     ),
     "agent": Demo(
-        "agent_", tool_task.PIECES, tool_task.TEMPLATE,
-        "a Qwen3-MoE with random weights imitates players who look and players who guess",
-        "rewards of whole conversations tell it that looking pays",
+        "agent_train.toml", "rewards of whole conversations tell it that looking pays",
+        ColdStart(
+            tool_task.PIECES, tool_task.TEMPLATE, "agent_cold_start.toml",
+            "a Qwen3-MoE with random weights imitates players who look and players who guess",
+        ),
         {"eval/reward/looks": ("Looks", ".2f"), "eval/reward": ("Reward", ".2f")},
     ),
 }  # fmt: skip
 
 
-def run_demo(folder: Path, seed: int = 0, resume: bool = False, kind: str = "completion") -> int:
-    """Runs the whole demo in `folder`, and its cold start in `folder`-cold-start. Returns the exit status."""
+def run_demo(folder: Path, seed: int = 0, resume: bool = False, kind: str = "sums") -> int:
+    """Runs the whole demo in `folder`, and its cold start, if any, in `folder`-cold-start. Returns the exit status."""
     demo = DEMOS[kind]
     console = Terminal(highlight=False)
     begin = time.perf_counter()
-    start = folder.with_name(f"{folder.name}-cold-start")
-    if resume and not start.exists():
-        raise ValueError(f"--resume: there is no {start}; start the demo without --resume")
-    for used in () if resume else (folder, start):
-        if used.is_file() or (used.exists() and any(used.iterdir())):
-            raise ValueError(f"{used} exists: give another --dir, or go on with a stopped demo by --resume")
-    console.print(f"[bold]1  Cold start[/]: {demo.imitated}")
-    if not (start / "model").exists():
-        finished = _cold_start(demo, start, seed, resume and (start / "config.toml").exists())
-        if not finished:
+    start = folder.with_name(f"{folder.name}-cold-start") if demo.cold_start else None
+    _check_folders(folder, start, resume)
+    if demo.cold_start is None:
+        console.print("[bold]1  The model[/]: SmolLM2-135M-Instruct, 30 layers, 135 million weights")
+        path = smollm2.fetched(lambda text: console.print(Text(visible(f"   {text}")), soft_wrap=True))
+    else:
+        assert start is not None
+        path = start / "model"
+        console.print(f"[bold]1  Cold start[/]: {demo.cold_start.text}", soft_wrap=True)
+        if not path.exists() and not _imitate(demo.cold_start, start, seed, resume and (start / "config.toml").exists()):
             return 130
-    console.print(f"\n[bold]2  GSPO[/]: {demo.learned}")
+    console.print(f"\n[bold]2  GSPO[/]: {demo.text}", soft_wrap=True)
     trained = api.train(
-        config=demo.file("train"),
+        config=HERE / demo.file,
         resume=resume and (folder / "config.toml").exists(),
-        model=str(start / "model"),
+        model=str(path),
         task={"seed": seed},
         train={"seed": seed},
         log={"dir": str(folder)},
@@ -92,11 +111,22 @@ def run_demo(folder: Path, seed: int = 0, resume: bool = False, kind: str = "com
     return 0
 
 
-def _cold_start(demo: Demo, folder: Path, seed: int, resume: bool) -> bool:
-    tokenizer = longest_match_tokenizer(demo.pieces)
-    tokenizer.chat_template = demo.template
+def _check_folders(folder: Path, start: Path | None, resume: bool) -> None:
+    """Raises ValueError if a folder is in use, or if there is nothing to resume."""
+    first = start or folder
+    if resume and not first.exists():
+        raise ValueError(f"--resume: there is no {first}; start the demo without --resume")
+    for used in () if resume else (folder, first):
+        if used.is_file() or (used.exists() and any(used.iterdir())):
+            raise ValueError(f"{used} exists: give another --dir, or go on with a stopped demo by --resume")
+
+
+def _imitate(cold_start: ColdStart, folder: Path, seed: int, resume: bool) -> bool:
+    """Runs a cold start. Returns whether it finished."""
+    tokenizer = longest_match_tokenizer(cold_start.pieces)
+    tokenizer.chat_template = cold_start.template
     tiny = build_tiny(tiny_qwen3_moe(context=256), tokenizer, seed)
-    recipe = load(demo.file("cold_start"))
+    recipe = load(HERE / cold_start.file)
     result = api.sft(
         tiny.model,
         tokenizer=tiny.tokenizer,
@@ -129,7 +159,7 @@ def _print_results(console: Terminal, demo: Demo, folder: Path, seconds: float) 
     console.print(f"[bold]Clipped tokens[/]     {clipped:.0%} at the clip range {low:g}/{high:g}")
     completions = folder / "evaluations.jsonl"
     pair = choose_pair(first_step(completions), last_step(completions))
-    assert pair is not None, "train.toml evaluates before the first step and after the last"
+    assert pair is not None, "each demo evaluates before the first step and after the last"
     console.print(Text.assemble("\nA held-out question: ", (visible(pair[0]["prompt"]), "bold")))
     for name, rollout in zip(("Before", "After"), pair):
         text = (
