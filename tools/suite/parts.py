@@ -22,6 +22,10 @@ ENVIRONMENTS = {
         ["make test-vllm SHARE=1/2"],
         ["src/gspo/backends/vllm/", "tests/backends/vllm/engine/"],
     ),
+    "a pretrained model": (
+        ["make test-real"],
+        ["src/gspo/demo/", "src/gspo/backends/hf/gguf", "examples/smollm2/", "tests/real/"],
+    ),
     "ray": (["make test-ray"], ["src/gspo/launch/ray_", "tests/launch/test_ray_", "tests/launch/ray_"]),
     "verifiers and benchmarks": (
         ["make test-verifiers", "make test-benchmarks"],

@@ -1,0 +1,1 @@
+"""Tests with SmolLM2-135M, a pretrained model: `make test-real` fetches it."""
