@@ -1,8 +1,10 @@
 """A run of two ranks to which others are compared, and an engine."""
 
 import os
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -25,6 +27,11 @@ def unbroken(tmp_path_factory):
     return place / "unbroken"
 
 
+def answers(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.fixture(scope="module")
 def engine():
     """The address of a server that samples from the models that it is given."""
@@ -32,6 +39,9 @@ def engine():
     script = ROOT / "tests" / "backends" / "vllm" / "stand_in_model.py"
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen([sys.executable, str(script), f"--port={port}"], env=os.environ | {"PYTHONPATH": path})
+    while not answers(port):  # a run begins by asking it
+        assert process.poll() is None
+        time.sleep(0.1)
     yield f"http://127.0.0.1:{port}"
     process.kill()
     process.wait()

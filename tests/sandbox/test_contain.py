@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import gspo
 from gspo.sandbox.types import Case, Limits, Program
 from tests.sandbox.attacks import CONTAIN, LEAKS, program
 
@@ -37,7 +38,7 @@ def host(folder_of_all):
     yield {
         "token": TOKEN, "secret": str(secret), "port": servers[0].getsockname()[1], "unix": f"{folder}/unix",
         "abstract": abstract, "home": os.path.expanduser("~"), "site": sysconfig.get_path("purelib"),
-        "sources": str(Path(__file__).parents[3]),
+        "sources": str(Path(gspo.__file__).parent),
     }  # fmt: skip
     for server in servers:
         server.close()
