@@ -1,0 +1,76 @@
+"""The recipes of examples/smollm2, run as their users run them, but each for one step with few and short completions."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "smollm2"
+STEP = {
+    "rollout.num_prompts": 2, "rollout.num_generations": 2, "rollout.max_completion_length": 8, "train.steps": 1,
+    "eval.num_prompts": 2,
+}  # fmt: skip
+COLD_START = {"train.steps": 1, "train.batch_size": 2}
+
+
+def command(*words, **options):
+    """Runs a command of gspo, or a Python file, in the recipes' folder. Returns what it printed."""
+    start = ["-m", "gspo"] if not words[0].endswith(".py") else []
+    path = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, *start, *map(str, words)],
+        cwd=FOLDER,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def fields(**values):
+    return [word for name, value in values.items() for word in (f"--{name}", value)]
+
+
+@pytest.fixture(scope="module")
+def trained(pretrained, tmp_path_factory):
+    """Runs a recipe from the model that it names, or from `model`. Returns the folder of the trained model."""
+
+    def run(name, kind="train", short=STEP, model=pretrained, **changes):
+        folder = tmp_path_factory.mktemp(name)
+        command(kind, f"{name}.toml", *fields(**short | {"model.path": model, "log.dir": folder} | changes))
+        return folder / "model"
+
+    return run
+
+
+def test_arithmetic(trained):
+    trained("arithmetic", model=trained("arithmetic_cold_start", "sft", COLD_START))
+
+
+def test_lora(trained):
+    assert (trained("lora") / "adapter_config.json").is_file()
+
+
+def test_grpo_gspo(pretrained, tmp_path):
+    told = command(
+        "compare", "grpo_gspo.toml", "--dir", tmp_path, "--only", "*/seed0", *fields(**STEP, **{"model.path": pretrained})
+    )
+    assert "GRPO" in told and "GSPO" in told
+
+
+def test_upcycled(pretrained, trained, tmp_path):
+    mixture, completions = tmp_path / "mixture", tmp_path / "dense.jsonl"
+    told = command("upcycle.py", pretrained, mixture, "--experts", 2, "--noise", 0)
+    changed = float(told.split()[-1])
+    assert changed < 1e-3
+    source = {"model.path": pretrained, "task.eval_source": "gspo.demo.word_sums:training", "eval.num_prompts": 2}
+    command("eval", "upcycled.toml", "--out", completions, *fields(**source))
+    repaired = trained("upcycled_sft", "sft", COLD_START, mixture, **{"task.source": completions})
+    trained("upcycled", model=repaired)
