@@ -6,8 +6,8 @@ import random
 import re
 from typing import Any
 
-NAMES = "Anna Ben Emma Leo Lily Max Mia Nora Sam Tom".split()
-OBJECTS = "apples books coins marbles shells stamps".split()
+NAMES = ["Anna", "Ben", "Emma", "Leo", "Lily", "Max", "Mia", "Nora", "Sam", "Tom"]
+OBJECTS = ["apples", "books", "coins", "marbles", "shells", "stamps"]
 VERBS = {"+": ["finds", "buys", "gets"], "-": ["loses", "sells", "gives away"]}
 HELD_OUT = 500
 """Number of the sums that no training shows, such as 7 + 8 - 5."""

@@ -39,6 +39,7 @@ def upcycled(dense: PreTrainedModel, experts: int, noise: float, seed: int = 0) 
 
 
 def main() -> None:
+    """Reads the command line, and writes the mixture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dense", help="folder of a Llama model")
     parser.add_argument("out", help="folder to write")
