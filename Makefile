@@ -59,8 +59,12 @@ campaign: .venv/test
 		-k "test_kill_9 or test_every_trained_token or test_generated_requests"
 
 # The demo and the recipes on a pretrained model, which is fetched into the user's cache if it is not there.
-test-real: .venv/test
-	GSPO_REAL=1 $(BIN)/python -m pytest tests/real
+test-real: .real-data/done .venv/test
+	GSPO_REAL=1 PYTHONPATH=$(CURDIR)/.real-data $(BIN)/python -m pytest tests/real
+
+.real-data/done:
+	$(PYTHON) -m pip install -q --no-deps --target .real-data bfcl-eval==2026.3.23
+	touch $@
 
 test-verifiers: .venv-verifiers/done
 	GSPO_REQUIRE=verifiers.v1 .venv-verifiers/bin/python -m pytest tests/agents/test_verifiers_episodes.py
@@ -128,7 +132,7 @@ evidence: .venv/demo
 	$(BIN)/python lab/studies/strong.py
 
 clean:
-	rm -rf .venv .venv-* .bench-* build dist
+	rm -rf .venv .venv-* .bench-* .real-data build dist
 
 .venv/pip: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,6 +1,7 @@
 """The demo on its real model: fetched, converted, sampled, scored and trained."""
 
 import re
+import shutil
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gspo.demo import smollm2, stages
 
-SHORT = {"steps": 1, "num_prompts": 2, "num_generations": 4}
+SHORT = {"steps": 1, "num_prompts": 4, "num_generations": 2}
 
 
 def test_the_converted_model_speaks(pretrained):
@@ -29,6 +30,7 @@ def test_one_step_of_the_demo(pretrained, tmp_path, monkeypatch, capsys):
     assert stages.run_demo(tmp_path / "run") == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"the model is in {smollm2.folder()}" in printed
-    assert re.search(r"Held-out accuracy [\d.]+% \(.*\) -> [\d.]+% \(.*\), 2 questions never trained on", printed)
+    assert re.search(r"Held-out accuracy [\d.]+% \(.*\) -> [\d.]+% \(.*\), 4 questions never trained on", printed)
     with pytest.raises(ValueError, match="exists: give another --dir"):
         stages.run_demo(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")

@@ -1,6 +1,8 @@
 """The recipes of examples/smollm2, run as their users run them, but each for one step with few and short completions."""
 
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from tests.patience import PATIENCE
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "smollm2"
 STEP = {
-    "rollout.num_prompts": 2, "rollout.num_generations": 2, "rollout.max_completion_length": 8, "train.steps": 1,
+    "rollout.num_prompts": 4, "rollout.num_generations": 2, "rollout.max_completion_length": 8, "train.steps": 1,
     "eval.num_prompts": 2,
 }  # fmt: skip
 COLD_START = {"train.steps": 1, "train.batch_size": 2}
@@ -42,12 +44,17 @@ def fields(**values):
 def trained(pretrained, tmp_path_factory):
     """Runs a recipe from the model that it names, or from `model`. Returns the folder of the trained model."""
 
+    made = []
+
     def run(name, kind="train", short=STEP, model=pretrained, **changes):
-        folder = tmp_path_factory.mktemp(name)
+        made.append(folder := tmp_path_factory.mktemp(name))
         command(kind, f"{name}.toml", *fields(**short | {"model.path": model, "log.dir": folder} | changes))
+        shutil.rmtree(folder / "checkpoints")  # 1.6 GB
         return folder / "model"
 
-    return run
+    yield run
+    for folder in made:
+        shutil.rmtree(folder)
 
 
 def test_arithmetic(trained):
@@ -63,6 +70,7 @@ def test_grpo_gspo(pretrained, tmp_path):
         "compare", "grpo_gspo.toml", "--dir", tmp_path, "--only", "*/seed0", *fields(**STEP, **{"model.path": pretrained})
     )
     assert "GRPO" in told and "GSPO" in told
+    shutil.rmtree(tmp_path)
 
 
 def test_upcycled(pretrained, trained, tmp_path):
@@ -74,3 +82,22 @@ def test_upcycled(pretrained, trained, tmp_path):
     command("eval", "upcycled.toml", "--out", completions, *fields(**source))
     repaired = trained("upcycled_sft", "sft", COLD_START, mixture, **{"task.source": completions})
     trained("upcycled", model=repaired)
+    shutil.rmtree(mixture)
+
+
+def test_tools(trained):
+    if importlib.util.find_spec("bfcl_eval") is None and os.environ.get("GSPO_REAL") != "1":
+        pytest.skip("the problems are not there: pip install --no-deps bfcl-eval")
+    trained("tools")
+
+
+def test_programs(trained):
+    trained("programs")
+
+
+def test_agent(trained):
+    trained("agent")
+
+
+def test_suite(pretrained):
+    assert "accuracy" in command("eval", "suite.toml", *fields(**{"model.path": pretrained, "eval.num_prompts": 2}))
