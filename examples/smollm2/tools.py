@@ -18,7 +18,7 @@ EXAMPLE = [
 ]
 """Without an example this model never writes a call: 0 of 64."""
 LONGEST = 3
-"""Most parameters of a function: longer calls are beyond so small a model."""
+"""Most parameters of a function, so that prompts and calls stay short."""
 HELD_OUT = 60
 """Number of functions that training never shows."""
 
@@ -63,11 +63,10 @@ def rows(problems: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     for problem in (problem for one in problems for problem in one):
         tool, question = problem["function"][0], problem["question"][0][0]["content"]
         prompt = [*EXAMPLE, {"role": "user", "content": f"{signature(tool)}\n\n{question}"}]
-        answer = {
-            name: [float(value) if type(value) is int and p["type"] == "float" else value for value in values]
-            for name, values in problem["ground_truth"][0][tool["name"]].items()
-            if (p := tool["parameters"]["properties"][name])
-        }
+        schema, answer = tool["parameters"]["properties"], problem["ground_truth"][0][tool["name"]]
+        for name, values in answer.items():
+            if schema[name]["type"] == "float":
+                answer[name] = [float(value) if type(value) is int else value for value in values]
         made.append({"prompt": prompt, "tool": tool["name"], "answer": json.dumps(answer)})
     return made
 

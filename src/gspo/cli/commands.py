@@ -35,7 +35,7 @@ def parser() -> Parser:
     top = Parser(
         prog="gspo",
         description="Train language models with Group Sequence Policy Optimization (GSPO).",
-        epilog="Start with `gspo demo`: it trains SmolLM2-135M in ten minutes on two CPU cores.",
+        epilog="Start with `gspo demo`: it trains SmolLM2-135M in a few minutes on two CPU cores.",
     )
     top.add_argument("--version", action="version", version=f"gspo {__version__}")
     for name, text in COMMON.items():

@@ -47,7 +47,7 @@ def _resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
 
 DEMO = Command(
     "demo",
-    "train SmolLM2-135M with GSPO until it answers sums in words: ten minutes on two CPU cores",
+    "train SmolLM2-135M with GSPO until it answers sums in words: a few minutes on two CPU cores",
     _add_arguments,
     _run,
     takes_fields=False,
