@@ -13,7 +13,7 @@ from gspo.assembly.early_checks import checked_prompts
 from gspo.backends.hf.tiny import build_tiny
 from gspo.cli.main import main
 from gspo.config.files import from_dict, to_toml
-from gspo.config.local_model import at_hand
+from gspo.config.local_model import local_copy
 from tests import tiny_run
 from tests.backends.hf.families import FAMILIES
 from tests.data.tools import TEMPLATE, characters
@@ -101,7 +101,7 @@ def test_what_a_run_would_refuse_is_refused_in_its_words(tmp_path, case):
     spoil(tmp_path / "model", files)
     config = from_dict(tables)
     with pytest.raises(ValueError, match=said) as early:
-        checked_prompts(config, at_hand(config.model), 1)
+        checked_prompts(config, local_copy(config.model), 1)
     if "vocab_size" not in str(files):  # the weights no longer fit such a config.json
         with pytest.raises(ValueError) as late, training(config):
             pass
@@ -110,7 +110,7 @@ def test_what_a_run_would_refuse_is_refused_in_its_words(tmp_path, case):
 
 def shown(config, count=1):
     with logs("", logging.INFO) as told:
-        prompts, text = checked_prompts(config, at_hand(config.model), count)
+        prompts, text = checked_prompts(config, local_copy(config.model), count)
         logging.getLogger("gspo").info("the end")
     return prompts, text, told[:-1]
 

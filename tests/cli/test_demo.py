@@ -23,7 +23,7 @@ def test_a_demo_to_resume_is_there(tmp_path, monkeypatch, capsys):
 
 
 def test_without_its_model_the_demo_trains_a_mixture_of_experts(tmp_path, monkeypatch, capsys):
-    def fetched(tell):
+    def fetched(show):
         raise smollm2.Unavailable("no network")
 
     begun, run = [], stages.run_demo

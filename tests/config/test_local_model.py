@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gspo.config.local_model import at_hand
+from gspo.config.local_model import local_copy
 from gspo.config.policy import ModelConfig
 
 
@@ -31,12 +31,12 @@ def test_a_folder_is_at_hand_with_its_tokenizer(tmp_path, own, other, found):
     path = str(folder(tmp_path / "model", *own))
     tokenizer = None if other is None else str(folder(tmp_path / "tokenizer", *other))
     model = ModelConfig(path=path, tokenizer=tokenizer, trust_remote_code=True)
-    assert at_hand(model) == (model if found else None)
+    assert local_copy(model) == (model if found else None)
 
 
 @pytest.mark.parametrize("path", ["", "nobody/has-it", "./none", "/none", "a/b/c", "~", "..", "a--b", "\ud83d"])
 def test_what_is_not_here_is_no_error(path):
-    assert at_hand(ModelConfig(path=path)) is None
+    assert local_copy(ModelConfig(path=path)) is None
 
 
 def test_a_cached_model_is_at_hand_at_its_revision(tmp_path, monkeypatch):
@@ -45,12 +45,12 @@ def test_a_cached_model_is_at_hand_at_its_revision(tmp_path, monkeypatch):
     snapshot = folder(cache / "models--org--name" / "snapshots" / ("a" * 40), "config.json", "tokenizer_config.json")
     refs = folder(cache / "models--org--name" / "refs")
     (refs / "main").write_text("a" * 40)
-    found = at_hand(ModelConfig(path="org/name"))
+    found = local_copy(ModelConfig(path="org/name"))
     assert found == ModelConfig(path=str(snapshot)) and found.revision is None
-    assert at_hand(ModelConfig(path="org/name", revision="a" * 40)) == ModelConfig(path=str(snapshot))
-    assert at_hand(ModelConfig(path="org/name", revision="v2")) is None
-    assert at_hand(ModelConfig(path="org/name", tokenizer="org/other")) is None
-    assert at_hand(ModelConfig(path=str(snapshot), tokenizer="org/name")).tokenizer == str(snapshot)
+    assert local_copy(ModelConfig(path="org/name", revision="a" * 40)) == ModelConfig(path=str(snapshot))
+    assert local_copy(ModelConfig(path="org/name", revision="v2")) is None
+    assert local_copy(ModelConfig(path="org/name", tokenizer="org/other")) is None
+    assert local_copy(ModelConfig(path=str(snapshot), tokenizer="org/name")).tokenizer == str(snapshot)
 
 
 def test_torch_is_not_imported_for_a_model_that_is_not_here():

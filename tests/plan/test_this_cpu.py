@@ -14,7 +14,17 @@ from gspo.plan import this_cpu
 from gspo.plan.cost_model import Spread, Work
 from gspo.plan.meta_sharding import shard_on_meta
 from gspo.plan.plan import Lengths, render
-from gspo.plan.this_cpu import REACHED, Model, Product, Rates, Sampled, asked, rate, sampling_seconds, training_seconds
+from gspo.plan.this_cpu import (
+    EFFICIENCY,
+    Model,
+    Product,
+    Rates,
+    Sampled,
+    for_this_cpu,
+    rate,
+    sampling_seconds,
+    training_seconds,
+)
 from tests.assembly.test_early_checks import SYSTEM, saved
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 
@@ -60,7 +70,7 @@ def test_seconds_are_the_sum_of_all_passes(tmp_path):
     for _batch in range(2):
         for _token in range(4):
             expected += (ops(3) + 4 * 2 * 32 * 3 * 7) / 5e8 + 2 * 3 * 32 * model.vocabulary / 1e8
-    assert sampling_seconds(model, step, RATES) == pytest.approx(expected / REACHED)
+    assert sampling_seconds(model, step, RATES) == pytest.approx(expected / EFFICIENCY)
 
     work = Work(training=2, reading=1, training_tokens=40, reading_tokens=20)
     forward = lambda tokens: ops(tokens) + 4 * 2 * 32 * tokens * 4.5  # noqa: E731
@@ -68,7 +78,7 @@ def test_seconds_are_the_sum_of_all_passes(tmp_path):
     for checkpointing, frozen, times, back in ((False, False, 3, 3), (True, False, 4, 3), (False, True, 2, 2)):
         one = Model(model.weights, model.shape, model.vocabulary, frozen=frozen)
         expected = (times * forward(40) + forward(20)) / 1e9 + head * (2 * back + 1) / 2e9
-        assert training_seconds(one, work, 8, 9, RATES, checkpointing) == pytest.approx(expected / REACHED)
+        assert training_seconds(one, work, 8, 9, RATES, checkpointing) == pytest.approx(expected / EFFICIENCY)
 
 
 def test_logits_that_do_not_stay_are_computed_again(tmp_path, monkeypatch):
@@ -77,7 +87,7 @@ def test_logits_that_do_not_stay_are_computed_again(tmp_path, monkeypatch):
     kept = training_seconds(model, work, 8, 9, RATES, False)
     monkeypatch.setattr(this_cpu, "KEPT", 0)
     again = training_seconds(model, work, 8, 9, RATES, False)
-    assert again - kept == pytest.approx(model.head(8).operations / 2e9 / REACHED)
+    assert again - kept == pytest.approx(model.head(8).operations / 2e9 / EFFICIENCY)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +122,7 @@ def test_slower_products_make_a_slower_model(monkeypatch):
 )
 def test_a_plan_is_for_this_cpu_where_nothing_says_otherwise(monkeypatch, tables, memory, gpu, here):
     monkeypatch.setattr(this_cpu, "pick_device", lambda name: torch.device("cuda" if gpu else "cpu"))
-    assert asked(from_dict(tables), memory) == here
+    assert for_this_cpu(from_dict(tables), memory) == here
 
 
 def test_the_plan_of_a_run_on_this_cpu(tmp_path, capsys):

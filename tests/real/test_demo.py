@@ -16,8 +16,8 @@ def test_the_converted_model_speaks(pretrained):
     tokenizer, model = AutoTokenizer.from_pretrained(pretrained), AutoModelForCausalLM.from_pretrained(pretrained)
     messages = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
     tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    told = model.generate(**tokens, max_new_tokens=8, do_sample=False)[0, tokens["input_ids"].shape[1] :]
-    assert "Paris" in tokenizer.decode(told)
+    answer = model.generate(**tokens, max_new_tokens=8, do_sample=False)[0, tokens["input_ids"].shape[1] :]
+    assert "Paris" in tokenizer.decode(answer)
     assert model.dtype == torch.float32 and model.num_parameters() == 134_515_008
 
 

@@ -66,17 +66,17 @@ def test_lora(trained):
 
 
 def test_grpo_gspo(pretrained, tmp_path):
-    told = command(
+    printed = command(
         "compare", "grpo_gspo.toml", "--dir", tmp_path, "--only", "*/seed0", *fields(**STEP, **{"model.path": pretrained})
     )
-    assert "GRPO" in told and "GSPO" in told
+    assert "GRPO" in printed and "GSPO" in printed
     shutil.rmtree(tmp_path)
 
 
 def test_upcycled(pretrained, trained, tmp_path):
     mixture, completions = tmp_path / "mixture", tmp_path / "dense.jsonl"
-    told = command("upcycle.py", pretrained, mixture, "--experts", 2, "--noise", 0)
-    changed = float(told.split()[-1])
+    printed = command("upcycle.py", pretrained, mixture, "--experts", 2, "--noise", 0)
+    changed = float(printed.split()[-1])
     assert changed < 1e-3
     source = {"model.path": pretrained, "task.eval_source": "gspo.demo.word_sums:training", "eval.num_prompts": 2}
     command("eval", "upcycled.toml", "--out", completions, *fields(**source))

@@ -13,12 +13,14 @@ from gspo.types import Group, Prompt, Rollout
 from tests.training.whole import lines, train
 
 
-def run_of(step=1, alike=0, **sections):
+def run_of(step=1, equal_steps=0, **sections):
     """As much of a run as advice reads, and what it says."""
     tables = {"task": {"source": "rows.jsonl"}, "reward": {"functions": ["exact"]}} | sections
     config, said = resolved(from_dict(tables))[0], []
     row = ALGORITHMS[config.algorithm.name]
-    return SimpleNamespace(config=config, row=row, step=step, alike=alike, log=SimpleNamespace(warn=said.append)), said
+    return SimpleNamespace(
+        config=config, row=row, step=step, equal_steps=equal_steps, log=SimpleNamespace(warn=said.append)
+    ), said
 
 
 def ranged(length, step=1, **algorithm):
@@ -84,7 +86,7 @@ def test_right_answers_and_rewards_that_differ():
     prompt = Prompt("0", "", (1,))
     for rewards in ((0.0, 0.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0), (None, None), (0.0, 0.0), (0.0, None)):
         advice.of_rewards(run, [Group(prompt, [_scored(prompt, "", reward) for reward in rewards])])
-    assert said == [] and run.alike == 2
+    assert said == [] and run.equal_steps == 2
 
 
 def test_a_whole_run_says_both(tmp_path):

@@ -20,13 +20,13 @@ def seen(test, rewards, **noise):
 def test_a_standstill_by_hand():
     test = RewardFall(5)
     seen(test, [0.1] * 19, reward_se=0.1)
-    assert test.still(10) is None  # too few steps
+    assert test.standstill(10) is None  # too few steps
     seen(test, [0.3], reward_se=0.1)
-    assert test.still(10) == pytest.approx((0.1, 0.12))
+    assert test.standstill(10) == pytest.approx((0.1, 0.12))
     seen(test, [0.3] * 3, reward_se=0.1)  # 0.18 is 0.08 above; two standard errors are 2 sqrt(0.02 / 10) = 0.089
-    assert test.still(10) == pytest.approx((0.1, 0.18))
+    assert test.standstill(10) == pytest.approx((0.1, 0.18))
     seen(test, [0.3], reward_se=0.1)
-    assert test.still(10) is None
+    assert test.standstill(10) is None
 
 
 def test_a_fall_by_hand():

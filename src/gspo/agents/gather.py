@@ -31,6 +31,31 @@ class Gathered(list[TrajectoryGroup]):
         self.failed, self.dropped = failed, dropped
 
 
+class Tally:
+    """Counts finished and failed runs.
+
+    Attributes:
+        total: Number of runs.
+        done: Number of finished runs, failed ones included.
+        failed: Number of failed runs, by reason.
+    """
+
+    def __init__(self, total: int, max_exceptions: float) -> None:
+        self.total, self.done, self.failed = total, 0, Counter[str]()
+        self.max_exceptions = max_exceptions
+        self.allowed = math.floor(max_exceptions * total) if 0 < max_exceptions < 1 else max_exceptions
+
+    def fail(self, error: Exception) -> None:
+        """Counts a failed run. Raises RuntimeError if more failed than allowed."""
+        self.failed[f"{type(error).__name__}: {error}"[:200]] += 1
+        if self.failed.total() > self.allowed:
+            count, limit = f"{self.failed.total()} of {self.total}", f"more than max_exceptions = {self.max_exceptions:g}"
+            raise RuntimeError(f"{count} runs of the agent failed, {limit}: {_reasons(self.failed)}") from error
+
+    def __str__(self) -> str:
+        return f"{self.failed.total()} of {self.total} runs of the agent failed: {_reasons(self.failed)}"
+
+
 async def gather(
     groups: Iterable[Iterable[Awaitable[Any]]],
     *,
@@ -57,28 +82,21 @@ async def gather(
         RuntimeError: More runs failed than allowed. The rest are cancelled.
     """
     runs = [_runs(f"groups[{number}]", group, False) for number, group in enumerate(_runs("groups", groups))]
-    total, done, failed = sum(map(len, runs)), 0, Counter[str]()
-    allowed = math.floor(max_exceptions * total) if 0 < max_exceptions < 1 else max_exceptions
-    room = asyncio.Semaphore(at_once or max(1, total))
+    tally = Tally(sum(map(len, runs)), max_exceptions)
+    limit = asyncio.Semaphore(at_once or max(1, tally.total))
 
     async def run_one(run: Awaitable[Any]) -> Any:
-        nonlocal done
         try:
-            async with room:
+            async with limit:
                 trajectory = await _trajectory(run)
         except Exception as error:
-            failed[f"{type(error).__name__}: {error}"[:200]] += 1
-            if failed.total() > allowed:
-                raise RuntimeError(
-                    f"{failed.total()} of {total} runs of the agent failed, more than max_exceptions = {max_exceptions:g}: "
-                    f"{_reasons(failed)}"
-                ) from error
+            tally.fail(error)
             trajectory = error
         finally:
             if inspect.iscoroutine(run):
                 run.close()  # in case it never started
-        done += 1
-        show("agent", done, total)
+        tally.done += 1
+        show("agent", tally.done, tally.total)
         return trajectory
 
     with ExitStack() as stack:
@@ -92,12 +110,9 @@ async def gather(
     all_groups = [TrajectoryGroup(task.result() for task in group) for group in tasks]
     kept_groups = [group for group in all_groups if len(group) > 1]
     dropped = len(all_groups) - len(kept_groups)
-    if failed:
-        tell(
-            f"{failed.total()} of {total} runs of the agent failed: {_reasons(failed)}; {dropped} of {len(all_groups)} "
-            "groups are dropped, for fewer than two are left in them"
-        )
-    return Gathered(kept_groups, failed, dropped)
+    if tally.failed:
+        tell(f"{tally}; {dropped} of {len(all_groups)} groups are dropped, for fewer than two are left in them")
+    return Gathered(kept_groups, tally.failed, dropped)
 
 
 def _runs(name: str, given: Any, nested: bool = True) -> list[Any]:

@@ -21,7 +21,7 @@ from gspo.config.source_kind import kind, played
 from gspo.data.chat_template import Encoder, decoded
 from gspo.data.loaders import read
 from gspo.data.prompts import first_prompts
-from gspo.runs.log import as_read
+from gspo.runs.log import prompt_text
 from gspo.types import Prompt
 
 
@@ -44,7 +44,7 @@ def checked_prompts(config: Config, here: ModelConfig, count: int) -> tuple[list
         return [], ""
     rows = read(config.task.source, config.task, config.task.split)
     prompts = first_prompts(config.task, encoder, limit, rows, count)
-    return prompts, as_read(decoded(tokenizer, prompts[0].tokens), len(prompts[0].tokens)) if prompts else ""
+    return prompts, prompt_text(decoded(tokenizer, prompts[0].tokens), len(prompts[0].tokens)) if prompts else ""
 
 
 def check_model(config: Config, here: ModelConfig, tokenizer: Any) -> int | None:

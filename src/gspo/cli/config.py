@@ -8,7 +8,7 @@ import logging
 
 from gspo.cli.arguments import Command
 from gspo.config.files import load, to_toml
-from gspo.config.local_model import at_hand
+from gspo.config.local_model import local_copy
 from gspo.launch.processes import importing
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     config = load(arguments.config, fields)
     check_queries(config)
     check_sources(config.task, config.stage, config.refresh)
-    if (here := at_hand(config.model)) is not None:
+    if (here := local_copy(config.model)) is not None:
         with importing():
             from gspo.assembly.early_checks import checked_prompts
         _, shown = checked_prompts(config, here, 1)

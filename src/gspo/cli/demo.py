@@ -31,12 +31,16 @@ def _folder_of(arguments: argparse.Namespace) -> Path:
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     with importing():
         from gspo.demo import smollm2, stages
+
+    def run_kind(kind: str) -> int:
+        arguments.kind = kind
+        return stages.run_demo(_folder_of(arguments), arguments.seed, arguments.resume, kind)
+
     try:
-        return stages.run_demo(_folder_of(arguments), arguments.seed, arguments.resume, arguments.kind)
+        return run_kind(arguments.kind)
     except smollm2.Unavailable as error:
         logger.warning("%s; the demo trains a tiny mixture of experts instead (gspo demo --moe)", error)
-        arguments.kind = "moe"
-        return stages.run_demo(_folder_of(arguments), arguments.seed, arguments.resume, arguments.kind)
+        return run_kind("moe")
 
 
 def _resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:

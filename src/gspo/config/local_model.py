@@ -11,7 +11,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 """Each of them marks a folder that holds a tokenizer."""
 
 
-def at_hand(model: ModelConfig) -> ModelConfig | None:
+def local_copy(model: ModelConfig) -> ModelConfig | None:
     """`model` with a local folder for each Hugging Face id; None if config.json or the tokenizer is not on this machine."""
     folder = _folder(model.path, model.revision, "config.json")
     if folder is None:

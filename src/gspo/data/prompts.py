@@ -75,7 +75,7 @@ def load_prompts(
     if encoder.defaulted:
         text = f'prompts get the system message "{encoder.default_system}": a reward reads the answer there'
         logger.info(f'{text} (task.system sets another one, "" none)')
-    _tell_of_system(task, encoder, found[0][0])
+    _log_added_system(task, encoder, found[0][0])
     return found
 
 
@@ -87,11 +87,11 @@ def first_prompts(task: TaskConfig, encoder: Encoder, limit: int | None, rows: T
     build = partial(_prompt, task=task, encoder=encoder, limit=limit)
     prompts = list(islice(_built(task, rows, "train", build), count))
     if prompts:
-        _tell_of_system(task, encoder, prompts[0])
+        _log_added_system(task, encoder, prompts[0])
     return prompts
 
 
-def _tell_of_system(task: TaskConfig, encoder: Encoder, prompt: Prompt) -> None:
+def _log_added_system(task: TaskConfig, encoder: Encoder, prompt: Prompt) -> None:
     """Logs the system message that the chat template adds, if any. Environments write messages of their own."""
     if not played(task) and (added := encoder.added_system(prompt.messages)):
         logger.info(f"the chat template adds a system message of its own, {added!r:.300} (task.system sets another one)")
@@ -117,7 +117,7 @@ def load_demonstrations(
         return Demonstration(prompt, text, ids)
 
     found = _load(task, read_tables(task, eval, rows, eval_rows), build)
-    _tell_of_system(task, encoder, found[0][0].prompt)
+    _log_added_system(task, encoder, found[0][0].prompt)
     return found
 
 

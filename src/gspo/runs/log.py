@@ -81,7 +81,7 @@ class RunLog:
         if not self._prompted:
             self._prompted = True
             self._event("prompt", shorten(text, PROMPT_SHOWN))
-            logger.info(without_logins(as_read(text, tokens)))
+            logger.info(without_logins(prompt_text(text, tokens)))
 
     def failed(self, text: str) -> None:
         """Write the error that ends the run as an event, if the disk allows. The caller prints it."""
@@ -189,7 +189,7 @@ class RunLog:
         return texts
 
 
-def as_read(text: str, tokens: int) -> str:
+def prompt_text(text: str, tokens: int) -> str:
     """A prompt of so many tokens with its special tokens, for the terminal."""
     return f"a prompt as the model reads it, {tokens} tokens:\n{shorten(text, PROMPT_SHOWN)}"
 

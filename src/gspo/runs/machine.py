@@ -17,7 +17,7 @@ WAITING = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"  # variables that
 
 @functools.cache
 def slowdown(dtype: torch.dtype) -> float:
-    """Seconds that a matrix product in `dtype` takes on this CPU, as a multiple of those in float32. Measured once, in less
+    """Processor seconds that a matrix product in `dtype` takes, as a multiple of those in float32. Measured once, in less
     than half a second: which processors are fast at it no flag of torch's tells.
     """
     seconds = []
@@ -26,9 +26,9 @@ def slowdown(dtype: torch.dtype) -> float:
         F.linear(rows, weight)  # the first one takes longer
         times = []
         for _ in range(3):
-            begin = time.perf_counter()
+            begin = time.process_time()
             F.linear(rows, weight)
-            times.append(time.perf_counter() - begin)
+            times.append(time.process_time() - begin)
         seconds.append(min(times))
     return seconds[1] / seconds[0]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gspo.config.answer_format import reads_tags, tagged
-from gspo.objective.clip_range import fitting
+from gspo.objective.clip_range import initial_range
 from gspo.training.state import Run
 from gspo.types import Group, Metrics
 
 # Ranges that are narrower by this factor than what fits lost reward in the study of docs/evidence.md (3e-4 at 56 and 100
 # tokens, 3e-5 at 204); 3e-4 at 204 tokens, 23 times narrower, did not.
 NARROW = 25.0
-ALIKE = 3  # steps of equal rewards
+EQUAL_STEPS = 3  # steps of equal rewards
 OFTEN = 0.5  # share of completions with tags from which on the tags are not what is missing
 
 
@@ -22,7 +22,7 @@ def of_range(run: Run, metrics: Metrics) -> None:
     if run.step > 1 or run.row.level != "sequence" or not isinstance(low, float) or high is None:
         return
     length = metrics["completions/mean_length"]
-    fits = fitting(length)
+    fits = initial_range(length)
     if low * NARROW < fits:
         run.log.warn(
             f"algorithm.epsilon = {low:g} is narrow for completions of {length:.0f} tokens: the shorter they are, the more "
@@ -32,17 +32,17 @@ def of_range(run: Run, metrics: Metrics) -> None:
 
 
 def of_rewards(run: Run, groups: Sequence[Group]) -> None:
-    """Warns once if in the last `ALIKE` steps every completion got the same reward, and says what to do about it."""
+    """Warns once if in the last `EQUAL_STEPS` steps every completion got the same reward, and says what to do about it."""
     rewards = {rollout.reward for group in groups for rollout in group.rollouts if rollout.reward is not None}
-    run.alike = run.alike + 1 if len(rewards) == 1 else 0
-    if run.alike != ALIKE:
+    run.equal_steps = run.equal_steps + 1 if len(rewards) == 1 else 0
+    if run.equal_steps != EQUAL_STEPS:
         return
     (reward,) = rewards
     if reward >= run.config.reward.correct_threshold:
         remedy = "if all of them are right, take harder prompts; if not, the reward does not see what it is about"
     else:
         remedy = _when_all_are_wrong(run, groups)
-    run.log.warn(f"in {ALIKE} steps every completion got the reward {reward:g}, so nothing was learned: {remedy}")
+    run.log.warn(f"in {EQUAL_STEPS} steps every completion got the reward {reward:g}, so nothing was learned: {remedy}")
 
 
 def _when_all_are_wrong(run: Run, groups: Sequence[Group]) -> str:

@@ -134,7 +134,7 @@ class Guard:
         reward = self._reward(metrics)
         if reward is not None:
             found.append(reward)
-        standing = {name: text for name, text in self._standing(metrics).items() if name not in self._told}
+        standing = {name: text for name, text in self._hindrances(metrics).items() if name not in self._told}
         found += [(name, WARNING, text) for name, text in standing.items()]  # each once
         level = max((level for _, level, _ in found), default=QUIET)
         self._alarms = self._alarms + 1 if level == ALARM else 0
@@ -181,7 +181,7 @@ class Guard:
         level = ALARM if fall.share < self.config.collapse else WARNING
         return "reward fall", level, f"{fall}: lower optimizer.lr, or go back to an earlier checkpoint"
 
-    def _standing(self, metrics: Mapping[str, Any]) -> dict[str, str]:
+    def _hindrances(self, metrics: Mapping[str, Any]) -> dict[str, str]:
         """What stands in the way of learning: a range that clips too much, a rate that hardly moves the policy."""
         found = {}
         kl, share = (list(self._recent[name])[-HALF:] for name in ("kl", SHARE))
@@ -192,7 +192,7 @@ class Guard:
                 f"algorithm.epsilon to {low[0] * TENFOLD:.1g} and epsilon_high to {high[0] * TENFOLD:.1g}, or set epsilon = "
                 '"auto"'
             )
-        still, lr = self._fall.still(HALF), metrics.get("lr")
+        still, lr = self._fall.standstill(HALF), metrics.get("lr")
         if still is not None and len(kl) == HALF and is_number(lr) and 0 < statistics.median(kl) < TINY:
             found["standstill"] = (
                 f"the reward stands still ({still[0]:.3g} in the first {HALF} steps, {still[1]:.3g} in the last), and a "

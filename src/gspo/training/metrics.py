@@ -35,7 +35,7 @@ def of_updates(updates: Sequence[Update]) -> Metrics:
     """
     names = dict.fromkeys(name for update in updates for name in update.metrics)
     metrics = {name: mean([update.metrics[name] for update in updates if name in update.metrics]) for name in names}
-    agreement = measured(updates)
+    agreement = first_agreement(updates)
     if agreement is not None:
         metrics = agreement.metrics | metrics
         metrics["clip_ratio/noise_only"] = agreement.clipped
@@ -51,7 +51,7 @@ def of_updates(updates: Sequence[Update]) -> Metrics:
     )
 
 
-def measured(updates: Sequence[Update]) -> Agreement | None:
+def first_agreement(updates: Sequence[Update]) -> Agreement | None:
     """The effect of numerics alone, as the first update that read a completion found it; None if none did."""
     return next((update.agreement for update in updates if update.agreement is not None), None)
 

@@ -102,7 +102,7 @@ class RewardFall:
         noise = math.sqrt(self._rows[-2, 1])
         return bool(self._rows[-1, 0] + 2 * noise >= floor + border * (best - floor))
 
-    def still(self, steps: int) -> tuple[float, float] | None:
+    def standstill(self, steps: int) -> tuple[float, float] | None:
         """The means of the first and of the last `steps` steps, if noise explains their difference. None if it does not, or
         if there are fewer than twice as many steps.
         """

@@ -30,7 +30,7 @@ class Run:
         data: Fingerprint of the prompts.
         step: Number of finished steps.
         good: Whether the guard found no problem in the last step.
-        alike: Number of steps in a row, since the start or a resume, in which all rewards were the same.
+        equal_steps: Number of steps in a row, since the start or a resume, in which all rewards were the same.
         old_logprobs: The resolved value of algorithm.old_logprobs = "auto"; "" until the first batch resolves it.
     """
 
@@ -55,7 +55,7 @@ class Run:
     good: bool = True
     collapsed: bool = False
     old_logprobs: str = ""
-    alike: int = 0
+    equal_steps: int = 0
 
 
 def save(run: Run, needed: bool = True) -> None:

@@ -13,7 +13,7 @@ from gspo.training import advice, likelihoods
 from gspo.training.evaluation import evaluates, held_out
 from gspo.training.metrics import (
     check_rewards,
-    measured,
+    first_agreement,
     nothing_learned,
     of_sampling,
     of_updates,
@@ -76,7 +76,7 @@ def learn(run: Run, mini_batches: int) -> Metrics:
     for number in range(total):
         run.screen.phase("updating", number, total)
         updates.append(run.learner.update(number % mini_batches))
-    likelihoods.warn_of_floor(run, measured(updates))
+    likelihoods.warn_of_floor(run, first_agreement(updates))
     return of_updates(updates) | likelihoods.end_step(run)
 
 

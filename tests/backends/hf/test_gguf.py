@@ -138,8 +138,11 @@ def test_files_that_cannot_be_read(model, tmp_path, subtests):
 
 def test_a_missing_package_is_named(model, tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "NEEDED", ("gguf", "no_such_package"))
-    with pytest.raises(ValueError, match=r'needs no_such_package: pip install "gspo\[gguf\]"'):
-        load(write(tmp_path / "tiny.gguf", model))
+    file, message = write(tmp_path / "tiny.gguf", model), r'needs no_such_package: pip install "gspo\[gguf\]"'
+    with pytest.raises(ValueError, match=message):
+        load(file)
+    with pytest.raises(ValueError, match=message):  # as the demo calls it
+        reader.convert(file, tmp_path / "out", "float32")
 
 
 def test_without_a_chat_template_prompts_stay_plain(model, tmp_path):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import logging
-import os
 import re
 import time
 from collections import Counter
@@ -17,19 +15,15 @@ import torch
 from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gspo.config.checks import installed
 from gspo.config.policy import ModelConfig
-from gspo.runs.disk import write_folder
+from gspo.runs.disk import cache_folder, write_folder
 
 logger = logging.getLogger(__name__)
 NEEDED = ("gguf", "accelerate")
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 EXACT = {"F32", "F16", "BF16", "F64"}
 """Types of tensors that are not quantized."""
-
-
-def cache() -> Path:
-    """gspo's folder in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gspo"
 
 
 def gguf_file(path: str) -> Path | None:
@@ -70,19 +64,29 @@ def converted(cfg: ModelConfig) -> ModelConfig:
         return cfg
     if cfg.revision is not None:
         raise ValueError(f"model.revision = {cfg.revision!r}: has no effect on the file {file}; remove it")
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f'model.path = {cfg.path!r} needs {" and ".join(missing)}: pip install "gspo[gguf]"')
     about = file.resolve(), (stat := file.stat()).st_size, stat.st_mtime_ns, cfg.dtype
-    folder = cache() / "models" / f"{file.stem}-{hashlib.sha256(repr(about).encode()).hexdigest()[:12]}"
+    folder = cache_folder() / "models" / f"{file.stem}-{hashlib.sha256(repr(about).encode()).hexdigest()[:12]}"
     convert(file, folder, cfg.dtype)
     return dataclasses.replace(cfg, path=str(folder))
 
 
 def convert(file: Path, folder: Path, dtype: str) -> None:
-    """Converts a GGUF file to `folder` in Hugging Face format, unless `folder` exists. dtype: "float32" or "bfloat16"."""
+    """Converts a GGUF file to a folder in Hugging Face format, unless the folder exists.
+
+    Args:
+        file: The GGUF file.
+        folder: Where the model is to be.
+        dtype: "float32" or "bfloat16".
+
+    Raises:
+        ValueError: transformers cannot read the file, or a package is missing.
+        SaveError: The disk refused the folder.
+    """
     if folder.is_dir():
         return
+    missing = [name for name in NEEDED if not installed(name)]
+    if missing:
+        raise ValueError(f'model.path = {str(file)!r} needs {" and ".join(missing)}: pip install "gspo[gguf]"')
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # another rank or run may be converting it
         if folder.is_dir():
@@ -104,8 +108,14 @@ def convert(file: Path, folder: Path, dtype: str) -> None:
         logger.info("converted in %.0f s", time.monotonic() - begin)
 
 
+def missing_tensors(info: dict[str, Any]) -> str:
+    """What a file lacks for a model, by the loading info of transformers; "" if it lacks nothing."""
+    missing = sorted([*info["missing_keys"], *(str(key[0]) for key in info["mismatched_keys"])])
+    return f"{len(missing)} tensors are missing or of another shape ({', '.join(missing[:3])}, ...)" if missing else ""
+
+
 def tensor_types(file: Path) -> str:
-    """How the weights are stored, by decreasing share, such as "90 % Q4_1, 10 % Q8_0, rounded"."""
+    """How the weights are stored, by decreasing share, such as "79% Q4_1, 21% Q8_0: rounded, ..."."""
     from gguf import GGUFReader
 
     sizes: Counter[str] = Counter()
@@ -127,9 +137,8 @@ def _read(file: Path, dtype: str) -> tuple[Any, Any]:
     read, info = from_pretrained(
         file.parent, **place, dtype=getattr(torch, dtype), output_loading_info=True, ignore_mismatched_sizes=True
     )
-    missing = sorted([*info["missing_keys"], *(str(key[0]) for key in info["mismatched_keys"])])
-    if missing:
-        raise ValueError(f"{len(missing)} tensors are missing or of another shape ({', '.join(missing[:3])}, ...)")
+    if problem := missing_tensors(info):
+        raise ValueError(problem)
     config, weights = read.config, read.state_dict()
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from gspo.backends.hf import experts, fused
 from gspo.backends.hf.files import check_weights, load_error, outline, read_config, read_outline
-from gspo.backends.hf.gguf import converted
+from gspo.backends.hf.gguf import converted, missing_tensors
 from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, example_token_ids, not_allclose, windows
 from gspo.backends.hf.quantized_weights import Packed
 from gspo.config.import_function import pick_device
@@ -36,8 +36,8 @@ def load_model(cfg: ModelConfig) -> HFModel:
 
 def read_weights(cfg: ModelConfig, **more: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads model and tokenizer with transformers, unprepared. more: further arguments of `from_pretrained`."""
-    model_outline = read_outline(cfg)
-    path = converted(cfg).path
+    cfg = converted(cfg)
+    model_outline, path = read_outline(cfg), cfg.path
     from_pretrained: Any = AutoModelForCausalLM.from_pretrained
     options: dict[str, Any] = {"config": model_outline.config, "dtype": DTYPES[cfg.dtype], "output_loading_info": True}
     options |= {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code} | more
@@ -55,12 +55,9 @@ def read_weights(cfg: ModelConfig, **more: Any) -> tuple[PreTrainedModel, PreTra
         if is_loss(error):
             raise
         raise ValueError(load_error(cfg, error)) from error
-    missing = sorted([*info["missing_keys"], *(str(key[0]) for key in info["mismatched_keys"])])
-    if missing:
-        raise ValueError(
-            f"model.path = {cfg.path!r}: the weights do not fit {type(model).__name__}: {len(missing)} "
-            f"tensors are missing or of another shape ({', '.join(missing[:3])}, ...). Is it a causal model?"
-        )
+    if problem := missing_tensors(info):
+        what = type(model).__name__
+        raise ValueError(f"model.path = {cfg.path!r}: the weights do not fit {what}: {problem}. Is it a causal model?")
     return model, model_outline.tokenizer
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from gspo.runs.disk import SaveError, cache_folder
+
 SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.cpp")]
 HEADER = Path(__file__).with_name("numbers.h")
 COMPILERS = ("g++", "clang++")  # tried after $CXX
@@ -118,11 +120,10 @@ def _built(compiler: list[str], folder: Path) -> Path:
 def _folder() -> Iterator[Path]:
     """The folder for libraries in the user's cache; a temporary folder if others can write to it or the user cannot."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gspo"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = cache_folder()
         state = folder.stat()
         own = state.st_uid == os.getuid() and not state.st_mode & 0o022 and os.access(folder, os.W_OK)
-    except (OSError, RuntimeError):  # a user without a home
+    except (OSError, SaveError):
         own = False
     if own:
         yield folder
