@@ -154,3 +154,17 @@ def test_damage_is_found_in_any_file(tmp_path):
         (tmp_path / disk.SUMS).write_text(whole)
     os.remove(tmp_path / "a.json")
     assert disk.damage(tmp_path) == f"{tmp_path / 'a.json'} is missing"
+
+
+def test_nobody_else_may_write_to_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = os.umask(0)
+    try:
+        folder = disk.cache_folder()
+    finally:
+        os.umask(before)
+    assert folder == tmp_path / "cache" / "gspo" and folder.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(SaveError, match=r"cannot be made .*: set XDG_CACHE_HOME to another"):
+        disk.cache_folder()
