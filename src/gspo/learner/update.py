@@ -109,7 +109,7 @@ class Updater:
         gradients = stopped(out, leaves)
         if not counts:
             gradients = [(x, torch.zeros_like(gradient)) for x, gradient in gradients]
-        passes = self.micro_batches.ranks.any(worth_passing(gradients))
+        passes = self.micro_batches.ranks.any(counts and worth_passing(gradients))
         if passes:
             with in_one_order(self.policy.device):
                 torch.autograd.backward([x for x, _ in gradients], [gradient for _, gradient in gradients])
@@ -173,6 +173,7 @@ def stopped(out: Outputs, leaves: Outputs) -> list[tuple[Tensor, Any]]:
 
 def worth_passing(gradients: Sequence[tuple[Tensor, Any]]) -> bool:
     """Whether the policy's backward pass would contribute anything. For a gradient [N] this caches the non-zero indices,
-    which the head's backward pass needs again.
+    which the head's backward pass needs again. A gradient of router logits is taken to contribute: to look would make the
+    host wait once more.
     """
-    return any(len(nonzero(gradient)) > 0 if gradient.ndim == 1 else bool(gradient.any()) for _, gradient in gradients)
+    return any(gradient.ndim > 1 or len(nonzero(gradient)) > 0 for _, gradient in gradients)
