@@ -111,7 +111,8 @@ PLACES = {  # folders and files of the command line
     "eval recipe.toml --out a_file/x.jsonl": "--out a_file/x.jsonl: cannot be written",
     "report nowhere": "nowhere: no metrics.jsonl with at least one step; give the folder of a run",
     "demo --dir a_file": "a_file exists: give another --dir",
-    "demo --dir nowhere --resume": "there is no nowhere-cold-start; start the demo without --resume",
+    "demo --dir nowhere --resume": "there is no nowhere; start the demo without --resume",
+    "demo --moe --dir nowhere --resume": "there is no nowhere-cold-start; start the demo without --resume",
 }
 MODEL = {
     "nowhere": "model.path = 'nowhere': neither a folder here nor a model of the Hugging Face hub",
