@@ -1,4 +1,4 @@
-"""Sampling: the embedded sampler against a vLLM server, the same tiny mixture and prompts, in turns.
+"""Sampling: the embedded sampler against a vLLM server, the same model and prompts, in turns.
 
 python lab/speed/engines.py --python .venv-vllm/bin/python [--rows 32 128 256] [--repeats 7] [--tokens 96] [--threads 1]
 
@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import models
 import torch
 from paired import median_interval
 
@@ -34,6 +35,7 @@ from gspo.types import Prompt, Sampling
 MODELS = {
     "0.5 M": {"hidden": 64, "heads": 2, "layers": 4, "expert_width": 32},
     "3.4 M": {"hidden": 128, "heads": 4, "layers": 4},
+    "SmolLM2": {},  # pretrained, dense
 }
 EACH = 8  # completions a prompt
 
@@ -41,9 +43,12 @@ EACH = 8  # completions a prompt
 def compare(outline: dict[str, int], python: str, sizes: list[int], repeats: int, tokens: int) -> list[dict[str, Any]]:
     """A line for each number of rows, printed and returned."""
     lines: list[dict[str, Any]] = []
-    config = tiny_qwen3_moe(**outline, experts=16, top_k=2, context=256)
-    tiny = build_tiny(config, longest_match_tokenizer(count_bits.PIECES))
-    policy, vocabulary = HFPolicy(tiny), tiny.config.vocab_size
+    if outline:
+        config = tiny_qwen3_moe(**outline, experts=16, top_k=2, context=256)
+        model = build_tiny(config, longest_match_tokenizer(count_bits.PIECES))
+    else:
+        model = models.pretrained()
+    policy, vocabulary = HFPolicy(model), model.config.vocab_size
     arguments = {"enforce_eager": True, "max_model_len": 256}
     settings = SamplerConfig(engine="vllm", python=python, engine_args=arguments, batch_size=max(sizes))
     with tempfile.TemporaryDirectory(prefix="gspo-bench-") as scratch:
@@ -51,7 +56,7 @@ def compare(outline: dict[str, int], python: str, sizes: list[int], repeats: int
         try:
             served.server.start()
             served.load(PolicyWeights(policy, 0))
-            samplers = {"embedded": HFSampler(tiny, max(sizes)), "vLLM": served}
+            samplers = {"embedded": HFSampler(model, max(sizes)), "vLLM": served}
             for rows in sizes:
                 g = torch.Generator().manual_seed(rows)
                 ids = torch.randint(vocabulary, (rows // EACH, 12), generator=g)
@@ -60,7 +65,7 @@ def compare(outline: dict[str, int], python: str, sizes: list[int], repeats: int
                 for repeat in range(-2, repeats):
                     for name in samplers if repeat % 2 else reversed(samplers):
                         begin = time.perf_counter()
-                        samplers[name].generate(prompts, EACH, Sampling(tokens, seed=repeat + 2, routes=True))
+                        samplers[name].generate(prompts, EACH, Sampling(tokens, seed=repeat + 2, routes=bool(outline)))
                         rates[name].append(rows * tokens / (time.perf_counter() - begin))
                 ratios = [a / b for a, b in zip(rates["embedded"][2:], rates["vLLM"][2:])]
                 low, high, level = median_interval(ratios)

@@ -1,7 +1,8 @@
-"""The models that updates are measured on: a dense one and a mixture of experts of each size, with random weights."""
+"""The models that updates are measured on: dense ones and mixtures of experts with random weights, and a pretrained one."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,11 @@ import chain
 import torch
 from transformers import Qwen3MoeForCausalLM
 
-from gspo.backends.hf.load import wrap_model
+from gspo.backends.hf.load import load_model, wrap_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import ModelConfig
+from gspo.demo import smollm2
 
 CONTEXT = 4096
 CPU = ModelConfig(device="cpu")
@@ -50,7 +52,13 @@ def large_mixture(cfg: ModelConfig) -> HFModel:
     return build_tiny(LARGE | shape, chain.make_tokenizer(), cfg=cfg)
 
 
+def pretrained(cfg: ModelConfig = CPU) -> HFModel:
+    """SmolLM2-135M-Instruct, 30 layers of width 576."""
+    return load_model(dataclasses.replace(cfg, path=str(smollm2.fetched(print))))
+
+
 MODELS: dict[str, dict[str, Callable[[ModelConfig], HFModel]]] = {
     "3m": {"dense": dense, "mixture": mixture},
     "0.6b": {"dense": large_dense, "mixture": large_mixture},
+    "smollm2": {"dense": pretrained},
 }

@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,11 @@ class Commands:
     def answer(self, result: dict[str, Any]) -> None:
         """Send one line of JSON."""
         print(json.dumps(result), file=self._answers, flush=True)
+
+
+def peak_gib() -> float:
+    """Peak resident memory of this process until now, GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def update_options(doc: str) -> argparse.ArgumentParser:

@@ -1,11 +1,15 @@
-"""Seconds of one rollout step of the chain task: gspo against TRL's GRPOTrainer, in turns on the same machine.
+"""Seconds of one rollout step: gspo against TRL's GRPOTrainer, in turns on the same machine, on the tasks of step_tasks.py.
 
-16 prompts x 8 completions of exactly 57 tokens, 4 updates of 32 completions, the 3.4 M-parameter Qwen3-MoE (chain.py),
-float32, 2 threads, GSPO with the paper's clip range. Both do the whole step: sampling, rewards, advantages, updates, and the
-metrics that they compute anyway; neither logs, saves or evaluates. TRL computes pi_old by one more forward pass, as it must
-when a rollout batch gives several updates; gspo takes the sampler's own likelihoods, and is timed with pi_old recomputed as
-well. A second task puts six worked examples before each question, prompts of 526 tokens. The first run installs TRL into
-.bench-trl.
+- chain: 16 prompts x 8 completions of exactly 57 tokens, the 3.4 M-parameter Qwen3-MoE (chain.py), the paper's clip range;
+  worked examples: the same with prompts of 526 tokens.
+- SmolLM2, 32 tokens: SmolLM2-135M-Instruct, 8 prompts x 8 completions of exactly 32 tokens, and a reward that differs
+  between any two, so that neither program has an update to skip.
+- SmolLM2, the demo: the task of `gspo demo`. The model ends its completions, and groups of equal rewards teach nothing.
+
+4 updates, float32, 2 threads. Both do the whole step: sampling, rewards, advantages, updates, and the metrics that they
+compute anyway; neither logs, saves or evaluates. TRL computes pi_old by one more forward pass, as it must when a rollout
+batch gives several updates; gspo takes the sampler's own likelihoods, and is timed with pi_old recomputed as well. The first
+run installs TRL into .bench-trl.
 """
 
 from __future__ import annotations
@@ -21,17 +25,16 @@ from typing import Any
 
 import chain
 from paired import THREADS, Worker, median_interval, medians, take_turns
+from step_tasks import TASKS
 from trl_step import HERE, trl_environment
 
 COMPILED = {"torch_compile": True}
-TASKS = {0: "chain", 6: "worked examples"}  # by the examples before each question
 
 
-def commands(model: Path, examples: int) -> dict[str, list[str]]:
+def commands(model: Path, task: str, scratch: Path) -> dict[str, list[str]]:
     """What starts each worker. With a C++ compiler TRL is faster compiled, and gspo has its kernels."""
-    arguments = [str(model), "--examples", str(examples)]
-    ours = [sys.executable, str(HERE / "ours_step.py"), *arguments]
-    theirs = [str(trl_environment()), str(HERE / "trl_step.py"), *arguments]
+    ours = [sys.executable, str(HERE / "ours_step.py"), str(model), task]
+    theirs = [str(trl_environment()), str(HERE / "trl_step.py"), str(model), task, str(scratch / "trl")]
     recompute = json.dumps({"algorithm": {"old_logprobs": "recompute"}})
     plain = json.dumps({"model": {"kernels": "torch"}})
     by_name = {"gspo": ours, "gspo, pi_old recomputed": [*ours, "--changes", recompute], "TRL": theirs}
@@ -41,13 +44,22 @@ def commands(model: Path, examples: int) -> dict[str, list[str]]:
     return by_name
 
 
-def measure(repeats: int, warm_up: int, examples: int) -> dict[str, list[dict[str, Any]]]:
-    """The steps of each worker, in turns."""
+def model_of(task: str, scratch: Path) -> Path:
+    """The folder of a task's model."""
+    if not TASKS[task].pretrained:
+        return chain.write_model(scratch / "model")
+    from gspo.demo.smollm2 import fetched
+
+    return fetched(print)
+
+
+def measure(repeats: int, warm_up: int, task: str, only: list[str] | None) -> dict[str, list[dict[str, Any]]]:
+    """The steps of each worker, in turns. only: names of the workers; None: all."""
     with tempfile.TemporaryDirectory() as scratch:
-        model = chain.write_model(Path(scratch) / "model")
+        starts = commands(model_of(task, Path(scratch)), task, Path(scratch))
         workers: list[Worker] = []
         try:
-            for i, (name, command) in enumerate(commands(model, examples).items()):
+            for i, (name, command) in enumerate((name, starts[name]) for name in only or starts):
                 workers.append(Worker(name, command, Path(scratch) / f"worker{i}.log"))
             return take_turns(workers, repeats, warm_up)
         finally:
@@ -71,7 +83,7 @@ def summarise(steps: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 def show(summary: dict[str, Any]) -> None:
     """Print the summary."""
-    parts = ("seconds", "fastest", "sample", "score", "train")
+    parts = ("seconds", "fastest", "sample", "score", "train", "peak_gib", "length", "reward")
     print(f"{'medians, seconds a step':24}" + "".join(f"{part:>9}" for part in parts))
     for name, row in summary.items():
         print(f"{name:24}" + "".join(f"{row[part]:9.3f}" for part in parts))
@@ -85,21 +97,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=12, help="recorded steps of each program (at least 5)")
     parser.add_argument("--warm-up", type=int, default=4, help="steps before them")
-    parser.add_argument(
-        "--examples", type=int, nargs="+", default=list(TASKS), choices=list(TASKS), help="worked items before each question"
-    )
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--only", nargs="+", help="names of the programs, as the table has them; all by default")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/rollout_step.json"), help="file for all the numbers")
     options = parser.parse_args()
     if options.repeats < 5:
         parser.error(f"--repeats {options.repeats}: at least 5")
     tasks: dict[str, dict[str, Any]] = {}
-    for examples in options.examples:
-        steps = measure(options.repeats, options.warm_up, examples)
-        tasks[TASKS[examples]] = {"summary": summarise(steps), "steps": steps}
-        print(f"{TASKS[examples]}:")
-        show(tasks[TASKS[examples]]["summary"])
+    for task in options.tasks:
+        steps = measure(options.repeats, options.warm_up, task, options.only)
+        tasks[task] = {"summary": summarise(steps), "steps": steps}
+        print(f"{task}:")
+        show(tasks[task]["summary"])
         lengths = {step["length"] for own in steps.values() for step in own}
-        if lengths != {chain.COMPLETION_TOKENS}:
+        if not TASKS[task].ends and lengths != {TASKS[task].completion_tokens}:
             raise RuntimeError(f"completions of {sorted(lengths)} tokens: the programs did not do the same work")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"threads": THREADS, "tasks": tasks}, indent=1) + "\n")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import models
 import torch
 import transformers
 from paired import median_interval
@@ -31,6 +32,7 @@ from gspo.config.policy import ModelConfig
 from gspo.types import Prompt, Sampling
 
 G = 8  # completions a prompt
+PRETRAINED = "SmolLM2"  # 135 M; prompts of 64 tokens, completions of 32
 PAGE = 32  # tokens in a page of continuous batching's cache; 160 and 256 were no faster
 MODELS = {
     # name: (configuration, vocabulary, tokens of a prompt, tokens of a completion)
@@ -40,6 +42,8 @@ MODELS = {
 
 
 def make_model(name: str, device: str, kernels: str = "auto") -> tuple[HFModel, int, int]:
+    if name == PRETRAINED:
+        return models.pretrained(ModelConfig(device=device, autocast="none", kernels=kernels)), 64, 32
     config, vocabulary, prompt, completion = MODELS[name]
     pieces = [chr(0x4E00 + i) for i in range(vocabulary - 2)]
     settings = ModelConfig(device=device, autocast="none", kernels=kernels)
@@ -152,7 +156,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[32, 128, 256], help=f"multiples of {G}")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--models", nargs="+", default=[*MODELS, PRETRAINED], choices=[*MODELS, PRETRAINED])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     parser.add_argument(

@@ -38,7 +38,7 @@ def steps(repeats: int, warm_up: int) -> dict[str, list[dict[str, Any]]]:
         try:
             for name in NAMES:
                 changes = json.dumps({"algorithm": {"name": name}})
-                command = [sys.executable, str(HERE / "ours_step.py"), str(model), "--changes", changes]
+                command = [sys.executable, str(HERE / "ours_step.py"), str(model), "chain", "--changes", changes]
                 workers.append(Worker(name, command, Path(scratch) / f"{name}.log"))
             return take_turns(workers, repeats, warm_up)
         finally:

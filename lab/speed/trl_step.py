@@ -1,8 +1,8 @@
-"""One rollout step of the chain task by TRL's GRPOTrainer, as a worker for rollout_step.py (see paired.py).
+"""Rollout steps of a task by TRL's GRPOTrainer, as a worker for rollout_step.py (see paired.py).
 
 It runs in an environment of its own, which `trl_environment` installs: TRL is no dependency of ours.
 
-What was tried to give TRL its best on a CPU, on two shared cores, against the options below in the same rounds:
+What was tried to give TRL its best on a CPU, on two shared cores and the chain task, against the options below:
 - `generate` (kept) against continuous batching, its cache sized by hand: sampling takes 4 to 6 times as long. Left to
   itself it takes most of the machine's memory for its cache.
 - grouped_mm experts (kept) against eager: a step takes 1.2 times as long; against batched_mm: 30 times.
@@ -23,10 +23,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from environment import make_environment  # noqa: E402
-from paired import THREADS, Commands  # noqa: E402
+from paired import THREADS, Commands, peak_gib  # noqa: E402
+from step_tasks import GENERATIONS, MINI_BATCHES, TASKS, Task  # noqa: E402
 
 TORCH, TRL = "torch==2.13.0", "trl==1.16.0"
-PROMPTS, GENERATIONS, MINI_BATCHES, LEARNING_RATE = 16, 8, 4, 1e-4
 
 
 def trl_environment() -> Path:
@@ -34,30 +34,29 @@ def trl_environment() -> Path:
     return make_environment(".bench-trl", [TORCH, TRL])
 
 
-def make_arguments(trial: dict[str, Any], scratch: str) -> Any:
+def make_arguments(trial: dict[str, Any], scratch: str, task: Task = TASKS["chain"]) -> Any:
     """GSPO in TRL, as the paper has it, with everything off that is not the step itself."""
-    from chain import COMPLETION_TOKENS
     from trl import GRPOConfig
 
     options = {
         "output_dir": scratch,
-        # GSPO: the sequence ratio, the mean over completions, the paper's clip range and 4 updates a rollout batch.
+        # GSPO: the sequence ratio, the mean over completions, and 4 updates a rollout batch.
         "importance_sampling_level": "sequence",
         "loss_type": "grpo",
-        "epsilon": 3e-4,
-        "epsilon_high": 4e-4,
+        "epsilon": task.clip[0],
+        "epsilon_high": task.clip[1],
         "beta": 0.0,
         "num_iterations": 1,
         "router_aux_loss_coef": 0.0,
-        # 16 prompts x 8 completions are sampled at once, then trained on in 4 updates of 32 completions. As a rollout batch
-        # gives several updates, TRL computes pi_old itself, by one more forward pass.
+        # All completions are sampled at once, then trained on in 4 updates. As a rollout batch gives several updates, TRL
+        # computes pi_old itself, by one more forward pass.
         "num_generations": GENERATIONS,
-        "per_device_train_batch_size": PROMPTS * GENERATIONS // MINI_BATCHES,
+        "per_device_train_batch_size": task.prompts * GENERATIONS // MINI_BATCHES,
         "gradient_accumulation_steps": 1,
         "steps_per_generation": MINI_BATCHES,
-        "max_completion_length": COMPLETION_TOKENS,
-        "temperature": 1.0,
-        "learning_rate": LEARNING_RATE,
+        "max_completion_length": task.completion_tokens,
+        "temperature": task.temperature,
+        "learning_rate": task.lr,
         "lr_scheduler_type": "constant",
         "max_grad_norm": 1.0,
         "max_steps": 10**6,
@@ -75,10 +74,11 @@ def make_arguments(trial: dict[str, Any], scratch: str) -> Any:
     return GRPOConfig(**{**options, **trial})
 
 
-def make_trainer(commands: Commands, model_folder: str, experts: str, trial: dict[str, Any], examples: int) -> Any:
+def make_trainer(
+    commands: Commands, model_folder: str, scratch: str, task: Task, experts: str, trial: dict[str, Any]
+) -> Any:
     """A GRPOTrainer that does one rollout step a command."""
     import torch
-    from chain import digit_share, make_items
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
@@ -116,6 +116,7 @@ def make_trainer(commands: Commands, model_folder: str, experts: str, trial: dic
             length = sum(trainer.completions) / len(trainer.completions)
             commands.answer(
                 {"seconds": total, **seconds, "train": train, "completions": len(trainer.completions), "length": length}
+                | {"reward": sum(rewards) / len(rewards), "peak_gib": peak_gib()}
             )
             control.should_training_stop = not self._wait()
 
@@ -125,20 +126,25 @@ def make_trainer(commands: Commands, model_folder: str, experts: str, trial: dic
             self.begin = time.perf_counter()
             return more
 
-    def reward(completions: list[str], **columns: Any) -> list[float]:
-        return [digit_share(completion) for completion in completions]
+    rewards: list[float] = []
 
-    model = AutoModelForCausalLM.from_pretrained(model_folder, experts_implementation=experts)
+    def reward(completions: list[Any], **columns: Any) -> list[float]:
+        rewards[:] = task.scores(completions, **columns)
+        return list(rewards)
+
+    options = {} if task.pretrained else {"experts_implementation": experts}
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32, **options)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    # Every completion must have the same length as in our program. An end token past the model's last output can never be
-    # sampled; min_new_tokens would do it too, but by changing the distribution that is sampled from.
-    tokenizer.add_special_tokens({"eos_token": "<never>"})
-    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    if not task.ends:
+        # Every completion must have the same length as in our program. An end token past the model's last output can never
+        # be sampled; min_new_tokens would do it too, but by changing the distribution that is sampled from.
+        tokenizer.add_special_tokens({"eos_token": "<never>"})
+        model.config.eos_token_id = model.generation_config.eos_token_id = None
     trainer = Timed(
         model=model,
         reward_funcs=reward,
-        args=make_arguments(trial, f"{model_folder}/trl"),
-        train_dataset=Dataset.from_list([{"prompt": item.prompt} for item in make_items(2048, examples=examples)]),
+        args=make_arguments(trial, scratch, task),
+        train_dataset=Dataset.from_list(task.rows()),
         processing_class=tokenizer,
         callbacks=[Turns()],
     )
@@ -148,13 +154,15 @@ def make_trainer(commands: Commands, model_folder: str, experts: str, trial: dic
 def main() -> None:
     """Serve rollout steps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="folder that chain.write_model wrote")
+    parser.add_argument("model", help="folder of the model")
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("scratch", help="folder for what the trainer writes")
     parser.add_argument("--experts", default="grouped_mm", choices=("grouped_mm", "batched_mm", "eager"))
     parser.add_argument("--trial", default="{}", help="GRPOConfig options to try, as JSON")
-    parser.add_argument("--examples", type=int, default=0, help="worked items before each question")
     options = parser.parse_args()
     commands = Commands()
-    make_trainer(commands, options.model, options.experts, json.loads(options.trial), options.examples).train()
+    task = TASKS[options.task]
+    make_trainer(commands, options.model, options.scratch, task, options.experts, json.loads(options.trial)).train()
 
 
 if __name__ == "__main__":
