@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from paired import median_interval
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.backends.vllm.open import sampler_of
+from gspo.backends.vllm.open import opened
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.demo import count_bits
@@ -51,32 +50,25 @@ def compare(outline: dict[str, int], python: str, sizes: list[int], repeats: int
     policy, vocabulary = HFPolicy(model), model.config.vocab_size
     arguments = {"enforce_eager": True, "max_model_len": 256}
     settings = SamplerConfig(engine="vllm", python=python, engine_args=arguments, batch_size=max(sizes))
-    with tempfile.TemporaryDirectory(prefix="gspo-bench-") as scratch:
-        served = sampler_of(Config(sampler=settings), policy, Path(scratch))
-        try:
-            served.server.start()
-            served.load(PolicyWeights(policy, 0))
-            samplers = {"embedded": HFSampler(model, max(sizes)), "vLLM": served}
-            for rows in sizes:
-                g = torch.Generator().manual_seed(rows)
-                ids = torch.randint(vocabulary, (rows // EACH, 12), generator=g)
-                prompts = [Prompt(str(i), "", tuple(row.tolist())) for i, row in enumerate(ids)]
-                rates: dict[str, list[float]] = {name: [] for name in samplers}
-                for repeat in range(-2, repeats):
-                    for name in samplers if repeat % 2 else reversed(samplers):
-                        begin = time.perf_counter()
-                        samplers[name].generate(prompts, EACH, Sampling(tokens, seed=repeat + 2, routes=bool(outline)))
-                        rates[name].append(rows * tokens / (time.perf_counter() - begin))
-                ratios = [a / b for a, b in zip(rates["embedded"][2:], rates["vLLM"][2:])]
-                low, high, level = median_interval(ratios)
-                rate = ", ".join(f"{name} {statistics.median(values[2:]):,.0f}" for name, values in rates.items())
-                between = f"{statistics.median(ratios):.2f} [{low:.2f}, {high:.2f}] ({level:.1%})"
-                print(f"{rows} rows: {rate} tokens/s; embedded / vLLM {between}", flush=True)
-                speeds = {name: statistics.median(values[2:]) for name, values in rates.items()}
-                lines.append({"rows": rows, "ratio": statistics.median(ratios), "low": low, "high": high, "rates": speeds})
-        finally:
-            served.close()
-            served.server.stop()
+    with opened(Config(sampler=settings), policy, PolicyWeights(policy, 0), None) as served:
+        samplers = {"embedded": HFSampler(model, max(sizes)), "vLLM": served}
+        for rows in sizes:
+            g = torch.Generator().manual_seed(rows)
+            ids = torch.randint(vocabulary, (rows // EACH, 12), generator=g)
+            prompts = [Prompt(str(i), "", tuple(row.tolist())) for i, row in enumerate(ids)]
+            rates: dict[str, list[float]] = {name: [] for name in samplers}
+            for repeat in range(-2, repeats):
+                for name in samplers if repeat % 2 else reversed(samplers):
+                    begin = time.perf_counter()
+                    samplers[name].generate(prompts, EACH, Sampling(tokens, seed=repeat + 2, routes=bool(outline)))
+                    rates[name].append(rows * tokens / (time.perf_counter() - begin))
+            ratios = [a / b for a, b in zip(rates["embedded"][2:], rates["vLLM"][2:])]
+            low, high, level = median_interval(ratios)
+            rate = ", ".join(f"{name} {statistics.median(values[2:]):,.0f}" for name, values in rates.items())
+            between = f"{statistics.median(ratios):.2f} [{low:.2f}, {high:.2f}] ({level:.1%})"
+            print(f"{rows} rows: {rate} tokens/s; embedded / vLLM {between}", flush=True)
+            speeds = {name: statistics.median(values[2:]) for name, values in rates.items()}
+            lines.append({"rows": rows, "ratio": statistics.median(ratios), "low": low, "high": high, "rates": speeds})
     return lines
 
 

@@ -10,6 +10,7 @@ the share of the matmul rate is the time that the products take alone over the t
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -30,14 +31,16 @@ PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::addmm_": 1} 
 
 
 def alone(factors: list[list[int]], device: str) -> float:
-    """Seconds of a product of matrices of these shapes, by itself: the faster one of B and B transposed, median of 9."""
-    a, b = (torch.randn(shape, device=device) for shape in factors)
-    found = []
+    """Seconds of a product of matrices of these shapes, by itself: the faster one of B and B transposed, median of 30. As in
+    a model, one product's B is not the next one's, so that it comes from memory.
+    """
+    a, found = torch.randn(factors[0], device=device), []
+    b = torch.randn(min(30, 2 + 2**27 // math.prod(factors[1])), *factors[1], device=device)
     for second in (b, b.transpose(-1, -2).contiguous().transpose(-1, -2)):
         seconds = []
-        for _ in range(10):
+        for i in range(31):
             begin = time.perf_counter()
-            a @ second
+            a @ second[i % len(second)]
             seconds.append(time.perf_counter() - begin)
         found.append(statistics.median(seconds[1:]))
     return min(found)

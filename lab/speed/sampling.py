@@ -60,13 +60,16 @@ def make_prompts(model: HFModel, count: int, length: int) -> list[Prompt]:
 def as_without_gspo(model: HFModel) -> Iterator[None]:
     """transformers' fastest experts, and its own rotary embeddings. The model must have been made without kernels."""
     family = sys.modules[type(model.model).__module__]
-    ours, rotary = model.config._experts_implementation, family.apply_rotary_pos_emb
-    model.model.set_experts_implementation("grouped_mm")
+    ours = model.config._experts_implementation if hasattr(model.config, "num_experts") else None
+    rotary = family.apply_rotary_pos_emb
+    if ours:
+        model.model.set_experts_implementation("grouped_mm")
     family.apply_rotary_pos_emb = getattr(rotary, "__wrapped__", rotary)
     try:
         yield
     finally:
-        model.model.set_experts_implementation(ours)
+        if ours:
+            model.model.set_experts_implementation(ours)
         family.apply_rotary_pos_emb = rotary
 
 
