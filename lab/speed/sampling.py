@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[32, 128, 256], help=f"multiples of {G}")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--models", nargs="+", default=[*MODELS, PRETRAINED], choices=[*MODELS, PRETRAINED])
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=[*MODELS, PRETRAINED])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     parser.add_argument(
