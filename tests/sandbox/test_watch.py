@@ -1,5 +1,6 @@
 """A test is judged by CPU time and by doing nothing."""
 
+import os
 import subprocess
 import sys
 import time
@@ -74,3 +75,10 @@ def test_what_an_ended_thread_or_child_ran_still_counts(tmp_path, code):
         process.kill()
         process.communicate()
     assert work.now() == (0.0, -1.0)
+
+
+def test_a_thread_that_ends_while_it_is_read_hides_no_other(monkeypatch):
+    work, listed = watch.TaskTimes(os.getpid()), os.listdir
+    monkeypatch.setattr(watch.os, "listdir", lambda path: ["999999999", *listed(path)])
+    ran, waited = work.now()
+    assert ran > 0 and waited >= 0

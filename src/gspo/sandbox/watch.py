@@ -83,11 +83,19 @@ class TaskTimes:
 
     def _look(self, pid: int) -> None:
         for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/schedstat") as file:
-                numbers = file.read().split()
-            self.seen[task] = int(numbers[0]), int(numbers[1])
-            with open(f"/proc/{pid}/task/{task}/children") as file:  # only a compiler has children
-                children = file.read().split()
-            for child in children:
-                with Suppressed(OSError):  # it has ended
-                    self._look(int(child))
+            folder = f"/proc/{pid}/task/{task}"
+            try:
+                self._read(folder, task)
+            except OSError:
+                if os.path.exists(folder):  # else it has ended
+                    raise
+
+    def _read(self, folder: str, task: str) -> None:
+        with open(f"{folder}/schedstat") as file:
+            numbers = file.read().split()
+        self.seen[task] = int(numbers[0]), int(numbers[1])
+        with open(f"{folder}/children") as file:  # only a compiler has children
+            children = file.read().split()
+        for child in children:
+            with Suppressed(OSError):  # it has ended
+                self._look(int(child))
