@@ -69,6 +69,11 @@ WRITE = {
     "where cores go": 'leak = made("/proc/sys/kernel/core_pattern")',
     "control groups": 'leak = os.mkdir("/sys/fs/cgroup/gspo-attack") or 1',
     "standard input": "leak = os.ftruncate(0, 9) or 1",
+    "a file that is read": 'leak = os.open(HOST["secret"], os.O_RDONLY | os.O_TRUNC) + 1',
+    "a file that is neither read nor written": 'leak = os.open(HOST["secret"], 3 | os.O_TRUNC) + 1',
+    "a file by its name": 'os.truncate(HOST["secret"], 0); leak = 1',
+    "a lease": 'import fcntl, glob; leak = not fcntl.fcntl(os.open(glob.glob("/usr/lib*/*")[0], 0), 1024, 0)',
+    "marks of a file": "import fcntl; fcntl.ioctl(os.open(os.__file__, 0), 0x40086602, bytes(8)); leak = 1",
     "its limits": "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1)); leak = 1",
     "limits of its parent": "import resource; leak = resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
     "a terminal": 'import fcntl, termios; fcntl.ioctl(os.open("/dev/tty", os.O_RDWR), termios.TIOCSTI, b"x"); leak = 1',
@@ -80,6 +85,9 @@ NETWORK = {
     "netlink": "leak = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
     "a socket of the host": 's = socket.socket(socket.AF_UNIX); s.connect(HOST["unix"]); leak = s',
     "an abstract socket": 's = socket.socket(socket.AF_UNIX); s.connect("\\0" + HOST["abstract"]); leak = s',
+    "a datagram": "s, _ = socket.socketpair(type=socket.SOCK_DGRAM); leak = s.sendto(b'x', HOST['datagrams'])",
+    "a message of a pair": "s, _ = socket.socketpair(type=2); leak = s.sendmsg([b'x'], [], 0, HOST['datagrams'])",
+    "a pair of another family": "leak = call(53, 30, 1, 0, ctypes.create_string_buffer(8))",
     "a server": 's = socket.socket(); s.bind(("", 0)); s.listen(); leak = s.getsockname()',
     "a socket by its number": "leak = call(41, 2, 1, 0)",
     "io_uring": "leak = call(425, 8, ctypes.create_string_buffer(120))",
@@ -132,12 +140,29 @@ KERNEL = {
     "a file in memory": 'leak = os.memfd_create("x")',
     "another's priority": "leak = call(141, 0, os.getppid(), 5)",
 }
+# Queues, semaphores and memory that anybody may use; HOST has their numbers and a name.
+IPC = {
+    "a message": 'b = ctypes.create_string_buffer(99); leak = call(70, HOST["queue"], b, 90, 0, 0o4000)',
+    "a forged message": 'leak = call(69, HOST["queue"], ctypes.create_string_buffer(b"\\1" + bytes(20)), 4, 0o4000)',
+    "what a queue holds": 'leak = call(71, HOST["queue"], 2, ctypes.create_string_buffer(200))',
+    "no queue any more": 'leak = call(71, HOST["queue"], 0, 0)',
+    "what a semaphore holds": 'leak = call(66, HOST["semaphores"], 0, 12, 0)',
+    "another semaphore": 'leak = call(66, HOST["semaphores"], 0, 16, 7)',
+    "a semaphore's operation": 'leak = call(65, HOST["semaphores"], b"\\0\\0\\1\\0\\0\\10", 1)',
+    "that in time": 'leak = call(220, HOST["semaphores"], b"\\0\\0\\1\\0\\0\\10", 1, 0)',
+    "no semaphore any more": 'leak = call(66, HOST["semaphores"], 0, 0, 0)',
+    "shared memory by its number": 'leak = call(30, HOST["memory"], 0, 0)',
+    "what shared memory there is": "leak = call(31, 0, 13, ctypes.create_string_buffer(200))",
+    "a queue by its name": 'leak = call(240, HOST["posix"].encode(), 2, 0, 0)',
+    "no name any more": 'leak = call(241, HOST["posix"].encode())',
+}
 CONTAIN = {f"{kind}: {name}": body for kind, bodies in {
-    "read": READ, "write": WRITE, "network": NETWORK, "processes": PROCESSES, "kernel": KERNEL}.items()
+    "read": READ, "write": WRITE, "network": NETWORK, "processes": PROCESSES, "kernel": KERNEL, "ipc": IPC}.items()
     for name, body in bodies.items()}  # fmt: skip
 LEAKS = [
     "read: the environment", "read: a file of the user", "read: users", "read: the home",
     "read: the sources of gspo", "read: open files of the parent", "write: a file of the user",
+    "write: a file that is read", "network: a datagram", "ipc: a message", "ipc: another semaphore",
     "network: TCP", "network: UDP", "network: a socket of the host", "network: an abstract socket", "network: a server",
     "processes: fork", "processes: subprocess", "processes: leave the session",
     "kernel: a file in memory", "kernel: System V memory", "kernel: privileges by exec", "kernel: calls of 32 bits",

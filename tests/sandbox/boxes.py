@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from gspo.sandbox import drivers
 from gspo.sandbox.image import COMPILER
 from gspo.sandbox.open import open_sandbox
 
@@ -29,6 +30,18 @@ def box_of(driver):
     if isinstance(sandbox, str):
         pytest.skip(f"the sandbox {driver} is not there: {sandbox}")
     return sandbox
+
+
+def of_abi(monkeypatch, version):
+    """The sandbox of a kernel with this version of Landlock, which has its rights alone."""
+    given, box = drivers.interpreter, box_of("landlock")
+
+    def simulated(*arguments):
+        *words, code = given(*arguments)
+        return [*words, code.replace("runner.main()", f"runner.confine.abi = lambda: {version}; runner.main()")]
+
+    monkeypatch.setattr(drivers, "interpreter", simulated)
+    return box
 
 
 def without_compiler():

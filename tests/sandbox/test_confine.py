@@ -1,5 +1,6 @@
 """What a process gives up, it cannot have back; and the numbers of the calls are the kernel's."""
 
+import contextlib
 import os
 import re
 import resource
@@ -20,15 +21,94 @@ def test_the_numbers_of_the_calls_are_the_kernels(column, path, pattern):
     if not path.exists():
         pytest.skip(f"there is no {path}: install the package linux-libc-dev")
     kernel = {name: int(number) for name, number in re.findall(pattern, path.read_text())}
-    for name, numbers in confine.DENIED.items():
-        if name in kernel or column == 0:
-            assert numbers[column] == kernel.get(name, numbers[column]), name
+    kernel["newfstatat"] = kernel.get("newfstatat", kernel.get("fstatat"))  # its name in asm-generic
+    known = {**confine.ALLOWED, **confine.CHECKED, **confine.OF_COMPILERS}
+    assert {name: one[column] for name, one in known.items()} == {name: kernel.get(name) for name in known}
+
+
+def verdict(code, number, *arguments, architecture):
+    """What a filter does with a call: a small machine for classic BPF."""
+    words = {0: number, 4: architecture} | {16 + 8 * i: word for i, word in enumerate(arguments)}
+    value = place = 0
+    while True:
+        word, yes, no, k = code[place]
+        place += 1
+        if word == 0x06:
+            return {0x7FFF0000: "allowed", 0x80000000: "killed", 0x50001: "EPERM", 0x50026: "ENOSYS"}[k]
+        if word in (0x20, 0x54):
+            value = words.get(k, 0) if word == 0x20 else value & k
         else:
-            assert numbers[column] is None or numbers[column] >= 424, name  # newer than this header, the same everywhere
-    named = {"clone": confine.CLONE, "clone3": confine.CLONE3, "prctl": confine.PRCTL}
-    named |= dict(zip(("kill", "tgkill", "prlimit64"), (*confine.TO_SELF, confine.LIMITS)))
-    assert {name: numbers[column] for name, numbers in named.items()} == {name: kernel[name] for name in named}
-    assert max(kernel[name] for name in kernel if name != "syscalls") <= confine.NEWEST
+            place += yes if (value == k if word == 0x15 else value >= k) else no
+
+
+MACHINES = [("x86_64", 0, 0xC000003E), ("aarch64", 1, 0xC00000B7)]
+T, C, ME = os.O_TRUNC, os.O_CREAT, confine.OWN
+CHECKS = [  # name, arguments, whether programs and compilers may
+    *(("open", ("path", mode), True, True) for mode in (0, 1, 2, C | 1, C | T | 1, T | 2, os.O_TMPFILE | 2, os.O_PATH)),
+    *(("open", ("path", mode), False, False) for mode in (T, T | C, T | 3, 3, T | os.O_PATH, T | os.O_NOFOLLOW)),
+    *(("mkdir", ("path", mode), mode & 0o700 == 0o700, mode & 0o700 == 0o700) for mode in (0o777, 0o700, 0, 0o300, 0o577)),
+    *(("fcntl", (3, word), word < 8 or word == 1030, word < 8 or word == 1030)
+      for word in (*range(11), 15, 1024, 1026, 1030, 1031, 1033)),
+    *(("ioctl", (3, word), word in (0x5401, 0x5413), word in (0x5401, 0x5413))
+      for word in (0x5401, 0x5413, 0x5412, 0x541C, 0x8901, 0x8902, 0x40086602, 0x40049409, 0x5452)),
+    ("kill", (ME, 9), True, True), ("kill", (ME + 1, 9), False, False), ("kill", (0, 9), False, False),
+    ("kill", (-1 & 0xFFFFFFFF, 9), False, False), ("tgkill", (ME, 7, 9), True, True), ("tgkill", (5, 5, 9), False, False),
+    ("prlimit64", (0, 7), True, True), ("prlimit64", (ME, 7), True, True), ("prlimit64", (1, 7), False, False),
+    ("prctl", (15,), True, True), ("prctl", (1,), False, False), ("prctl", (4,), False, False),
+    ("clone", (0x3D0F00,), True, True), ("clone", (0x3D0F00 & ~0x400,), False, True), ("clone", (0x4111,), False, True),
+    ("clone", (17,), False, True), ("clone", (17 | 0x10000000,), False, False), ("clone", (0x20010400,), False, False),
+    ("socketpair", (1, 1), True, True), ("socketpair", (1, 0x80801), True, True), ("socketpair", (1, 2), False, False),
+    ("socketpair", (1, 5), False, False), ("socketpair", (2, 1), False, False), ("socketpair", (30, 1), False, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("machine", "column", "architecture"), MACHINES)
+def test_a_filter_allows_what_is_listed_and_no_more(monkeypatch, machine, column, architecture):
+    monkeypatch.setattr(os, "uname", lambda: type("Uname", (), {"machine": machine}))
+    wrong = []
+    for forks in (False, True):
+        code = confine.bpf_filter(forks)
+        listed = {one[column] for one in (confine.ALLOWED | confine.OF_COMPILERS if forks else confine.ALLOWED).values()}
+        checked = {one[column] for one in confine.CHECKED.values()}
+        for number in set(range(600)) - checked:
+            found = verdict(code, number, architecture=architecture)
+            if found != ("allowed" if number in listed else "ENOSYS" if number >= 424 else "EPERM"):
+                wrong.append((forks, number, found))
+        for other in (0x40000003, 0xC00000B7, 0xC000003E, 0x40000028):  # i386, arm64, x86-64, arm
+            if other != architecture and verdict(code, 39, architecture=other) != "killed":
+                wrong.append((forks, hex(other)))
+        x32 = {verdict(code, 0x40000000 + number, architecture=architecture) for number in (*range(600), 0x3FFFFFFF)}
+        wrong += [] if x32 == {"killed"} else [(forks, "x32")]
+        for name, arguments, program, compiler in CHECKS:
+            at = (-100,) if column and name in ("open", "mkdir") else ()
+            numbers = confine.CHECKED[{"open": "openat", "mkdir": "mkdirat"}[name] if at else name]
+            words = [word if isinstance(word, int) else 0 for word in (*at, *arguments)]
+            found = verdict(code, numbers[column], *words, architecture=architecture)
+            if (found == "allowed") != (compiler if forks else program):
+                wrong.append((forks, name, arguments, found))
+    assert not wrong
+
+
+FORBIDDEN = (
+    r"msg|sem|shm|mq_|socket$|connect|bind|listen|accept|send_?m|recvm|setsockopt|ptrace|process_|pidfd|kcmp|io_|keyctl|.*_key|"
+    r".*mount|move_mount|fs(open|config|mount|pick)|bpf|perf|.*module|kexec|reboot|swap|unshare|setns|chroot|pivot|name_to|"
+    r"open_by|openat2|mknod|.*chmod|.*chown|.*xattr|utim|futimesat|truncate|memfd|userfault|.*notify|splice|tee|vmsplice|"
+    r"set(sid|pgid|uid|gid|re|priority|domainname|hostname|timeofday)|sched_set|ioprio|clock_(set|adj)|tkill|rt_\w*sigqueue|"
+    r"iopl|ioperm|modify_ldt|personality|acct|quota|syslog|flock|inotify|fanotify|landlock|seccomp|clone3|mlock|sync$"
+)
+
+
+@pytest.mark.parametrize(("column", "path", "pattern"), HEADERS, ids=["x86-64", "arm64"])
+def test_no_call_of_a_forbidden_kind_is_listed(column, path, pattern):
+    """Its siblings by another name, such as semtimedop beside semop."""
+    if not path.exists():
+        pytest.skip(f"there is no {path}: install the package linux-libc-dev")
+    kernel = {name: int(number) for name, number in re.findall(pattern, path.read_text())}
+    known = {**confine.ALLOWED, **confine.CHECKED, **confine.OF_COMPILERS}
+    numbers = {one[column]: name for name, one in known.items()}
+    found = {name: numbers[number] for name, number in kernel.items() if re.match(FORBIDDEN, name) and number in numbers}
+    assert sum(bool(re.match(FORBIDDEN, name)) for name in kernel) > 100
+    assert {name: listed for name, listed in found.items() if name not in ("sendmsg",)} == {}
 
 
 def in_a_child(work):
@@ -92,7 +172,7 @@ def test_an_unknown_machine_gets_no_filter(monkeypatch):
 
     monkeypatch.setattr(os, "uname", Other)
     with pytest.raises(OSError, match="no seccomp filter is written for riscv64"):
-        confine.bpf_filter(1)
+        confine.bpf_filter()
 
 
 def landlocked(*paths, own=""):
@@ -127,6 +207,46 @@ def test_landlock_shows_what_is_named_and_no_more(tmp_path):
     assert "PermissionError" in after(lambda: os.truncate(shown / "f", 0))
     assert after(lambda: (hidden / "g").write_text("x"), own=str(hidden)) == "1"
     assert "[Errno" in after(lambda: os.kill(os.getppid(), 0)) or after(lambda: os.kill(os.getppid(), 0)) == "None"
+
+
+@pytest.mark.skipif(os.uname().machine not in confine.MACHINES, reason="no filter is written for this machine")
+@pytest.mark.parametrize("version", range(1, 8))
+def test_no_file_that_may_be_read_or_not_is_emptied_in_any_abi(folder_of_all, version):
+    """Not by its owner either: before ABI 3 Landlock does not know what truncates a file."""
+    if version > confine.abi():
+        pytest.skip(f"the kernel has Landlock {confine.abi()}")
+    folder = folder_of_all / f"abi-{version}"
+    names = [folder / "shown" / "f", folder / "hidden" / "f"]
+    for path in (folder, *(name.parent for name in names), folder / "own"):
+        path.mkdir(mode=0o777)
+    for path in (*names, folder / "own" / "f"):
+        path.write_text("text")
+
+    def enter():
+        confine.abi = lambda: version  # this process has been forked
+        rules = confine.Landlock(["/usr", str(folder / "shown")], own=str(folder / "own"))
+        rules.enter()
+        confine.SyscallFilter().enter()
+        flags = [
+            os.O_TRUNC | more for more in (0, os.O_WRONLY, os.O_RDWR, 3, os.O_CREAT, os.O_PATH, os.O_APPEND, os.O_NOATIME)
+        ]
+        works = [lambda path, f=f: os.open(path, f) for f in flags]
+        works += [lambda path: os.truncate(path, 0), lambda path: os.ftruncate(os.open(path, os.O_RDONLY), 0)]
+        works += [
+            os.unlink,
+            lambda path: os.rename(path, folder / "own" / "g"),
+            lambda path: os.link(path, folder / "own" / "h"),
+        ]
+        works += [lambda path: os.open(f"/proc/self/fd/{os.open(path, os.O_RDONLY)}", os.O_RDONLY | os.O_TRUNC)]
+        for work in works:
+            for name in names:
+                with contextlib.suppress(OSError):
+                    work(name)
+        (folder / "own" / "f").write_text("its own")
+        return (folder / "own" / "f").read_text()
+
+    assert in_a_child(enter) == "its own"
+    assert [path.read_text() for path in names] == ["text", "text"]
 
 
 def test_limits_are_hard_ones():

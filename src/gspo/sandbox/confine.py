@@ -17,53 +17,87 @@ if TYPE_CHECKING:  # as in typing, which is slow to import
 SET_PDEATHSIG, SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVS = 1, 4, 22, 38  # options of prctl
 KILL, FAIL, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000  # actions of a filter: kill the process, return an errno, allow
 EPERM, ENOSYS = 1, 38
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # classic BPF
-NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24  # offsets in seccomp_data; low halves of the arguments
-THREAD = 0x00010000  # CLONE_THREAD
-NEWEST = 462  # newer system calls did not exist when this list was written
+LOAD, AND, EQUAL, AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06  # classic BPF
+NUMBER, ARCHITECTURE, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32  # offsets in seccomp_data; low halves of the arguments
 
-# name: (x86-64, arm64); None: the architecture has no such call
-DENIED: dict[str, tuple[int | None, int | None]] = {
-    # other processes
-    "fork": (57, None), "vfork": (58, None), "ptrace": (101, 117), "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271), "kcmp": (312, 272), "pidfd_open": (434, 434), "pidfd_getfd": (438, 438),
-    "pidfd_send_signal": (424, 424), "process_madvise": (440, 440), "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240), "tkill": (200, 130), "setsid": (112, 157), "setpgid": (109, 154),
-    "sched_setattr": (314, 274), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
-    "sched_setaffinity": (203, 122), "setpriority": (141, 140), "ioprio_set": (251, 30),
-    # memory outside RLIMIT_AS
-    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
-    "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_setup": (206, 0), "userfaultfd": (323, 282),
-    "fanotify_init": (300, 262), "vmsplice": (278, 75), "splice": (275, 76), "tee": (276, 77),
-    # file operations that Landlock does not restrict; a compiler needs some of them for its own files
-    "chmod": (90, None), "fchmodat": (268, 53), "fchmodat2": (452, 452), "fchmod": (91, 52), "chown": (92, None),
-    "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "truncate": (76, 45),
-    "inotify_init": (253, None), "inotify_init1": (294, 26),
-    # the network
-    "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202),
-    "accept4": (288, 242),
-    # kernel administration, namespaces and mounts
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
-    "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
-    "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442), "bpf": (321, 280),
-    "perf_event_open": (298, 241), "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
-    "init_module": (175, 105), "finit_module": (313, 273), "kexec_load": (246, 104), "reboot": (169, 142),
-    "swapon": (167, 224), "acct": (163, 89), "syslog": (103, 116), "quotactl": (179, 60), "personality": (135, 92),
-    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "mknodat": (259, 33), "mknod": (133, None),
-    "setuid": (105, 146), "setresuid": (117, 147), "setgid": (106, 144), "setresgid": (119, 149),
+# What strace saw of the programs in tests/sandbox/tricks.py, of Python's standard library, g++ and compiled programs, and
+# the calls by which another libc does the same. None of them reaches another process, a name that Landlock does not
+# guard, or memory outside the rlimits. name: (x86-64, arm64); None: the architecture has no such call.
+ALLOWED: dict[str, tuple[int | None, int | None]] = {
+    # open files
+    "read": (0, 63), "write": (1, 64), "close": (3, 57), "fstat": (5, 80), "lseek": (8, 62), "pread64": (17, 67),
+    "pwrite64": (18, 68), "readv": (19, 65), "writev": (20, 66), "preadv": (295, 69), "pwritev": (296, 70),
+    "preadv2": (327, 286), "pwritev2": (328, 287), "sendfile": (40, 71), "copy_file_range": (326, 285), "dup": (32, 23),
+    "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59), "fsync": (74, 82), "fdatasync": (75, 83),
+    "ftruncate": (77, 46), "fallocate": (285, 47), "fadvise64": (221, 223), "getdents": (78, None), "getdents64": (217, 61),
+    "fchdir": (81, 50), "fstatfs": (138, 44), "close_range": (436, 436),
+    # names
+    "stat": (4, None), "lstat": (6, None), "newfstatat": (262, 79), "statx": (332, 291), "statfs": (137, 43),
+    "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, None), "readlinkat": (267, 78),
+    "getcwd": (79, 17), "chdir": (80, 49), "creat": (85, None), "link": (86, None), "linkat": (265, 37),
+    "symlink": (88, None), "symlinkat": (266, 36), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
+    "rmdir": (84, None), "unlink": (87, None), "unlinkat": (263, 35),
+    # waiting
+    "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create": (213, None),
+    "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
+    "eventfd2": (290, 19),
+    # a pair of sockets, of which asyncio takes one for itself
+    "sendto": (44, 206), "recvfrom": (45, 207), "shutdown": (48, 210), "getsockname": (51, 204), "getpeername": (52, 205),
+    # memory
+    "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215), "mremap": (25, 216), "mprotect": (10, 226), "msync": (26, 227),
+    "madvise": (28, 233),
+    # threads
+    "futex": (202, 98), "set_robust_list": (273, 99), "set_tid_address": (218, 96), "rseq": (334, 293),
+    "arch_prctl": (158, None), "sched_yield": (24, 124), "sched_getaffinity": (204, 123),
+    "exit": (60, 93),
+    # signals and time
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136),
+    "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132), "restart_syscall": (219, 128),
+    "pause": (34, None), "alarm": (37, None), "getitimer": (36, 102), "setitimer": (38, 103), "nanosleep": (35, 101),
+    "clock_nanosleep": (230, 115), "clock_gettime": (228, 113), "clock_getres": (229, 114), "gettimeofday": (96, 169),
+    "time": (201, None), "times": (100, 153),
+    # itself and the machine
+    "getpid": (39, 172), "gettid": (186, 178), "getppid": (110, 173), "getpgid": (121, 155), "getpgrp": (111, None),
+    "getsid": (124, 156), "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177),
+    "getresuid": (118, 148), "getresgid": (120, 150), "getgroups": (115, 158), "getpriority": (140, 141),
+    "getrusage": (98, 165), "getrlimit": (97, 163), "setrlimit": (160, 164), "uname": (63, 160), "sysinfo": (99, 179),
+    "getrandom": (318, 278), "execve": (59, 221), "execveat": (322, 281), "exit_group": (231, 94),
+    "wait4": (61, 260), "waitid": (247, 95),
 }  # fmt: skip
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
-OF_COMPILERS = ("fork", "vfork", "chmod", "fchmodat", "fchmodat2", "fchmod", "truncate", "utimensat", "setpriority")
-CLONE, CLONE3, PRCTL = (56, 220), (435, 435), (157, 167)
-TO_SELF = ((62, 129), (234, 131))  # kill, tgkill
-LIMITS = (302, 261)  # prlimit64: pid 0 is the process itself (to kill, it is the process group)
-TO_OTHERS = (((72, 25), (8, 10, 15)), ((16, 29), (0x8901, 0x8902, 0x5412, 0x541C)))
-"""Commands (second argument) of fcntl and ioctl that make a file signal another process, or insert text in its terminal."""
-X32 = 0x40000000
+OF_COMPILERS: dict[str, tuple[int | None, int | None]] = {"fork": (57, None), "vfork": (58, None), "umask": (95, 166)}
 OWN = 0x7FFFFFFF  # placeholder for the pid of the process that enters a filter
+ALL = 0xFFFFFFFF
+THREAD, SHARED_FILES = 0x10000, 0x400  # flags of clone; threads with files of their own would have more of them
+NAMESPACES = 0x7E020000
+WRONLY, RDWR, TRUNC = 1, 2, 0o1000
+OPENED = (3 | TRUNC, (0, WRONLY, RDWR, WRONLY | TRUNC, RDWR | TRUNC))
+"""Before ABI 3, Landlock does not see that a file is emptied unless it is opened for writing."""
+ENTERED = (0o700, (0o700,))
+"""Whoever removes a folder must be able to enter it."""
+Condition = tuple[int, int, tuple[int, ...]]
+# What is allowed for some arguments only: for each condition, the argument with a mask is one of the values.
+CHECKED: dict[str, tuple[int | None, int | None, tuple[Condition, ...]]] = {
+    "open": (2, None, ((SECOND, *OPENED),)),
+    "openat": (257, 56, ((THIRD, *OPENED),)),
+    "mkdir": (83, None, ((SECOND, *ENTERED),)),
+    "mkdirat": (258, 34, ((THIRD, *ENTERED),)),
+    # descriptors, flags and locks, but no signals to another process, leases or larger pipes
+    "fcntl": (72, 25, ((SECOND, ALL, (0, 1, 2, 3, 4, 5, 6, 7, 1030)),)),
+    # is it a terminal, its size, blocking, close on exec, bytes to read
+    "ioctl": (16, 29, ((SECOND, ALL, (0x5401, 0x5413, 0x5421, 0x5450, 0x5451, 0x541B)),)),
+    "prctl": (157, 167, ((FIRST, ALL, (15, 16)),)),  # the name of a thread
+    "prlimit64": (302, 261, ((FIRST, ALL, (0, OWN)),)),  # 0: the process itself
+    "kill": (62, 129, ((FIRST, ALL, (OWN,)),)),
+    "tgkill": (234, 131, ((FIRST, ALL, (OWN,)),)),
+    # of AF_UNIX, SOCK_STREAM alone: datagrams could be sent to the sockets of others
+    "socketpair": (53, 199, ((FIRST, ALL, (1,)), (SECOND, 0xF, (1,)))),
+    "clone": (56, 220, ((FIRST, THREAD | SHARED_FILES | NAMESPACES, (THREAD | SHARED_FILES,)),)),
+}
+FORKED = (FIRST, THREAD | NAMESPACES, (0, THREAD))
+"""The condition of clone for a compiler."""
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
+NEW = 424  # from here on numbers are common to all architectures, and libc does without these calls if they do not exist
+X32 = 0x40000000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -82,45 +116,38 @@ def prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl {option}")
 
 
-def bpf_filter(pid: int, forks: bool = False) -> list[tuple[int, int, int, int]]:
-    """The seccomp filter of process `pid`, as BPF: threads but no processes (unless `forks`), signals only to itself, no
-    network, no memory outside RLIMIT_AS, no kernel administration. Raises OSError on other architectures.
+def bpf_filter(forks: bool = False) -> list[tuple[int, int, int, int]]:
+    """The seccomp filter as BPF, with OWN for the process's pid. It lets ALLOWED and CHECKED pass, with `forks` also what
+    compilers need. Other calls fail; those of x32 or of another architecture kill. Raises OSError on other machines.
     """
     machine = os.uname().machine
     if machine not in MACHINES:
         raise OSError(f"no seccomp filter is written for {machine}")
     column, architecture = MACHINES[machine]
-    failed = (RETURN, 0, 0, FAIL | EPERM)
+    allowed, failed = (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, FAIL | EPERM)
     code: list[tuple[int, int, int, int]] = [
         (LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL),
-        (AT_LEAST, 0, 1, NEWEST + 1), (RETURN, 0, 0, FAIL | ENOSYS),
-        (EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | ENOSYS),  # its flags are in memory; libc falls back to clone
-        (EQUAL, 0, 4, PRCTL[column]), (LOAD, 0, 0, FIRST), (EQUAL, 0, 1, SET_PDEATHSIG), failed, (RETURN, 0, 0, ALLOW),
     ]  # fmt: skip
-    if not forks:
-        code += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, FIRST), (ANY_BIT, 0, 1, THREAD), (RETURN, 0, 0, ALLOW), failed]
-    for call in TO_SELF:
-        code += [(EQUAL, 0, 4, call[column]), (LOAD, 0, 0, FIRST), (EQUAL, 0, 1, pid), (RETURN, 0, 0, ALLOW), failed]
-    code += [(EQUAL, 0, 5, LIMITS[column]), (LOAD, 0, 0, FIRST), (EQUAL, 1, 0, pid), (EQUAL, 0, 1, 0)]
-    code += [(RETURN, 0, 0, ALLOW), failed]
-    for call, commands in TO_OTHERS:
-        code += [(EQUAL, 0, 2 * len(commands) + 2, call[column]), (LOAD, 0, 0, SECOND)]
-        for command in commands:
-            code += [(EQUAL, 0, 1, command), failed]
-        code += [(RETURN, 0, 0, ALLOW)]
-    for name, numbers in DENIED.items():
-        number = numbers[column]
-        if number is not None and not (forks and name in OF_COMPILERS):
-            code += [(EQUAL, 0, 1, number), failed]
-    return [*code, (RETURN, 0, 0, ALLOW)]
+    for numbers in (ALLOWED | OF_COMPILERS if forks else ALLOWED).values():
+        if (number := numbers[column]) is not None:
+            code += [(EQUAL, 0, 1, number), allowed]
+    for name, (*pair, conditions) in CHECKED.items():
+        if (number := pair[column]) is not None:
+            body: list[tuple[int, int, int, int]] = []
+            for argument, mask, values in (FORKED,) if forks and name == "clone" else conditions:
+                body += [(LOAD, 0, 0, argument), (AND, 0, 0, mask)]
+                body += [(EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
+                body += [failed]
+            code += [(EQUAL, 0, len(body) + 1, number), *body, allowed]
+    return [*code, (AT_LEAST, 0, 1, NEW), (RETURN, 0, 0, FAIL | ENOSYS), failed]
 
 
 class SyscallFilter:
     """The seccomp filter, built once and then entered by each forked process. Raises OSError."""
 
     def __init__(self, forks: bool = False) -> None:
-        code = bpf_filter(OWN, forks)
+        code = bpf_filter(forks)
         self.instructions = (_Instruction * len(code))(*(_Instruction(*line) for line in code))
         self.places = [i for i, line in enumerate(code) if line[3] == OWN]
         self.program = _Filter(len(code), self.instructions)
@@ -148,6 +175,12 @@ class _Beneath(ctypes.Structure):
     _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
 
 
+def abi() -> int:
+    """The version of the kernel's Landlock; -1 if it has none."""
+    version: int = _libc.syscall(CREATE, None, ctypes.c_size_t(0), 1)
+    return version
+
+
 class Landlock:
     """Rules that a process imposes on itself. Raises OSError.
 
@@ -156,7 +189,7 @@ class Landlock:
     """
 
     def __init__(self, readable: Iterable[str], writable: Iterable[str] = (), own: str = "") -> None:
-        version = _libc.syscall(CREATE, None, ctypes.c_size_t(0), 1)
+        version = abi()
         if version < 1:
             raise OSError(ctypes.get_errno(), "the kernel has no Landlock")
         rules = _Rules((1 << FILES.get(version, 16)) - 1, 3 if version >= 4 else 0, 3 if version >= 6 else 0)

@@ -195,7 +195,7 @@ class Trial:
                     confine.Landlock(self.readable, DEVICES, self.scratch).enter()
                 if self.driver != "none":
                     confine.SyscallFilter(forks=True).enter()
-                words = ["g++", *FLAGS, "-I", self.include, "-o", "../program", "main.cpp"]
+                words = ["g++", *FLAGS, "-I", self.include, "-o", f"{self.scratch}/program", "main.cpp"]
                 os.execve(COMPILER, words, {"PATH": "/usr/bin:/bin", "TMPDIR": self.scratch, "LC_ALL": "C"})
             finally:
                 os._exit(1)
@@ -212,6 +212,7 @@ class Trial:
         """Opens the compiled program and, where tests may write, unlinks it: no test can replace it for the next one."""
         import fcntl
 
+        os.chmod(path, 0o700)  # which the linker may not do
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.program = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, KEPT)
         os.close(file)
