@@ -80,6 +80,23 @@ EXHAUST = {
     "values": ("import os\nos.write(3, b'x' * 10**7); os.write(3, b'x')", "error|ok"),
     "a full folder": ("i = 0\nwhile True:\n    i += 1\n    with open(f'f{i}', 'wb') as f: f.write(b'x' * 90000)", "error"),
     "a large file": ("open('f', 'wb').write(b'x' * (1 << 31))", "error|memory"),
+    "a deleted file": (
+        "import os\nf = []\nwhile True:\n    f.append(open('f', 'wb')); os.unlink('f')\n    for _ in range(90): f[-1].write(b'x' * 1000)",
+        "error",
+    ),
+    "deleted files that are mapped": (
+        "import mmap, os\nx = []\nwhile True:\n    with open('f', 'w+b') as f: f.write(b'x' * 90000); f.flush(); x.append(mmap.mmap(f.fileno(), 4096))\n    os.unlink('f')",
+        "error|timeout",
+    ),
+    "folders without an end": (
+        "import os\nwhile True:\n    try: os.mkdir('d' * 99); os.chdir('d' * 99)\n    except OSError: break\nwhile True: pass",
+        "output|timeout|error",
+    ),
+    "folders in folders": ("import os\nwhile True: os.mkdir('d'); os.chdir('d')", "output|timeout|error"),
+    "files in a folder that cannot be listed": (
+        "import os\ntry: os.mkdir('d', 0o300)\nexcept OSError: os.abort()\ni = 0\nwhile True:\n    i += 1\n    open(f'd/f{i}', 'wb').write(b'x' * 90000)",
+        "error",
+    ),
     "empty files": ("i = 0\nwhile True:\n    i += 1\n    open(f'f{i}', 'w').close()", "output|error|timeout"),
     "brackets": ("x = " + "(" * 100_000 + ")" * 100_000, "error|memory"),
     "recursion": ("import sys; sys.setrecursionlimit(10**9)\ndef f(): return f()\nf()", "memory|error|timeout"),
@@ -91,6 +108,9 @@ SURVIVE = {
     "a wild pointer": "ctypes.string_at(1)",
     "closes all": "os.closerange(0, 1024)",
     "no standard output": "sys.stdout = sys.stderr = sys.stdin = None; print('x')",
+    "a link in its place": "d = os.getcwd(); os.symlink('/usr', d + '/a'); os.rename(d, d + 'x'); os.symlink('/usr', d)",
+    "folders in folders": "try:\n    for _ in range(3000): os.mkdir('d'); os.chdir('d')\nexcept OSError: pass",
+    "a folder that nobody may list": "os.mkdir('d', 0o300); open('d/f', 'w').close()",
     "no modules": "sys.modules.clear(); import json",
     "a patched end": "os._exit = lambda *a: (_ for _ in ()).throw(KeyboardInterrupt)\nraise SystemExit(5)",
     "an error that fails": "class E(Exception):\n    def __str__(self): raise self\nraise E",
@@ -138,6 +158,15 @@ HONEST = {
     "a nap": ("import time\nt = time.time(); time.sleep(1.2); print(time.time() - t > 1)", "", "True"),
     "line ends": ("import sys\nprint(sys.stdin.read().split())", "a\r\nb\r\n", "['a', 'b']"),
     "dates": ("import datetime, zoneinfo\nprint(datetime.datetime(2020, 1, 1, tzinfo=zoneinfo.ZoneInfo('Europe/Berlin')).utcoffset())", "", "1:00:00"),
+    "threads": ("from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(8) as e: print(sum(e.map(abs, range(-9, 0))))", "", "45"),
+    "asyncio and a thread": ("import asyncio\nasync def f(): return await asyncio.wait_for(asyncio.to_thread(lambda: 7), 9)\nprint(asyncio.run(f()))", "", "7"),
+    "a pair of sockets": ("import socket, select\na, b = socket.socketpair(); a.sendall(b'x'); select.select([b], [], []); print(b.recv(9), a.getsockname() == '')", "", "b'x' True"),
+    "signals of its own": ("import os, signal\nsignal.signal(signal.SIGUSR1, lambda *a: print('u'))\nos.kill(os.getpid(), signal.SIGUSR1); signal.raise_signal(signal.SIGUSR1)", "", "u\nu"),
+    "a database in memory": ("import sqlite3\nprint(sqlite3.connect(':memory:').execute('select sqlite_version() > 0').fetchall())", "", "[(1,)]"),
+    "chance": ("import os, random, secrets, uuid\nprint(len(os.urandom(3)), len(secrets.token_hex()), len(str(uuid.uuid4())), random.SystemRandom().random() < 1)", "", "3 64 36 True"),
+    "what it may ask": ("import os, platform, resource, shutil\nprint(os.cpu_count() > 0, len(os.uname()), len(os.times()), platform.system(), resource.getrlimit(resource.RLIMIT_CPU)[0] > 0, shutil.get_terminal_size()[0] > 0)", "", "True 5 5 Linux True True"),
+    "an error that it handles": ("import os, subprocess\nfor f in (os.fork, lambda: subprocess.run(['true'])):\n    try: f()\n    except OSError as e: print(e.errno)", "", "1\n1"),
+    "its stack": ("import resource\nsoft, hard = resource.getrlimit(resource.RLIMIT_STACK); resource.setrlimit(resource.RLIMIT_STACK, (soft, hard)); print(1)", "", "1"),
 }  # fmt: skip
 FILES = {
     "a file of its own": (
@@ -146,5 +175,60 @@ FILES = {
         "x",
     ),
     "a temporary file": ("import tempfile\nwith tempfile.TemporaryFile() as f: print(f.write(b'abc'))", "", "3"),
+    "a temporary file with a name": (
+        "import tempfile\nwith tempfile.NamedTemporaryFile('w+') as f: f.write('a'); f.flush(); print(open(f.name).read())",
+        "",
+        "a",
+    ),
+    "a temporary file that it removes": (
+        "import os, tempfile\nf, name = tempfile.mkstemp(); os.close(f); os.remove(name); print(os.path.exists(name))",
+        "",
+        "False",
+    ),
+    "a temporary folder": (
+        "import os, tempfile\nwith tempfile.TemporaryDirectory() as d:\n    os.makedirs(d + '/x/y'); open(d + '/x/y/z', 'w').close(); print(os.listdir(d))",
+        "",
+        "['x']",
+    ),
+    "a file that spills": (
+        "import tempfile\nwith tempfile.SpooledTemporaryFile(10) as f: print(f.write(b'a' * 99))",
+        "",
+        "99",
+    ),
+    "a database": (
+        "import sqlite3\nd = sqlite3.connect('a.db'); d.execute('pragma journal_mode=wal'); d.execute('create table t(x)')\nd.execute('insert into t values (2)'); d.commit(); print(d.execute('select * from t').fetchall())",
+        "",
+        "[(2,)]",
+    ),
+    "a shelf": (
+        "import shelve\nwith shelve.open('s') as s: s['a'] = [1]\nwith shelve.open('s') as s: print(s['a'])",
+        "",
+        "[1]",
+    ),
+    "archives": (
+        "import tarfile, zipfile\nopen('q', 'w').write('hi')\nwith tarfile.open('t', 'w:gz') as t: t.add('q')\nwith zipfile.ZipFile('z', 'w') as z: z.write('q')\nzipfile.ZipFile('z').extractall('zz'); tarfile.open('t').extractall('tt'); print(open('zz/q').read(), open('tt/q').read())",
+        "",
+        "hi hi",
+    ),
+    "paths": (
+        "import pathlib, shutil\np = pathlib.Path('d'); p.mkdir(); (p / 'a').write_text('x'); (p / 'a').touch(); (p / 'a').rename(p / 'b')\n(p / 'l').symlink_to('b'); (p / 'h').hardlink_to(p / 'b'); shutil.copyfile(p / 'b', p / 'c'); print(len(list(p.iterdir()))); shutil.rmtree(p)",
+        "",
+        "4",
+    ),
+    "a log": (
+        "import logging\nlogging.basicConfig(filename='l'); logging.warning('x'); print(open('l').read())",
+        "",
+        "WARNING:root:x",
+    ),
+    "a mapped file": (
+        "import mmap\nf = open('m', 'w+b'); f.truncate(8192); m = mmap.mmap(f.fileno(), 0); m[0] = 65; m.resize(16384); m.flush(); print(open('m').read(1))",
+        "",
+        "A",
+    ),
+    "much of its own": (
+        "import os\nfor i in range(40):\n    with open(f'f{i % 3}', 'wb') as f: f.write(b'x' * (8 << 20))\nprint(len(os.listdir()))",
+        "",
+        "3",
+    ),
 }
-"""Honest too, but there is no folder to write to under Landlock."""
+"""Honest too, with files."""

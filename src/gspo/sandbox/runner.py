@@ -13,7 +13,7 @@ import signal
 import sys
 
 from gspo.sandbox import confine
-from gspo.sandbox.watch import Suppressed, watch
+from gspo.sandbox.watch import Suppressed, overcrowded, overfull, watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # as in typing, which is slow to import
@@ -79,7 +79,7 @@ class Trial:
         self.native = request["language"] == "cpp"
         self.limits: dict[str, Any] = request["limits"]
         self.driver: str = request["driver"]
-        self.own_file_system = self.driver == "bwrap"  # its folder is a separate file system
+        self.own_file_system = self.driver == "bwrap"  # its scratch folder is one
         self.readable: list[str] = request["readable"]
         self.include: str = request["include"]
         self.scratch: str = request["scratch"]
@@ -87,13 +87,16 @@ class Trial:
         memory = self.limits["memory"] + (0 if self.native else pages() * os.sysconf("SC_PAGESIZE"))  # already in use
         self.rlimits = confine.limits(self.limits["seconds"], memory, self.limits["output"] + 1, self.tasks)
         self.filter = None if self.driver == "none" else confine.SyscallFilter()
+        self.tests = self.scratch if self.own_file_system else os.path.join(self.scratch, "tests")
+        if not self.own_file_system:
+            os.mkdir(self.tests)
         self.landlock: confine.Landlock | None = None
         if self.driver == "landlock":
-            self.landlock = confine.Landlock([*self.readable, self.scratch], DEVICES)
+            self.landlock = confine.Landlock([*self.readable, self.scratch], DEVICES, self.tests)
         if self.function:
             import gspo.workers.json_codec  # noqa: F401  # once, not per test
         self.program = -1
-        self.folder, self.count = os.path.join(self.scratch, "test"), 0
+        self.folder, self.count = os.path.join(self.tests, "test"), 0
         os.mkdir(self.folder)
         os.chdir(self.folder)
 
@@ -110,27 +113,31 @@ class Trial:
             pid = os.fork()
             if not pid:
                 self.run_test(case, files)
-            status, seconds, why = watch(pid, self.limits["seconds"], folder=self.scratch if self.own_file_system else "")
+            status, seconds, why = watch(pid, self.limits["seconds"], lambda: self.excess(pid))
             return self.reply(status, seconds, why, *files[1:])
         finally:
             for file in files:
                 os.close(file)
 
     def prepare_folder(self, case: dict[str, Any]) -> None:
-        """Makes a new folder for a test, with its files. Removes the previous test's folder as far as possible."""
+        """Makes a new folder for a test, with its files. Removes the previous test's folder."""
         before, self.count = self.folder, self.count + 1
-        os.chmod(self.scratch, 0o700)  # the previous test may have changed it
-        self.folder = os.path.join(self.scratch, f"test{self.count}-{os.urandom(8).hex()}")
+        self.folder = os.path.join(self.tests, f"test{self.count}-{os.urandom(8).hex()}")
         os.mkdir(self.folder)
         os.chdir(self.folder)
-        with Suppressed(OSError, RecursionError):
-            for folder, _, names in os.walk(before, topdown=False):
-                for name in names:
-                    os.unlink(os.path.join(folder, name))
-                os.rmdir(folder)
+        with Suppressed(OSError):
+            os.rmdir(before)
+        if os.path.exists(before):
+            os.waitpid(os.posix_spawn("/bin/rm", ["rm", "-rf", before], {}), 0)  # of any depth
         for name, text in case["files"].items():
             with open(name, "w", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(text)
+
+    def excess(self, pid: int) -> bytes:
+        """How a running test ends because of its files; b"" if it goes on."""
+        if self.own_file_system:
+            return overcrowded(self.scratch)
+        return b"" if self.landlock is None else overfull(self.tests, self.limits["scratch"], self.limits["output"], pid)
 
     def run_test(self, case: dict[str, Any], files: list[int]) -> None:
         """Runs the test in the forked process: confines it, then runs the program. Never returns."""
@@ -166,7 +173,7 @@ class Trial:
         if why == b"timeout" or seconds > self.limits["seconds"] or status == -signal.SIGXCPU:
             word = b"timeout"
         elif why or size > most:
-            word = b"output"
+            word = why or b"output"
         elif status == 0 and (result or not self.function):
             word = b"ok"
         elif status and (last.startswith(b"MemoryError") or b"bad_alloc" in last or status == -signal.SIGKILL):

@@ -22,7 +22,7 @@ class Limits:
     output: int = 16 << 20
     """Bytes of standard output, and of each file."""
     scratch: int = 64 << 20
-    """Bytes of all files in its folder. Under Landlock a test cannot write files."""
+    """Bytes of all files in its folder. Under Landlock, where they lie on the disk, they are counted ten times a second."""
     threads: int = 64
     """Threads. A test cannot start processes."""
     compile_seconds: float = 30.0

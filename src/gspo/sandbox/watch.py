@@ -7,6 +7,10 @@ import select
 import signal
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # as in typing, which is slow to import
+    from collections.abc import Callable
+
 TICK = 0.1
 """Seconds between two polls of a running test."""
 PATIENCE = 2.0
@@ -14,7 +18,7 @@ PATIENCE = 2.0
 BACKSTOP = 10.0
 """Wall-time limit of a test, as a multiple of its CPU limit."""
 FILES = 10_000
-"""Maximum number of files in the folder of the tests."""
+"""Maximum number of files of the tests."""
 
 
 class Suppressed:
@@ -30,12 +34,11 @@ class Suppressed:
         return kind is not None and issubclass(kind, self.errors)
 
 
-def watch(pid: int, seconds: float, folder: str = "") -> tuple[int, float, bytes]:
-    """Waits for a process. Returns its exit status (negative: a signal), CPU seconds, and why it was killed ("timeout",
-    "output" or "").
+def watch(pid: int, seconds: float, excess: Callable[[], bytes] = bytes) -> tuple[int, float, bytes]:
+    """Waits for a process. Returns its exit status (negative: a signal), CPU seconds, and why it was killed: "timeout", what
+    `excess` said, or "".
 
-    Time spent waiting for a CPU does not count as idle. A process that makes more than FILES files in the file system of
-    `folder` is killed too: an empty file takes none of its bytes, but kernel memory.
+    Time spent waiting for a CPU does not count as idle.
     """
     begin, why, work = time.monotonic(), b"", TaskTimes(pid)
     ending = os.pidfd_open(pid)
@@ -47,8 +50,8 @@ def watch(pid: int, seconds: float, folder: str = "") -> tuple[int, float, bytes
         idle = wall - ran - waited if waited >= 0 else 0.0
         if ran > seconds + TICK or idle > max(PATIENCE, seconds) or wall > BACKSTOP * (seconds + 1):
             why = b"timeout"
-        elif folder and files_in(folder) > FILES:
-            why = b"output"
+        else:
+            why = excess()
         if why:
             with Suppressed(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -58,10 +61,39 @@ def watch(pid: int, seconds: float, folder: str = "") -> tuple[int, float, bytes
     return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, why
 
 
-def files_in(folder: str) -> int:
-    """Number of files in the file system of a folder."""
+def overcrowded(folder: str) -> bytes:
+    """ "output" if the file system of a folder has more than FILES files, else "". An empty one takes none of its bytes, but
+    kernel memory.
+    """
     system = os.statvfs(folder)
-    return system.f_files - system.f_ffree
+    return b"output" if system.f_files - system.f_ffree > FILES else b""
+
+
+def overfull(folder: str, most: int, largest: int, pid: int) -> bytes:
+    """ "output" if a folder has more than FILES files, "error" if they take more than `most` bytes, else "". Deleted files
+    that process `pid` has open or maps count too: a mapped one with `largest` bytes, since a page keeps the whole.
+    """
+    count, size, folders = 0, 0, [folder]
+    try:
+        while folders:
+            with Suppressed(FileNotFoundError), os.scandir(folders.pop()) as entries:  # it was removed meanwhile
+                for entry in entries:
+                    count, size = count + 1, size + 512 * entry.stat(follow_symlinks=False).st_blocks
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    if count > FILES:
+                        return b"output"
+    except OSError:  # too deep for a path
+        return b"output"
+    with Suppressed(OSError):  # the process has ended
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            file = os.stat(f"/proc/{pid}/fd/{name}")
+            if not file.st_nlink and os.readlink(f"/proc/{pid}/fd/{name}").startswith(folder):
+                size += 512 * file.st_blocks
+        with open(f"/proc/{pid}/maps", "rb") as maps:
+            gone = [line.split() for line in maps if line.endswith(b"(deleted)\n") and folder.encode() in line]
+        size += largest * len({tuple(words[3:5]) for words in gone})  # device and inode
+    return b"error" if size > most else b""
 
 
 class TaskTimes:
