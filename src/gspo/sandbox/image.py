@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gspo.sandbox.runner import COMPILER, FLAGS
 from gspo.sandbox.watch import BACKSTOP
+from gspo.workers import supervisor
 
 MODULES = ("gspo/workers/json_codec.py", *(f"gspo/sandbox/{name}.py" for name in ("confine", "runner", "watch")))
 LONGEST = 300
@@ -119,16 +120,19 @@ def _evict(folders: Iterable[Path], age: float) -> None:
     for folder in folders:
         with contextlib.suppress(OSError):
             if time.time() - folder.lstat().st_mtime > age:
-                shutil.rmtree(folder, ignore_errors=True)
+                subprocess.run(["rm", "-rf", folder], check=False, capture_output=True)
 
 
 @contextlib.contextmanager
 def scratch(user: int | None) -> Iterator[str]:
-    """Yields a new folder for one sandbox, owned by `user`. It is deleted afterwards."""
-    path = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
+    """Yields a new folder for one sandbox, owned by `user`. It is deleted afterwards, even if a worker is killed."""
+    if supervisor.folder:
+        os.makedirs(supervisor.folder, exist_ok=True)
+        os.chmod(supervisor.folder, 0o711)  # `user` must get through
+    path = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=supervisor.folder)
     try:
         if user is not None:
             os.chown(path, user, user)
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        subprocess.run(["rm", "-rf", path], check=False, capture_output=True)  # of any depth, unlike shutil.rmtree

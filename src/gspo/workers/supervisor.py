@@ -12,7 +12,9 @@ import os
 import resource
 import select
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -20,13 +22,17 @@ from pathlib import Path
 DEATH_SIGNAL, SUBREAPER = 1, 36  # prctl options (Linux)
 LONGEST = 5.0
 """Seconds to wait for killed processes to end. One may hang in the kernel."""
+folder: str | None = None
+"""In a worker: a folder, made when needed, that is removed when the worker has ended, however it ended."""
 
 
 def keep(fd: int) -> None:
     """Forks. The child returns and does the work. This process waits until the child ends, the other end of socket `fd`
-    closes, or SIGTERM arrives; then it kills all remaining descendants of the child, and ends with the child's status, or by
-    SIGKILL.
+    closes, or SIGTERM arrives; then it kills all remaining descendants of the child, removes `folder`, and ends with the
+    child's status, or by SIGKILL.
     """
+    global folder
+    folder = os.path.join(tempfile.gettempdir(), f"gspo-scratch-{os.urandom(8).hex()}")
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     _prctl(SUBREAPER, 1)  # orphaned descendants become children of this process
@@ -91,6 +97,8 @@ def _end(status: int | None) -> None:
                 os.kill(number, signal.SIGKILL)
         time.sleep(0.001)
         _reaped()
+    if folder and os.path.isdir(folder):
+        subprocess.run(["rm", "-rf", folder], check=False, capture_output=True)
     if status is None:
         os.killpg(0, signal.SIGKILL)  # including this process; without /proc, only its process group
     else:
