@@ -81,7 +81,7 @@ def test_code_that_leaves_does_not_pass_for_a_run_that_ended(tmp_path, monkeypat
 
 def test_files_beside_the_data_are_not_taken_for_modules(tmp_path):
     """A whole run by `python -m`, whose rows and reward are files of its folder."""
-    for name in ("pickle", "random", "csv", "http", "numpy", "torch", "peft", "pyarrow", "sitecustomize", "math_verify"):
+    for name in ("pickle", "random", "csv", "http", "numpy", "torch", "peft", "pyarrow", "sitecustomize", "mpmath"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / name)!r} + '.ran', 'w')\n")
     (tmp_path / "mine.py").write_text(
         "import pickle, random, csv\ndef rows(): return [{'prompt': f'{i}+1=', 'answer': i} for i in range(30)]\n"

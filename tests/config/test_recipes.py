@@ -111,7 +111,6 @@ def stand_ins(tmp_path_factory):
 
 def test_the_gsm8k_recipe_runs_on_stand_ins(stand_ins, tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
-    pytest.importorskip("math_verify")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     fields = {
@@ -133,7 +132,6 @@ def test_the_gsm8k_recipe_runs_on_stand_ins(stand_ins, tmp_path, monkeypatch):
 
 
 def test_the_gsm8k_prompt_and_its_reward(stand_ins):
-    pytest.importorskip("math_verify")
     config = load(GSM8K)
     tokenizer = AutoTokenizer.from_pretrained(stand_ins / "model")
     task = dataclasses.replace(config.task, eval_split=None)

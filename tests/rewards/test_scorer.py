@@ -1,5 +1,7 @@
 import itertools
+import math
 import time
+from decimal import Decimal
 
 import pytest
 
@@ -93,7 +95,17 @@ def test_a_right_answer_that_is_missing_or_that_nothing_can_equal_is_refused(sub
         with subtests.test(name=name, kind=kind), named(name) as rewards:
             with pytest.raises(ValueError, match=refused):
                 rewards.check([rollout("", number=3, answer=answer).prompt])
-            rewards.check([rollout("", answer=right).prompt for right in ("7", 7, 7.5, None)])
+            rewards.check([rollout("", answer=right).prompt for right in ("7", 7, 7.5, "None", math.inf)])
+    for name, answer in itertools.product(
+        ("exact", "math"), (None, math.nan, "", " \n", "nan", "NaN", "<NA>", Decimal("NaN"))
+    ):
+        refused = r"prompt train-3: reward.answer_column = 'answer' is missing .*fill it in, or leave the row out"
+        with (
+            subtests.test(name=name, missing=repr(answer)),
+            named(name) as rewards,
+            pytest.raises(ValueError, match=refused),
+        ):
+            rewards.check([rollout("", number=3, answer=answer).prompt])
 
 
 def test_a_weighted_sum_has_bounds_too():

@@ -1,21 +1,27 @@
-"""Extracts the final answer of a completion and compares it with the right one.
+r"""Extracts the final answer of a completion and compares it with the right one.
 
-Imports nothing heavy: math-verify is imported only if comparing as integers or text does not decide.
+Imports nothing heavy: mpmath is imported only if comparing as integers or text does not decide.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from functools import cache
-from typing import Any
 
 from gspo.config.answer_format import tagged
+from gspo.rewards.notation import CONSTANTS, WRAPPED, Tree, Unreadable, bare, tidy
 
 DIGITS = 4000  # Python parses no longer integers
 _BOX = re.compile(r"\\(?:fbox|boxed)(?![a-zA-Z])\s*")
-_WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname)\s*\{([^{}]*)\}")
-_SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![a-zA-Z])|(?<![0-9])\s+|\s+(?![0-9])")
-_INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.0*)?")
+_INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+))(?:\.0*)?")
+_FORMULA = re.compile(
+    r"\$\$([^$]+)\$\$|(?<!\\)\$((?:\\\$|[^$\n])+)(?<!\\)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]|"
+    r"(?<![\w.,^_])([-+−]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?:/[0-9]+)?(?: ?\\?%)?)"
+    r"(?![\w^_])",
+    re.DOTALL,
+)
+_ANSWER = re.compile(r"(?i)answer[^.\n:=]{0,40}?(?:\bis\b|:|=)")
+_WORDS = re.compile(r"[^\W\d_]{2,}(?:[ ,'-]+[^\W\d_]+)*")
 
 
 def boxed(text: str) -> str | None:
@@ -53,72 +59,70 @@ def final(completion: str) -> str | None:
 def normal(answer: str) -> str:
     """An answer in the form used for voting: an integer in its shortest form, other text without formatting."""
     number = integer(answer)
-    return _bare(answer) if number is None else str(number)
+    return bare(answer) if number is None else str(number)
 
 
 def integer(answer: str) -> int | None:
     """The integer that a text denotes, such as `+033`, `1,234` or `\\text{33}`; None for anything else, or beyond DIGITS."""
-    bare = _bare(answer)
-    if len(bare) > DIGITS or not _INTEGER.fullmatch(bare):
-        return None
-    return int(bare.partition(".")[0].replace(",", ""))
-
-
-def _bare(answer: str) -> str:
-    """The text without dollar signs, thin spaces, text wrappers and a final period."""
-    text = answer.replace("{,}", ",").replace("\\$", "").replace("$", "")
-    while (plain := _WRAPPED.sub(r"\1", text)) != text:
-        text = plain
-    return _SPACE.sub("", text).removesuffix(".")
+    plain = bare(answer).replace("{,}", ",") if len(answer) <= DIGITS else ""
+    return int(re.sub("[, ]", "", plain.partition(".")[0])) if _INTEGER.fullmatch(plain) else None
 
 
 def same(answer: str, right: str) -> bool:
-    """Whether an answer is right: compared as integers, then as text, then by math-verify, which knows equivalent forms.
+    """Whether an answer is right: as integers, as text, or as mathematics, exactly if both are exact (equality.py).
 
-    A percentage means hundredths: 33 % is 0.33 and not 33, unless the right answer is a percentage too. Raises ValueError if
-    math-verify cannot parse the right answer.
+    A text that cannot be read as a whole equals only the same text. A percentage means hundredths: 33 % is 0.33 and not 33,
+    unless the right answer is a percentage too. Raises ValueError if the right answer has nothing to compare.
     """
+    one, two = bare(answer), bare(right)
+    if not two:
+        raise ValueError(f"there is nothing to compare in the right answer {right!r:.80}")
     numbers = integer(answer), integer(right)
     if None not in numbers:
         return numbers[0] == numbers[1]
-    if not answer:
+    if one == two or (_WORDS.fullmatch(two) and two not in CONSTANTS and one.casefold() == two.casefold()):
+        return bool(one)
+    listed = re.search(r",| (?:and|or) ", right)
+    if not listed and _WORDS.fullmatch(one) and _WORDS.fullmatch(two) and not {one, two} & {*CONSTANTS}:
         return False
-    if _bare(answer) == _bare(right):
-        return True
-    return verified(_in_math(answer), right)
+    from gspo.rewards.equality import equal
+
+    wanted = _trees(right)
+    several = any(tree[0] == "list" for tree in wanted)
+    try:
+        return any(equal(a, b) for b in wanted for a in _trees(answer, comma=not several))
+    except RecursionError:  # hundreds of signs in a row
+        return False
 
 
-def verified(text: str, right: str) -> bool:
-    """Whether math-verify finds the right answer in a text. A percentage means hundredths, unless the right answer has a %
-    too. Raises ValueError if math-verify cannot parse the right answer.
+def _trees(text: str, comma: bool = False) -> list[Tree]:
+    """How a text can be read: 2e-1 is a power of ten, or e less 1. comma: 3,14 may be a decimal number, as may 0,5."""
+    from gspo.rewards.reader import read
+
+    text = tidy(text)
+    if (whole := WRAPPED.fullmatch(text)) is not None:
+        text = tidy(whole[1])
+    texts = [text, re.sub(r"(?<=[0-9])e(?=[+-])", " e ", text)]
+    if re.fullmatch(
+        r"[+-]?0,[0-9]+" if not comma else r"[+-]?(0|[0-9]+(?=,([0-9]{1,2}|[0-9]{4,})\b)),[0-9]+( ?\\?%)?", text
+    ):
+        texts.append(text.replace(",", "."))
+    trees = []
+    for each in dict.fromkeys(texts):
+        with contextlib.suppress(Unreadable, RecursionError):
+            trees.append(read(each))
+    return trees
+
+
+def found(text: str, right: str) -> bool:
+    """Whether a text without a box or tags has the right answer: all of it is, or its result is. That is the last formula or
+    number, or the first one that follows the last "answer is".
     """
-    from math_verify import parse, verify
-
-    gold = _parsed(right)
-    if not gold:
-        raise ValueError(f"math-verify cannot read the right answer {right!r:.80}")
-    # No math-verify timeouts: they raise an alarm in the middle of sympy. This process can be killed instead.
-    found = parse(text, parsing_timeout=None)
-    if found and "%" not in right and (share := _share(found[0])) is not None:
-        found = [share]
-    return bool(verify(gold, found, timeout_seconds=None))  # not symmetric: the right answer first
-
-
-def _share(found: Any) -> Any:
-    """The value of a percentage, since math-verify accepts 33 % as equal to 33 as well; None for anything else."""
-    from sympy import Rational, UnevaluatedExpr
-
-    hundredth = UnevaluatedExpr(Rational(1, 100))
-    return found.doit() if hundredth in getattr(found, "args", ()) else None
-
-
-@cache
-def _parsed(right: str) -> list[Any]:
-    from math_verify import parse
-
-    return parse(_in_math(right), parsing_timeout=None)
-
-
-def _in_math(text: str) -> str:
-    text = text.replace("\\$", "")  # money, not math
-    return text if "$" in text or "\\boxed" in text else f"${text}$"
+    if same(text, right):
+        return True
+    stated = [*_ANSWER.finditer(text)]
+    results = [*_FORMULA.finditer(text, stated[-1].end() if stated else 0)]
+    if not results:
+        return False
+    result = results[0 if stated else -1]
+    return same(next(part for part in result.groups() if part is not None), right)

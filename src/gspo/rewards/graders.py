@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import math
 import numbers
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,9 @@ from gspo.rewards.programs import Programs
 BATCH, TOGETHER, SINGLY = 0, 1, 2
 """Call levels: a call for all completions; a call per unit, concurrently (async); a call per unit, in turn. A unit is one
 completion, or all completions of a prompt."""
+
+MISSING = ("", "nan", "NaN", "sNaN", "NaT", "<NA>")
+"""Texts of a missing value, as tables and arrays turn into text."""
 
 Result = tuple[float | None, str | None]
 """A value (None: no opinion) and an error (None: none)."""
@@ -238,11 +240,6 @@ def load(
     if name == "exact":
         return PerCompletion(lambda row: _exact(row, reward.answer_column))
     if name == "math":
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
-        try:
-            import math_verify  # noqa: F401
-        except ImportError as error:
-            raise ValueError(f"reward math needs math-verify: pip install 'gspo[tasks]' ({error})") from None
         return PerCompletion(lambda row: _math(row, reward.answer_column))
     if name == "code":
         graded = CodeReward(code)
@@ -283,7 +280,10 @@ def gold(row: RewardInput, column: str) -> str:
 
 def uncomparable(value: Any) -> str:
     """Why a right answer cannot be compared with a completion, or an empty string."""
-    if value is None or (isinstance(value, (str, Decimal, numbers.Real)) and not isinstance(value, bool)):
+    comparable = isinstance(value, (str, Decimal, numbers.Real)) and not isinstance(value, bool)
+    if value is None or (comparable and str(value).strip() in MISSING):
+        return f"is missing ({value!r:.20}): fill it in, or leave the row out"
+    if comparable:
         return ""
     return f"holds {type_of(value)}, and a completion is compared with text and numbers alone: make it one of these"
 
@@ -300,4 +300,4 @@ def _math(row: RewardInput, column: str) -> float:
     text, completion = gold(row, column), spoken(row)
     right = answers.boxed(text) or text
     answer = answers.final(completion)
-    return float(answers.verified(completion, right) if answer is None else answers.same(answer, right))
+    return float(answers.found(completion, right) if answer is None else answers.same(answer, right))

@@ -1,0 +1,247 @@
+"""Whether two answers, as trees (notation.py), are equal: exactly where both are exact, else within a relative 1e-6.
+
+Numbers are fractions as long as they can be, and else floats of so many digits that rounding is far below each of their
+parts. Expressions with variables are compared at fixed random points. Work is bounded: what would be too large to compute
+equals only what is written alike.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+from gspo.rewards.evaluation import LARGEST, WORK, Evaluation, Undefined, as_float, mp
+from gspo.rewards.notation import Tree
+
+CLOSE = Fraction(1, 10**6)  # relative difference of decimals
+DIGITS = 60  # of floats, beside twice the magnitude of what they are computed from
+MOST = 64  # items that are compared in any order
+_POINTS = ("positive", "positive", "signed", "signed", "whole", "whole", "small", "large")
+_FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "!=": "!=", "=": "="}
+
+
+def equal(a: Tree, b: Tree) -> bool:
+    """Whether an answer equals the right one, which says what is compared: 33 % is a hundredth of 33, but right where 33 %
+    is; a unit on one side alone is left out, and two must be the same.
+    """
+    if a == b:
+        return True
+    if b[0] == "percent" and a[0] != "percent" and equal(a, b[1]):
+        return True
+    if "quantity" in (a[0], b[0]):
+        units = {tree[2] for tree in (a, b) if tree[0] == "quantity"}
+        return len(units) == 1 and equal(*(tree[1] if tree[0] == "quantity" else tree for tree in (a, b)))
+    if "relation" in (a[0], b[0]):
+        return _relations(a, b)
+    if not {"list", "sequence"}.isdisjoint((a[0], b[0])):
+        return _collections(a, b)
+    if a[0] == b[0] and a[0] in ("union", "intersection"):
+        return _unordered(_flat(a, a[0]), _flat(b, a[0]))
+    if a[0] == b[0] and a[0] in ("difference", "matrix", "row"):
+        return len(a) == len(b) and all(map(equal, a[1:], b[1:]))
+    return _values(a, b)
+
+
+def _relations(a: Tree, b: Tree) -> bool:
+    if a[0] != b[0]:
+        stated, other = (a, b) if a[0] == "relation" else (b, a)
+        if (members := _defined(stated)) is not None:
+            return all(equal(member, b) if stated is a else equal(a, member) for member in members)
+        ends = _interval(stated)
+        return ends is not None and other[0] == "sequence" and (equal(ends, b) if stated is a else equal(a, ends))
+    for one, other in ((a, b), (b, a)):
+        if one[1] == ("in",) != other[1]:
+            return one[2] in other[2:] and (equal(one[3], b) if one is a else equal(a, one[3]))
+    if a[2] == b[2] and (one := _defined(a)) is not None and (two := _defined(b)) is not None:
+        return all(equal(x, y) for x in one for y in two)
+    if (one_interval := _interval(a)) is not None and (two_interval := _interval(b)) is not None:
+        return _symbols(a) == _symbols(b) and equal(one_interval, two_interval)
+    if len(a[1]) != 1 or len(b[1]) != 1 or "in" in a[1] + b[1]:
+        return False
+    (one_sign,), (two_sign,) = a[1], b[1]
+    flipped = one_sign != two_sign
+    if flipped and _FLIPPED[one_sign] != two_sign:
+        return False
+    return _proportional(_difference(a), _difference(b), {True: -1, False: 1}[flipped] if one_sign not in ("=", "!=") else 0)
+
+
+def _defined(tree: Tree) -> Sequence[Tree] | None:
+    """What a relation says that a name is, as in x = 66/2 = 33, f(x) = 2x or x in (1, 2); None for other relations."""
+    named = tree[2][0] == "symbol" or (tree[2][0] == "call" and tree[2][1].startswith("function"))
+    if {*tree[1]} == {"="}:
+        return tree[3:] if named else tree[2:] if not _symbols(tree) else None
+    return tree[3:] if named and tree[1] == ("in",) else None
+
+
+def _interval(tree: Tree) -> Tree | None:
+    """The interval of a name between constants; None for other relations."""
+    signs, members = tree[1], tree[2:]
+    places = [i for i, member in enumerate(members) if _symbols(member)]
+    if len(places) != 1 or members[places[0]][0] != "symbol" or not {"<", "<=", ">", ">="}.issuperset(signs):
+        return None
+    if len(members) > 2 and (len(members) > 3 or places != [1]):
+        return None
+    infinite: Tree = ("constant", "infinity")
+    ends: dict[bool, tuple[Tree, bool]] = {
+        True: (("product", ("number", Fraction(-1), 0), infinite), False),
+        False: (infinite, False),
+    }
+    for i, sign in enumerate(signs):
+        constant, lower = (members[i], sign[0] == "<") if i + 1 == places[0] else (members[i + 1], sign[0] == ">")
+        if ends[lower][0] not in (infinite, ("product", ("number", Fraction(-1), 0), infinite)):
+            return None
+        ends[lower] = constant, sign.endswith("=")
+    (low, with_low), (high, with_high) = ends[True], ends[False]
+    return ("sequence", "[" if with_low else "(", "]" if with_high else ")", low, high)
+
+
+def _difference(relation: Tree) -> Tree:
+    return ("sum", relation[2], ("product", ("number", Fraction(-1), 0), relation[3]))
+
+
+def _collections(a: Tree, b: Tree) -> bool:
+    if (stated := a if a[0] == "list" else b)[0] == "list" and "union" in (a[0], b[0]):  # x < 1 or x > 2
+        parts = [_interval(item) if item[0] == "relation" else None for item in stated[1:]]
+        other = _flat(b if stated is a else a, "union")
+        return None not in parts and _unordered(*((parts, other) if stated is a else (other, parts)))
+    (one, items), (two, others) = _items(a), _items(b)
+    if one != two and not ({one, two} <= {"", "{"} or {one, two} == {"", "()"}):
+        return (one in ("", "{") or two in ("", "{")) and len(items) == len(others) == 1 and equal(items[0], others[0])
+    if {one, two} <= {"", "{"}:
+        return _unordered(items, others) or (one == two == "{" and _unordered(_distinct(items), _distinct(others)))
+    return len(items) == len(others) and all(map(equal, items, others))
+
+
+def _items(tree: Tree) -> tuple[str, Sequence[Tree]]:
+    if tree[0] == "sequence":
+        return "{" if tree[1] == r"\{" else tree[1] + tree[2], tree[3:]
+    return "", tree[1:] if tree[0] == "list" else (tree,)
+
+
+def _distinct(items: Sequence[Tree]) -> Sequence[Tree]:
+    kept: list[Tree] = []
+    for item in items[:MOST]:
+        if not any(equal(item, other) for other in kept):
+            kept.append(item)
+    return kept
+
+
+def _flat(tree: Tree, kind: str) -> list[Tree]:
+    return [*_flat(tree[1], kind), *_flat(tree[2], kind)] if tree[0] == kind else [tree]
+
+
+def _unordered(items: Sequence[Any], others: Sequence[Any]) -> bool:
+    if len(items) != len(others) or len(items) > MOST:
+        return False
+    left = list(others)
+    for item in items:
+        found = next((i for i, other in enumerate(left) if equal(item, other)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def _walk(tree: Tree) -> Iterator[Tree]:
+    yield tree
+    for part in tree[1:]:
+        if isinstance(part, tuple):
+            yield from _walk(part)
+
+
+def _symbols(tree: Tree) -> frozenset[str]:
+    return frozenset(part[1] for part in _walk(tree) if part[0] == "symbol")
+
+
+def _literal(tree: Tree) -> tuple[Fraction, Fraction] | None:
+    """The value and the place of the last digit of a number, also of 1.5 \\times 10^3; None for other trees."""
+    if tree[0] == "number":
+        return tree[1], tree[2] or Fraction(1)
+    if tree[0] == "product" and len(tree) == 3 and tree[1][0] == "number" and tree[2][0] == "power":
+        base, exponent = tree[2][1:]
+        if (
+            base[:2] == ("number", 10)
+            and exponent[0] == "number"
+            and exponent[1].denominator == 1
+            and abs(exponent[1]) < LARGEST
+        ):
+            scale = Fraction(10) ** int(exponent[1])
+            return tree[1][1] * scale, (tree[1][2] or Fraction(1)) * scale
+    return None
+
+
+def _values(a: Tree, b: Tree) -> bool:
+    """Whether two expressions have the same value, for all values of their variables."""
+    exact = not any(part[0] == "number" and part[2] for tree in (a, b) for part in _walk(tree))
+    if not exact and (one := _literal(a)) and (two := _literal(b)) and abs(one[0] - two[0]) * 2 >= max(one[1], two[1]):
+        return False  # two numbers that differ in the last digit that both have
+    try:
+        agreed = [_agree(*pair, exact) for pair in _at_points(a, b)]
+    except Undefined:
+        return False
+    return all(agreed) and len(agreed) >= (2 if _symbols(a) | _symbols(b) else 1)
+
+
+def _proportional(a: Tree, b: Tree, sign: int) -> bool:
+    """Whether a is b times a constant. sign: that of the constant, or 0 for any."""
+    exact = not any(part[0] == "number" and part[2] for tree in (a, b) for part in _walk(tree))
+    try:
+        (x, y, size), *others = _at_points(a, b)
+        if not x or not y or (sign and (x / y).real * sign <= 0):
+            return False
+        agreed = [_agree(p * y, q * x, size + digits, exact) for p, q, digits in others]
+    except (Undefined, ValueError):
+        return False
+    return all(agreed) and bool(agreed)
+
+
+def _agree(x: Any, y: Any, size: int, exact: bool) -> bool:
+    """Whether two values are equal. size: the largest decimal exponent of what they were computed from."""
+    if isinstance(x, Fraction) and isinstance(y, Fraction):
+        return x == y if exact else abs(x - y) <= max(abs(x), abs(y)) * CLOSE
+    x, y = as_float(x), as_float(y)
+    if mp.isinf(x) or mp.isinf(y):
+        return bool(x == y)
+    limit = mp.mpf(10) ** -(DIGITS - 10 + size)
+    return bool(abs(x - y) <= (limit if exact else max(limit, max(abs(x), abs(y)) * as_float(CLOSE))))
+
+
+def _at_points(a: Tree, b: Tree) -> Iterator[tuple[Any, Any, int]]:
+    """Both values where both exist and are real, unless there is an i in one of them, with the size of their parts."""
+    names = _symbols(a) | _symbols(b)
+    if any(name.startswith(("\\mathbb", "\\emptyset")) for name in names):
+        raise Undefined
+    complex_ = any(part == ("constant", "i") for tree in (a, b) for part in _walk(tree))
+    work = [WORK]
+    for k, kind in enumerate(_POINTS if names else _POINTS[:1]):
+        point = {name: _coordinate(k, kind, name) for name in names}
+        try:
+            values, size = _both(a, b, point, work)
+        except Undefined:
+            if work[0] < 0:
+                raise
+            continue
+        if complex_ or not names or not any(isinstance(v, mp.mpc) and v.imag for v in values):
+            yield *values, size
+
+
+def _both(a: Tree, b: Tree, point: dict[str, Fraction], work: list[int]) -> tuple[list[Any], int]:
+    size = 0
+    for _ in range(2):  # once more with as many digits as the first time has shown to be needed
+        mp.dps = DIGITS + 2 * size
+        evaluate = Evaluation(point, work)
+        values = [evaluate(a), evaluate(b)]
+        if evaluate.size <= size + 5:
+            break
+        size = evaluate.size
+    return values, size
+
+
+def _coordinate(k: int, kind: str, name: str) -> Fraction:
+    rng = random.Random(f"{k} {name}")
+    if kind == "whole":
+        return Fraction(rng.randint(2, 12))
+    value = Fraction(rng.randint(2 * 10**5, 3 * 10**6), 10**6 + 3)
+    return value * {"positive": 1, "signed": rng.choice((-1, 1)), "small": Fraction(1, 10**6), "large": 10**6}[kind]

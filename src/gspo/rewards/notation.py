@@ -1,0 +1,106 @@
+r"""Reads an answer, in LaTeX or as people type it, into a tree: the whole text, or none of it.
+
+A tree is nested tuples, and the first element is its kind:
+
+- ("number", value, place): a Fraction. place: that of the last digit if it has decimals, such as 1/100; 0: it is exact.
+- ("constant", "pi" | "e" | "i" | "infinity"), ("symbol", name), ("call", function, *arguments)
+- ("sum", *terms), ("product", *factors), ("quotient", a, b), ("power", a, b), ("percent", a), ("quantity", a, unit)
+- ("relation", operators, *members): 1 < x <= 2 is ("relation", ("<", "<="), 1, x, 2)
+- ("list", *items) without brackets, ("sequence", left, right, *items) with them: tuples, sets, intervals
+- ("union" | "intersection" | "difference", a, b), ("matrix", *rows)
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any
+
+Tree = tuple[Any, ...]
+
+LONGEST = 1000  # characters
+DEEPEST = 30  # brackets within brackets
+LARGEST = 5000  # exponent of 1e5
+_SUPERSCRIPTS = {ord(a): b for a, b in zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")}
+_SUPERSCRIPT = re.compile(f"[{''.join(map(chr, _SUPERSCRIPTS))}]+")
+_CHARACTERS = str.maketrans(
+    {
+        "−": "-", "‐": "-", "‑": "-", "⁄": "/", "∕": "/", "∶": ":", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
+        "∙": r"\cdot ", "∗": "*", "÷": r"\div ", "±": r"\pm ", "∓": r"\mp ", "√": " sqrt ", "π": r"\pi ", "∞": r"\infty ",
+        "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ", "∖": r"\setminus ",
+        "∅": r"\emptyset ", "∈": r"\in ", "°": r"^\circ ",
+    }
+)  # fmt: skip
+_LAYOUT = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<!\\)\\!|\\?\$")
+_SPACE = re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])|\s")
+WRAP = r"\\(?:text(?:bf|it|rm|sf|normal)?|mbox|math(?:rm|bf|it|sf)|operatorname)\s*"
+WRAPPED = re.compile(rf"{WRAP}\{{([^{{}}]*)\}}")
+
+
+class Unreadable(ValueError):
+    """A text that cannot be read as a whole."""
+
+
+def tidy(text: str) -> str:
+    """The text with ASCII digits and signs, one kind of space, and without what only changes its layout."""
+    text = re.sub("[¼½¾⅐-⅞]", lambda m: r"\frac{{{}}}{{{}}}".format(*_plain(m[0]).split("⁄")), text)
+    text = _SUPERSCRIPT.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = _SPACE.sub(" ", _LAYOUT.sub("", _plain(text).translate(_CHARACTERS)))
+    if "matrix" not in text:
+        text = re.sub(r"\\\\(?=[a-zA-Z])", r"\\", text)
+    text = re.sub(" +", " ", text).strip().removesuffix(".").strip()
+    text = re.sub("^[–—] ?(?=[0-9.])", "-", text)
+    return re.sub(r"^(-?) ?([€£¥₹]) ?([0-9].*)", r"\1\3\\text{\2}", text)
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text)
+
+
+def bare(text: str) -> str:
+    """The text, tidy and without text wrappers and spaces, except spaces between digits."""
+    text = tidy(text)
+    while (plain := WRAPPED.sub(r"\1", text)) != text:
+        text = plain
+    return re.sub(r"(?<![0-9]) | (?![0-9])", "", text.removesuffix("."))
+
+
+_FUNCTIONS = "arcsin arccos arctan sinh cosh tanh sin cos tan cot sec csc ln log lg exp sqrt max min gcd lcm"
+FUNCTIONS = _FUNCTIONS.split()
+FRACTIONS, BINOMIALS = (r"\frac", r"\dfrac", r"\tfrac", r"\cfrac"), (r"\binom", r"\dbinom", r"\tbinom")
+CONSTANTS = {r"\pi": "pi", "pi": "pi", r"\infty": "infinity", "infinity": "infinity", "inf": "infinity", "e": "e", "i": "i"}
+_GREEK = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi psi "
+    "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell emptyset"
+)
+SYMBOLS = {f"\\{name}": f"\\{name}" for name in _GREEK.split()} | {r"\varnothing": r"\emptyset", r"\R": r"\mathbb{R}"}
+RELATIONS = {
+    "=": "=", r"\approx": "=", "<": "<", r"\lt": "<", ">": ">", r"\gt": ">", "<=": "<=", r"\le": "<=", r"\leq": "<=",
+    r"\leqslant": "<=", ">=": ">=", r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=", "!=": "!=", r"\ne": "!=", r"\neq": "!=",
+    r"\in": "in",
+}  # fmt: skip
+SETS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "difference"}
+RIGHT = {"(": (")", "]"), "[": (")", "]"), r"\{": (r"\}",), r"\lbrace": (r"\rbrace",), r"\langle": (r"\rangle",)}
+AROUND = {
+    "|": ("|", "abs"), r"\lvert": (r"\rvert", "abs"), r"\vert": (r"\vert", "abs"), r"\lfloor": (r"\rfloor", "floor"),
+    r"\lceil": (r"\rceil", "ceil"),
+}  # fmt: skip
+_COUNT = r"[0-9]{1,3}(?P<comma>COMMA)[0-9]{3}(?:(?P=comma)[0-9]{3})*(?!(?P=comma)?[0-9])|[0-9]+"
+_NUMBER = (
+    rf"(?P<whole>{_COUNT})?(?:(?:\.|\{{,\}})(?P<decimals>[0-9]*)(?:\\(?:overline|bar|dot) ?\{{(?P<repeated>[0-9]+)\}})?)?"
+    r"(?:[eE](?P<exponent>[+-]?[0-9]+)(?![0-9.]))?"
+)
+OUTSIDE, INSIDE = (re.compile(_NUMBER.replace("COMMA", comma)) for comma in (r",|\{,\}| ", r"\{,\}| "))
+BASE = re.compile(
+    rf"(?:\((?P<a>[0-9A-F]+)\)|{WRAP}\{{(?P<b>[0-9A-F]+)\}}|(?P<c>[0-9][0-9A-F]*|[A-F][0-9A-F]+))"
+    rf" ?_ ?(?:\{{ ?(?:{WRAP}\{{)?(?P<base>\w+)\}}? ?\}}|(?P<digit>[0-9]))"
+)
+BASES = {name: base for base, name in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], 2)}
+MIXED = re.compile(r"([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])")
+TOKEN = re.compile(r" ?(\\[a-zA-Z]+|\\.|\*\*|<=|>=|!=|.)")
+NAME = re.compile(r" ?([A-Za-zͰ-Ͽ]+)")
+SUBSCRIPT = re.compile(r" ?_ ?(?:\{([^{}]*)\}|([0-9A-Za-z])|(\\[a-zA-Z]+))")
+AND = re.compile(
+    rf" ?[,;]? ?(?:{WRAP}\{{ ?(?:and|or) ?\}}|(?:and|or)(?![a-zA-Z])|\\(?:lor|land|vee|wedge)(?![a-zA-Z]))| ?[,;]"
+)
+WORD = re.compile(rf" ?([A-Za-z]{{2,3}})(?= ?(?:$|[,;)\]}}]|\\[}}]|(?:{WRAP}\{{ ?)?(?:and|or)(?![a-zA-Z])))")
