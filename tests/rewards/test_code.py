@@ -65,8 +65,53 @@ def test_a_fence_names_cpp_in_many_ways_and_else_python():
         assert (
             program_of(f"```{word}\nint x;\n```") == program_of(f"``` {word} main.cpp\nint x;\n```") == ("int x;\n", "cpp")
         )
-    for word in ("python", "py", "Python3", "csharp", "cython", "clojure"):
+    for word in (
+        "python",
+        "py",
+        "Python3",
+        "python3.11",
+        "ipython",
+        "{python}",
+        "{.python}",
+        "python,linenos",
+        "python:a.py",
+    ):
         assert program_of(f"```{word}\nx\n```") == ("x\n", "python")
+    for word in ("csharp", "cython", "clojure", "text", "bash", "json", "pycon", "console", "cmake", "css"):
+        assert program_of(f"```{word}\nx\n```") is None
+
+
+PROGRAM = "def f():\n    return 5\n\nprint(f())\n"
+DOCSTRING = 'def f():\n    """\n    ```\n    f()\n    ```\n    """\n    return 5\nprint(f())\n'
+
+
+def indented(text, by):
+    return "".join(f"{' ' * by}{line}" if line.strip() else line for line in text.splitlines(keepends=True))
+
+
+def test_fences_are_those_of_commonmark(subtests):
+    fenced = f"```python\n{PROGRAM}```\n"
+    replies = {
+        "in a list": f"1. So:\n{indented(fenced, 3)}",
+        "in a list with blank lines": f"- So:\n\n{indented(fenced, 4)}\n- done",
+        "nested list": f"- a\n  - b\n{indented(fenced, 4)}", "two spaces": indented(fenced, 2),
+        "four backticks": f"`{fenced[:-4]}````\n",
+        "tildes": fenced.replace("```", "~~~"), "quoted": "".join(f"> {line}" for line in fenced.splitlines(keepends=True)),
+        "in a tag": f"<answer>\n{fenced}</answer>", "in a tag of HTML": f"<div>\n{fenced}</div>",
+        "longer end": fenced[:-1] + "``\n",
+        "after a paragraph": f"So:\n{fenced}", "how to run it": f"{fenced}\n```bash\npython a.py\n```\n",
+        "its output": f"{fenced}\n```text\n5\n```\n", "its output without a word": f"{fenced}\nprints\n```\n5\n```\n",
+        "another language": f"{fenced}\n```js\nlet x\n```\n", "cut off": f"{fenced}\n```python\nprint(",
+        "unclosed": f"{fenced}\n```\nx",
+        "shorter fence within": f"````python\n{PROGRAM}````\n", "tabs after the fence": f"```python\t\n{PROGRAM}```\t\n",
+        "a box before": f"\\boxed{{5}}\n\n{fenced}", "inline code": f"```x``` and\n\n{fenced}\nthe ```f```",
+    }  # fmt: skip
+    for name, text in replies.items():
+        with subtests.test(name):
+            assert program_of(text) == (PROGRAM, "python")
+    assert program_of(f"```python\n{DOCSTRING}```\n") == (DOCSTRING, "python")
+    assert program_of(f"`````python\n````\n{PROGRAM}`````") == (f"````\n{PROGRAM}", "python")
+    assert program_of("no\n\n    ```python\n    x\n    ```\n") is None  # indented code, which may show a fence
 
 
 def test_lines_may_end_as_on_windows():
@@ -78,6 +123,15 @@ def test_a_reply_of_fences_is_read_quickly():
     begin = time.process_time()
     assert program_of("```python\n" * 100_000) is None
     assert program_of("```python\n" * 100_000 + "```") is not None
+    for text in (
+        "> " * 50_000,
+        "- " * 50_000,
+        "1. " * 50_000 + "```\nx\n```",
+        "`" * 200_000,
+        "<a>\n" * 50_000,
+        "~~~\n" * 50_000,
+    ):
+        assert program_of(text) in (None, ("", "python"))
     assert time.process_time() - begin < 2
 
 
@@ -104,6 +158,18 @@ def test_functions_are_called_with_arguments(reward):
     for made, right in (("(sum(a), b)", 1.0), ("[sum(a), b]", 1.0), ("[[sum(a)], b]", 0.0), ("float('nan')", 0.0)):
         text = f"So:\n```python\ndef add(a, b): return {made}\n```"
         assert reward(text, tests=tests, function="add") == right
+
+
+def test_functions_find_what_their_problems_import(reward):
+    text = """```python
+    from __future__ import annotations
+    class Solution:
+        def add(self, xs: List[int], y: Optional[int] = None) -> int:
+            return reduce(lambda a, b: a + b, deque(xs)) + gcd(4, 6) + math.floor(inf > 0) + Counter("a")["a"]
+    ```"""
+    tests = [{"arguments": [[1, 2]], "value": 7}]
+    text = "\n".join(line.removeprefix("    ") for line in text.split("\n"))
+    assert reward(text, tests=tests, function="add") == 1.0
 
 
 def test_fields_that_only_a_table_gives_are_no_matter(reward):

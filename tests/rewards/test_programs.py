@@ -6,7 +6,7 @@ import pytest
 
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.rewards import programs
+from gspo.rewards import code
 from gspo.rewards.programs import called, codeforces, fault_of, humaneval, livecodebench
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
@@ -74,10 +74,10 @@ def test_livecodebench_runs_programs_and_functions():
 
 
 def test_a_program_gets_the_modules_that_it_names_and_no_others():
-    text = programs.prelude("print(gcd(*Counter([1]).values()))")
+    text = code.prelude("print(gcd(*Counter([1]).values()))")
     assert "from math import *" in text and "from collections import *" in text and "statistics" not in text
     assert text.rindex("from builtins import *") > text.rindex("from math import *")  # pow is that of builtins
-    assert programs.prelude("print(1)") == programs.LAST
+    assert code.prelude("print(1)") == code.LAST
 
 
 MODULES_OF_ONE_NAME = {

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import cache
 from typing import Any, NamedTuple
+
+from markdown_it import MarkdownIt
 
 from gspo.config.rewards import CodeConfig
 from gspo.config.values import type_of
@@ -20,8 +24,11 @@ from gspo.sandbox.watch import BACKSTOP
 
 DIGITS = 10_000
 """Maximum characters of a word that is compared as a number."""
-# First word of a fence. C is compiled as C++.
+# First word of a fence. C is compiled as C++; a fence without a word may be Python.
 CPP = re.compile(r"c|cc|cxx|(?:c\+\+|cpp|g\+\+|gnu\+\+)\w*")
+PYTHON = re.compile(r"(?:i?python|py|pypy)[0-9.]*")
+_MARKDOWN = MarkdownIt("commonmark").disable("html_block")  # <answer> begins none, so that fences in it are seen
+_MARKDOWN.core.ruler.enableOnly(["normalize", "block"])
 
 
 class Block(NamedTuple):
@@ -32,23 +39,47 @@ class Block(NamedTuple):
 
 
 def program_of(text: str) -> Block | None:
-    """The code of the last complete fenced block of a text; None if there is none."""
-    lines = text.replace("\r\n", "\n").split("\n")
-    begun: int | None = None
-    last: tuple[int, int] | None = None
-    for i, line in enumerate(lines):
-        bare = line.strip(" \t")
-        if begun is not None and bare == "```":
-            last = begun, i
-            begun = None
-        elif begun is None and bare.startswith("```") and "`" not in bare[3:]:
-            begun = i
-    if last is None:
-        return None
-    start, end = last
-    word = lines[start].partition("```")[2].strip().partition(" ")[0].lower()
-    source = "".join(f"{line}\n" for line in lines[start + 1 : end])
-    return Block(source, "cpp" if CPP.fullmatch(word) else "python")
+    """The last complete fenced block of a Markdown text that says that it is Python or C++, else the last one that names no
+    language; None if there is neither.
+    """
+    unnamed = None
+    for token in reversed(_MARKDOWN.parse(text)):
+        if token.type != "fence" or token.map is None or token.content.count("\n") != token.map[1] - token.map[0] - 2:
+            continue  # not a fence, or never closed
+        word = re.match(r"[\s{.]*([^\s:,{}]*)", token.info)[1].lower()  # type: ignore[index]
+        if CPP.fullmatch(word) or PYTHON.fullmatch(word):
+            return Block(token.content, "cpp" if CPP.fullmatch(word) else "python")
+        unnamed = unnamed or (None if word else Block(token.content, "python"))
+    return unnamed
+
+
+MODULES = (
+    "bisect collections copy datetime functools heapq io itertools json math operator random re statistics string sys typing"
+)
+"""Modules that solutions of functional problems use without importing them: the problems' own sites provide them."""
+_FUTURE = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
+LAST = "from builtins import *\nimport sys\nsys.setrecursionlimit(50000)\n"
+
+
+def with_imports(source: str, function: str | None) -> str:
+    """A program that finds the MODULES imported. function: The one that is called, which may be a method of Solution."""
+    # The imports define names such as operator.add, but the function called must be the solution's.
+    chosen = f"\n{function} = Solution().{function}\n" if function and "class Solution" in source else ""
+    return f"{''.join(_FUTURE.findall(source))}\n{prelude(source)}{_FUTURE.sub('', source)}{chosen}"
+
+
+def prelude(source: str) -> str:
+    """Imports of those MODULES whose names occur in a program: importing all would cost more than a test itself."""
+    words = set(re.findall(r"\w+", source))
+    used = [name for name in reversed(MODULES.split()) if name in words or words & _public(name)]
+    stars = "".join(f"from {name} import *\n" for name in used)
+    return stars + "".join(f"import {name}\n" for name in used) + LAST  # `copy` must be the module, not copy.copy
+
+
+@cache
+def _public(name: str) -> frozenset[str]:
+    module = importlib.import_module(name)
+    return frozenset(getattr(module, "__all__", None) or [one for one in dir(module) if not one.startswith("_")])
 
 
 def same_stdout(output: str, expected: str) -> bool:
@@ -178,7 +209,8 @@ class CodeReward:
         if found is None:
             return 0.0
         language = found.language if self.config.language == "auto" else self.config.language
-        program = Program(found.source, language, function)  # type: ignore[arg-type]
+        source = with_imports(found.source, function) if function else found.source
+        program = Program(source, language, function)  # type: ignore[arg-type]
         tests, shown = [test for stage in stages for test in stage], len(stages[0]) if len(stages) > 1 else 0
         right, left = 0, self.config.total_cpu_seconds
         with contextlib.closing(self.sandbox.stream(program, [test.case for test in tests], self.limits)) as outcomes:

@@ -7,7 +7,6 @@ checkers run in a second sandbox, after the program has ended.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import re
 from collections.abc import Generator, Mapping, Sequence
@@ -15,37 +14,17 @@ from functools import cache, cached_property
 from typing import Any
 
 from gspo.config.rewards import PROGRAMS, CodeConfig
-from gspo.rewards.code import opened, program_of, same_stdout, tests_of
+from gspo.rewards.code import opened, program_of, same_stdout, tests_of, with_imports
 from gspo.sandbox.open import Sandbox
 from gspo.sandbox.types import Case, Limits, Outcome, Program
 
 LIVECODEBENCH = Limits(seconds=6.0, memory=4 << 30)
 HUMANEVAL = Limits(seconds=3.0)
 CHECKER = Limits(seconds=10.0)
-MODULES = (
-    "bisect collections copy datetime functools heapq io itertools json math operator random re statistics string sys typing"
-)
-"""Modules that LiveCodeBench solutions use without importing them, since the problems' original sites provide them."""
-_FUTURE = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
 PATIENCE = 3600.0
 """Seconds after which the scoring of one completion must have gone wrong: its tests have their own limits."""
 COMPILED = "codeforces"
 """The reward that also accepts C++."""
-LAST = "from builtins import *\nimport sys\nsys.setrecursionlimit(50000)\n"
-
-
-def prelude(source: str) -> str:
-    """Imports of those MODULES whose names occur in a program: importing all would cost more than a test itself."""
-    words = set(re.findall(r"\w+", source))
-    used = [name for name in reversed(MODULES.split()) if name in words or words & _public(name)]
-    stars = "".join(f"from {name} import *\n" for name in used)
-    return stars + "".join(f"import {name}\n" for name in used) + LAST  # `copy` must be the module, not copy.copy
-
-
-@cache
-def _public(name: str) -> frozenset[str]:
-    module = importlib.import_module(name)
-    return frozenset(getattr(module, "__all__", None) or [one for one in dir(module) if not one.startswith("_")])
 
 
 class Programs:
@@ -112,10 +91,7 @@ def _solves(sandbox: Sandbox, completion: str, cell: Any, function: str | None) 
     found = program_of(completion)
     if found is None or (function and function not in found.source):
         return False
-    future = "".join(_FUTURE.findall(found.source))
-    # The prelude defines names such as operator.add, but the function called must be the solution's.
-    chosen = f"\n{function} = Solution().{function}\n" if function and "class Solution" in found.source else ""
-    program = Program(f"{future}\n{prelude(found.source)}{_FUTURE.sub('', found.source)}{chosen}", "python", function)
+    program = Program(with_imports(found.source, function), "python", function)
     with contextlib.closing(sandbox.stream(program, [test.case for test in tests], LIVECODEBENCH)) as outcomes:
         return all(test.passed(outcome) for test, outcome in zip(tests, outcomes))
 
