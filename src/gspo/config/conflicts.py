@@ -44,7 +44,18 @@ def verifiers(source: str | None) -> bool:
     return source is not None and source.startswith(VERIFIERS)
 
 
+def shortest(config: Config) -> int:
+    """The smallest limit of completions in any stage, in tokens."""
+    return min(
+        config.rollout.max_completion_length, *(stage.max_completion_length or 10**9 for stage in config.stage), 10**9
+    )
+
+
 ALWAYS = (
+    Conflict(
+        ("rollout.overlong_buffer", "rollout.max_completion_length"), lambda c: c.rollout.overlong_buffer > shortest(c),
+        "the penalty begins within the longest completion, in each stage: lower overlong_buffer",
+    ),
     Conflict(
         ("eval.every", "eval.num_prompts"), lambda c: c.eval.every > 0 and not c.eval.num_prompts,
         "nothing is held out to evaluate on; raise eval.num_prompts, or set eval.every = 0",

@@ -110,6 +110,9 @@ class RolloutConfig:
     """Stop strings: text, or one special token. The stop string stays part of the completion."""
     mask_truncated_completions: bool = opt(False)
     """Leave completions truncated at `max_completion_length` out of their group and of the update."""
+    overlong_buffer: int = opt(0, low=0, high=10**7)
+    """DAPO's soft overlong penalty: over the last so many tokens of `max_completion_length` the reward falls by up to 1, in
+    proportion to the length. Evaluation is not penalised. 0: no penalty."""
     dynamic_sampling_rounds: int = opt(0, low=0, high=1000)
     """Maximum rounds of extra prompts, sampled until `num_prompts` groups have rewards that differ. 0: none."""
     max_staleness: int = opt(0, low=0, high=1000)

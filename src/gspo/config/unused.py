@@ -129,6 +129,10 @@ ALWAYS = (
         "the environment gives the reward itself: leave it out",
     ),
     Unused(
+        ("rollout.overlong_buffer",), played,
+        "the environment reads the completions and gives the reward itself: leave it out",
+    ),
+    Unused(
         ("reward.workers", "reward.memory"), lambda c: not set(c.reward.functions) - {"model", "judge"},
         "reward models and judges do not run in worker processes: leave it out",
     ),
@@ -220,7 +224,7 @@ SERVE = (
         (
             *every("task", "system", "template", "template_args"), *every("eval", "every"), *every("reward"),
             *every("reward_model"), *every("judge"), "rollout.num_prompts", "rollout.num_generations", *every("refresh"),
-            "train.batch_size",
+            "rollout.overlong_buffer", "train.batch_size",
         ),
         lambda c: True,
         "agents bring their own prompts and rewards to `gspo serve`: leave it out",
@@ -238,6 +242,7 @@ OF_TRAINING = (
     *every("train", "seed"), *every("lora"), *every("scale"), "model.quantize", "eval.every",
     "rollout.num_prompts", "rollout.num_generations", "rollout.dynamic_sampling_rounds", "rollout.max_staleness",
     "rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.mask_truncated_completions",
+    "rollout.overlong_buffer",
 )  # fmt: skip
 """Settings that `gspo eval` does not read. It refuses them on its command line."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
 from gspo.interfaces import Job, PromptSource, Report, Scorer, StreamingSampler, seed_of
+from gspo.rollout.overlong import penalised
 from gspo.rollout.stages import sampling_at
 from gspo.types import Group, Metrics, Prompt, Rollout, Sampling
 
@@ -77,7 +78,8 @@ class AsynchronousSource:
             waited = time.perf_counter()
             rollouts = [job.result() for flight in batch for job in flight.jobs]
             total = len(rollouts)
-            scored = iter(self.scorer.score(rollouts, partial(self._scored, total)))
+            settings = rollout_at(self.config, self.prompts.stages, self.done + 1)
+            scored = iter(penalised(self.scorer.score(rollouts, partial(self._scored, total)), settings))
             self.metrics = {"time/sample": waited - begin, "time/score": time.perf_counter() - waited}
             self.metrics |= self.scorer.counts()
             for _ in batch:

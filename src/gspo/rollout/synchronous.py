@@ -12,6 +12,7 @@ from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
 from gspo.interfaces import PromptSource, Report, Sampler, SamplerError, Scorer
 from gspo.rollout.metrics import staleness
+from gspo.rollout.overlong import penalised
 from gspo.rollout.stages import sampling_at
 from gspo.types import Group, Metrics, Prompt, Rollout, Sampling
 
@@ -97,7 +98,8 @@ class SynchronousSource:
             self.report(phase, before * n + done, before * n + total)
 
         prompts = self.prompts.take(count, self.done + 1)
-        return sample_groups(self.sampler, self.scorer, prompts, n, sampling, report)
+        groups, metrics = sample_groups(self.sampler, self.scorer, prompts, n, sampling, report)
+        return [Group(group.prompt, penalised(group.rollouts, rollout)) for group in groups], metrics
 
     @property
     def stale(self) -> bool:
