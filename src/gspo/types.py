@@ -42,6 +42,7 @@ class Sampling:
         stop_ids: Token ids that end a completion; the stop token is part of it.
         seed: One seed for all completions, or one per prompt. It determines every completion.
         routes: Whether to record the experts that each token chose.
+        keep_special_tokens: Whether the text of a completion has all its special tokens.
     """
 
     max_new_tokens: int
@@ -52,6 +53,7 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
     seed: int | tuple[int, ...] = 0
     routes: bool = False
+    keep_special_tokens: bool = False
 
 
 @dataclass(frozen=True)

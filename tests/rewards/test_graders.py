@@ -68,7 +68,7 @@ def test_thinking_that_the_prompt_opened_is_not_graded():
 
 
 def test_an_unreadable_right_answer_is_an_error():
-    got, errors = outcome(named("math", "exact"), "7", answer=" ")
+    got, errors = outcome(named("math", "exact"), "7", answer="why\n#### ")
     assert got == [None]
     assert errors == ["math: ValueError: column 'answer' is empty; exact: ValueError: column 'answer' is empty"]
 

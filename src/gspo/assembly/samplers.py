@@ -33,11 +33,11 @@ EVAL_SEED = 1 << 40  # far from every training seed
 def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
     """Sampling settings for training and for evaluation. Raises ValueError for a stop string that can never occur."""
     rollout, evaluation = config.rollout, config.eval
-    stops_by_kind(model.tokenizer, rollout.stop)  # before anything is sampled
     train = Sampling(
         rollout.max_completion_length, rollout.temperature, rollout.top_p, rollout.top_k, tuple(rollout.stop),
-        model.stop_ids, config.train.seed,
+        model.stop_ids, config.train.seed, keep_special_tokens=rollout.keep_special_tokens,
     )  # fmt: skip
+    stops_by_kind(model.tokenizer, train)  # before anything is sampled
     held_out = dataclasses.replace(
         train,
         max_new_tokens=evaluation.max_completion_length or longest(rollout, config.stage)[1],

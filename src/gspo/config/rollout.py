@@ -113,6 +113,9 @@ class RolloutConfig:
     overlong_buffer: int = opt(0, low=0, high=10**7)
     """DAPO's soft overlong penalty: over the last so many tokens of `max_completion_length` the reward falls by up to 1, in
     proportion to the length. Evaluation is not penalised. 0: no penalty."""
+    keep_special_tokens: bool = opt(False)
+    """Whether rewards read all special tokens in a completion. Otherwise they read those that are not for ends, padding and
+    roles, such as `</think>`."""
     dynamic_sampling_rounds: int = opt(0, low=0, high=1000)
     """Maximum rounds of extra prompts, sampled until `num_prompts` groups have rewards that differ. 0: none."""
     max_staleness: int = opt(0, low=0, high=1000)

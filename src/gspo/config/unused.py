@@ -129,7 +129,7 @@ ALWAYS = (
         "the environment gives the reward itself: leave it out",
     ),
     Unused(
-        ("rollout.overlong_buffer",), played,
+        ("rollout.overlong_buffer", "rollout.keep_special_tokens"), played,
         "the environment reads the completions and gives the reward itself: leave it out",
     ),
     Unused(
@@ -224,7 +224,7 @@ SERVE = (
         (
             *every("task", "system", "template", "template_args"), *every("eval", "every"), *every("reward"),
             *every("reward_model"), *every("judge"), "rollout.num_prompts", "rollout.num_generations", *every("refresh"),
-            "rollout.overlong_buffer", "train.batch_size",
+            "rollout.overlong_buffer", "rollout.keep_special_tokens", "train.batch_size",
         ),
         lambda c: True,
         "agents bring their own prompts and rewards to `gspo serve`: leave it out",

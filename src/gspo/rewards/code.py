@@ -43,7 +43,7 @@ def program_of(text: str) -> Block | None:
     language; None if there is neither.
     """
     unnamed = None
-    for token in reversed(_MARKDOWN.parse(text)):
+    for token in reversed(_MARKDOWN.parse(f"{text}\n")):
         if token.type != "fence" or token.map is None or token.content.count("\n") != token.map[1] - token.map[0] - 2:
             continue  # not a fence, or never closed
         word = re.match(r"[\s{.]*([^\s:,{}]*)", token.info)[1].lower()  # type: ignore[index]

@@ -1,8 +1,11 @@
+import copy
+import re
+
 import pytest
 import torch
 
 from gspo.backends.hf.sampler import HFSampler
-from gspo.backends.hf.stopping import Ends, StopStrings, cut
+from gspo.backends.hf.stopping import Ends, StopStrings, cut, decode, left_out, stops_by_kind
 from gspo.types import Sampling
 from tests.backends.hf.families import TOKENIZER, prompts, tiny
 
@@ -73,3 +76,33 @@ def test_the_cache_is_moved_for_an_eighth_of_its_rows():
 
 def test_a_text_is_cut_at_the_first_stop_string():
     assert cut("one two three", ["three", "two"]) == "one two" and cut("one", ["two"]) == "one"
+
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
+def test_tags_that_are_special_tokens_are_text_and_those_of_roles_are_not():
+    tokenizer = copy.deepcopy(TOKENIZER)
+    names = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<answer>", "</answer>", "[TOOL]"]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    text = "<|im_start|>a<|im_end|></think>b<answer>c</answer>[TOOL]<eos><pad>"
+    pieces = re.findall(r"<[^>]*>|\[TOOL\]|.", text)
+    sampled = [ids(piece)[0] if len(piece) == 1 else tokenizer.convert_tokens_to_ids(piece) for piece in pieces]
+    templates = {None: 1, TEMPLATE: 0, TEMPLATE.replace("{{ m.content }}", "<think></think>{{ m.content }}"): 0,
+                 "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE: 0}  # fmt: skip
+    for template, roles in templates.items():
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.chat_template = template
+        read = text.removesuffix("<eos><pad>")
+        for name in names[:2] if not roles else ():
+            read = read.replace(name, "")
+        for keep, want in ((False, read), (True, text)):
+            sampling = Sampling(1, stop_ids=(tokenizer.eos_token_id,), keep_special_tokens=keep)
+            assert decode(tokenizer, sampled, left_out(tokenizer, sampling)) == want
+    stop = Sampling(1, stop=("</answer>", "</answer>\n", "[TOOL]x"))
+    assert stops_by_kind(tokenizer, stop) == ([tokenizer.convert_tokens_to_ids("</answer>")], ["</answer>\n", "[TOOL]x"])
+    with pytest.raises(ValueError, match=r"'<\|im_end\|>a' has the special token '<\|im_end\|>' and more"):
+        stops_by_kind(tokenizer, Sampling(1, stop=("<|im_end|>a",)))

@@ -18,7 +18,7 @@ from gspo.backends.hf.experts import while_sampling
 from gspo.backends.hf.kv_cache import GrowingLayer, SharedCache, shared_attention
 from gspo.backends.hf.model import HFModel, example_token_ids, not_allclose
 from gspo.backends.hf.sampled_routes import Trail
-from gspo.backends.hf.stopping import Ends, cut, decode
+from gspo.backends.hf.stopping import Ends, cut, decode, left_out
 from gspo.interfaces import Weights, key_of
 from gspo.learner.device_to_host import on_host
 from gspo.types import Prompt, Rollout, Sampling
@@ -131,8 +131,8 @@ class HFSampler:
 
         Rollout.logp is the float32 log-probability under the distribution that was drawn from: at the temperature, after
         top-k (exactly k tokens) and top-p. At temperature 0 this distribution has one token, so logp is 0. `stop` is "eos"
-        for one of sampling.stop_ids, "stop" for a stop string, "length" otherwise. `text` leaves out special tokens and ends
-        with the stop string.
+        for one of sampling.stop_ids, "stop" for a stop string, "length" otherwise. `text` is without the special tokens
+        of ends, padding and roles (stopping.py:left_out), and ends with the stop string.
         """
         self._check(prompts, sampling)
         rollouts: dict[CompletionIndex, Rollout] = {}
@@ -282,7 +282,7 @@ class HFSampler:
 
     def _rollout(self, prompt: Prompt, sampling: Sampling, tokens: Tensor, logp: Tensor, length: int, stop: str) -> Rollout:
         start = len(prompt.tokens)
-        text = decode(self.model.tokenizer, tokens[:length].tolist())
+        text = decode(self.model.tokenizer, tokens[:length].tolist(), left_out(self.model.tokenizer, sampling))
         sampled = torch.arange(start + length) >= start
         return Rollout(
             prompt=prompt,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ class Ends:
     """Tracks the ends of the completions of one batch.
 
     Tokens sampled between the end of a completion and the next check are cut off, so the check interval does not change any
-    completion. A stop string that is a special token is matched by its id, since special tokens are not part of the text.
+    completion. A stop string that is a special token is matched by its id, since the text may be without it.
 
     Attributes:
         length: Tokens of each completion, 0 while it is running.
@@ -25,10 +27,11 @@ class Ends:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, rows: int, device: torch.device) -> None:
-        special, texts = stops_by_kind(tokenizer, sampling.stop)
+        special, texts = stops_by_kind(tokenizer, sampling)
+        unread = left_out(tokenizer, sampling)
         self.ids = {*sampling.stop_ids, *special}
         self.new, self.stop_ids = sampling.max_new_tokens, sampling.stop_ids
-        self.scan = [StopStrings(tokenizer, texts) for _ in range(rows)] if texts else []
+        self.scan = [StopStrings(tokenizer, texts, unread) for _ in range(rows)] if texts else []
         self.length = [0] * rows
         self.stop = ["length"] * rows
         self.every = 1 if device.type == "cpu" and not texts else LOOK_EVERY
@@ -73,8 +76,8 @@ class Ends:
 class StopStrings:
     """Finds the first stop string in one completion's text as tokens come in."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
-        self.tokenizer, self.stop = tokenizer, stop
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], unread: Collection[int] = ()) -> None:
+        self.tokenizer, self.stop, self.unread = tokenizer, stop, unread
         self.tokens: list[int] = []
         self.start = self.read = 0  # tokens[start:read] are decoded again, as context for the tokens that follow
         self.tail = ""  # end of the text before tokens[read:], one character shorter than the longest stop string
@@ -96,29 +99,60 @@ class StopStrings:
         return None
 
     def _decode(self, end: int) -> str:
-        return decode(self.tokenizer, self.tokens[self.start : end])
+        return decode(self.tokenizer, self.tokens[self.start : end], self.unread)
 
 
-def stops_by_kind(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Splits stop strings into the ids of special tokens, and plain text. Raises ValueError for a stop string that contains
-    a special token and other text: it would never be found, since special tokens are not part of the text.
+def stops_by_kind(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> tuple[list[int], list[str]]:
+    """Splits the stop strings into the ids of special tokens, and plain text. Raises ValueError for a stop string that
+    contains a token that is left out of the text, and other text: it would never be found.
     """
-    if not stop:
+    if not sampling.stop:
         return [], []
     special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    texts = [s for s in stop if s not in special]
+    unread = left_out(tokenizer, sampling)
+    texts = [s for s in sampling.stop if s not in special]
     for text in texts:
-        if inside := next((token for token in special if token in text), None):
+        if inside := next((token for token, i in special.items() if i in unread and token in text), None):
             raise ValueError(
                 f"rollout.stop, or stop in a request: {text!r} has the special token {inside!r} and more in it, and would "
-                f"never be found, since special tokens are no text: stop at {inside!r} alone, or at text without it"
+                f"never be found, since this token is no text: stop at {inside!r} alone, or at text without it"
             )
-    return [special[s] for s in stop if s in special], texts
+    return [special[s] for s in sampling.stop if s in special], texts
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
-    """The text of `tokens`, without special tokens and without clean-up of spaces."""
-    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+"""What rewards look for, even if a template puts it into every message."""
+
+
+def left_out(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> frozenset[int]:
+    """The special tokens that the text of a completion is without: those of ends, padding and roles. Others may be a model's
+    own tags, as </think> is for some.
+    """
+    if sampling.keep_special_tokens:
+        return frozenset()
+    return _structural(tokenizer, len(tokenizer)) | frozenset(sampling.stop_ids)
+
+
+@lru_cache(maxsize=8)
+def _structural(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[int]:
+    """Tokens of ends, of padding, and of roles: the special ones around messages of plain text.
+
+    size: that of the vocabulary, which tokens may have been added to.
+    """
+    ids = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    talk = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
+    for messages in (talk, talk[1:]) if getattr(tokenizer, "chat_template", None) else ():
+        with contextlib.suppress(Exception):  # templates raise anything, for a system message above all
+            text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+            ids |= {i for i, content in special.items() if content in text and content not in TAGS}
+    return frozenset(i for i in ids if i is not None)
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int], unread: Collection[int]) -> str:
+    """The text of `tokens` without those in `unread`, and without clean-up of spaces."""
+    read = [token for token in tokens if token not in unread]
+    return str(tokenizer.decode(read, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def cut(text: str, stop: Sequence[str]) -> str:

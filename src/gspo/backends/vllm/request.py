@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from gspo.backends.hf.stopping import StopStrings, cut, decode, stops_by_kind
+from gspo.backends.hf.stopping import StopStrings, cut, decode, left_out, stops_by_kind
 from gspo.backends.vllm.calls import SHOWN, shown
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.routed_experts import Routers
@@ -43,7 +43,8 @@ class Request:
     ) -> None:
         self.so_far, self.seed, self.sampling = so_far, seed, sampling
         self.tokenizer, self.size, self.routers = tokenizer, size, routers
-        self.special, self.texts = stops_by_kind(tokenizer, sampling.stop)
+        self.special, self.texts = stops_by_kind(tokenizer, sampling)
+        self.unread = left_out(tokenizer, sampling)
         if routers is not None and so_far.routes is None:
             self.so_far = dataclasses.replace(so_far, routes=routers.unknown(len(so_far.tokens)))
         if not so_far.stop:
@@ -70,6 +71,7 @@ class Request:
                 "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed, "stop": self.texts,
                 "stop_token_ids": list(dict.fromkeys([*sampling.stop_ids, *self.special])), "ignore_eos": True,
                 "logprobs": 0, "detokenize": bool(self.texts), "include_stop_str_in_output": True,
+                "skip_special_tokens": False,
                 "routed_experts_prompt_start": self.routed,
             },
         }  # fmt: skip
@@ -178,7 +180,7 @@ class Request:
         if end is not None:
             tokens, stop = tokens[:end], "stop"
         upto = start + len(tokens)
-        text = decode(self.tokenizer, tokens)
+        text = decode(self.tokenizer, tokens, self.unread)
         return Rollout(
             prompt=past.prompt, tokens=past.tokens[:upto], sampled=past.sampled[:upto], logp=past.logp[:upto],
             version=past.version[:upto], stop=stop, text=cut(text, self.sampling.stop) if stop == "stop" else text,
@@ -190,7 +192,7 @@ class Request:
         first = next((end for end, token in enumerate(tokens, 1) if token in self.special), None)
         if not self.texts:
             return first
-        scan, before = StopStrings(self.tokenizer, self.texts), tokens[:first]
+        scan, before = StopStrings(self.tokenizer, self.texts, self.unread), tokens[:first]
         found = (scan.add(before[at : at + AT_ONCE]) for at in range(0, len(before), AT_ONCE))
         return next((end for end in found if end is not None), first)
 
