@@ -29,7 +29,7 @@ READ = {
     "rewards/scorer.py": "reward.weights reward.timeout reward.workers",
     "rewards/graders.py": "reward.answer_column",
     "rewards/worker.py": "reward.memory",
-    "assembly/samplers.py": "sampler.engine sampler.batch_size rollout.max_completion_length "
+    "assembly/samplers.py": "rollout.keep_special_tokens sampler.engine sampler.batch_size rollout.max_completion_length "
     "rollout.temperature rollout.stop train.seed eval.temperature eval.top_p eval.top_k eval.max_completion_length",
     "training/trainer.py": "rollout.num_prompts train.steps train.save_every guard.action",
     "rollout/synchronous.py": "rollout.num_generations",
@@ -38,6 +38,7 @@ READ = {
     "config/algorithm.py": "algorithm.name algorithm.mini_batches",
     "assembly/models.py": "algorithm.beta algorithm.aux_loss algorithm.router_replay",
     "rollout/credit.py": "algorithm.scale_rewards",
+    "rollout/overlong.py": "rollout.overlong_buffer",
     "training/likelihoods.py": "algorithm.old_logprobs",
     "learner/optimizer.py": "optimizer.name optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps "
     "optimizer.weight_decay optimizer.warmup optimizer.schedule optimizer.max_grad_norm",
