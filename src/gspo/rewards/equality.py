@@ -51,9 +51,9 @@ def _relations(a: Tree, b: Tree) -> bool:
             return all(equal(member, b) if stated is a else equal(a, member) for member in members)
         ends = _interval(stated)
         return ends is not None and other[0] == "sequence" and (equal(ends, b) if stated is a else equal(a, ends))
-    for one, other in ((a, b), (b, a)):
-        if one[1] == ("in",) != other[1]:
-            return one[2] in other[2:] and (equal(one[3], b) if one is a else equal(a, one[3]))
+    for stated, other in ((a, b), (b, a)):
+        if stated[1] == ("in",) != other[1]:
+            return stated[2] in other[2:] and (equal(stated[3], b) if stated is a else equal(a, stated[3]))
     if a[2] == b[2] and (one := _defined(a)) is not None and (two := _defined(b)) is not None:
         return all(equal(x, y) for x in one for y in two)
     if (one_interval := _interval(a)) is not None and (two_interval := _interval(b)) is not None:

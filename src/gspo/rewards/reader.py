@@ -10,15 +10,15 @@ from gspo.rewards import notation as n
 from gspo.rewards.notation import Tree, Unreadable, bare
 from gspo.rewards.units import measured, unit
 
-_SIGNS = re.compile(r"\\([pm])[pm](?![a-zA-Z])")
+_PM, _MP = (re.compile(rf"\\{name}(?![a-zA-Z])") for name in ("pm", "mp"))
 
 
 def read(text: str) -> Tree:
     """The tree of a tidy text. Raises Unreadable."""
     if not 0 < len(text) <= n.LONGEST:
         raise Unreadable(f"{len(text)} characters")
-    if _SIGNS.search(text):  # both values of a plus-minus
-        both = [read(_SIGNS.sub(lambda m, at=at: at[m[1] == "m"], text)) for at in ("+-", "-+")]
+    if _PM.search(text) or _MP.search(text):  # both values of a plus-minus
+        both = [read(_PM.sub(upper, _MP.sub(lower, text))) for upper, lower in ("+-", "-+")]
         items = [item for tree in both for item in (tree[1:] if tree[0] == "list" else [tree])]
         return ("list", *dict.fromkeys(items))
     reader = _Reader(text)
