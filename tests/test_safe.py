@@ -71,6 +71,41 @@ def test_secrets_are_hidden_by_their_keys_and_logins_wherever_they_are():
     assert without_logins("GET http://a:b@c failed") == f"GET http://{HIDDEN}@c failed"
 
 
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcDEF123-_"
+
+
+def test_secrets_of_a_known_form_are_hidden_under_any_key(subtests):
+    a, b = "aB3dE5fG7hJ9kL2mN4pQ6rS8tU0v", "A1B2C3D4E5F6G7H8"
+    known = [
+        JWT, f"hf_{a}", f"sk-{a}", f"sk-proj-{a}", f"ghp_{a}", f"github_pat_{a}", f"glpat-{a}", f"AKIA{b}", f"AIza{a}{b}",
+        f"xoxb-{a}", f"-----BEGIN PRIVATE KEY-----\n{a}\n-----END PRIVATE KEY-----",
+    ]  # fmt: skip
+    for secret in known:
+        for text in (secret, f"Bearer {secret}", f"see {secret} here"):
+            with subtests.test(text):
+                table = {"x": text, "deep": [{"n": [text]}], "url": "http://h/v1"}
+                assert without_secrets(table) == {"x": HIDDEN, "deep": [{"n": [HIDDEN]}], "url": "http://h/v1"}
+                assert hidden_keys(without_secrets(table)) == ["x", "deep[0].n[0]"] and secret not in without_logins(text)
+    for text in (
+        "runs/sk-2024-a-very-long-name-of-an-experiment",
+        "sk-learn",
+        "eyJ.a.b",
+        "hf_home",
+        "Qwen/Qwen3-0.6B",
+        "AKIA",
+    ):
+        assert without_secrets({"x": text}) == {"x": text} and without_logins(text) == text
+
+
+def test_what_holds_secrets_is_named_as_they_are(subtests):
+    for key in ("token_list", "tokenList", "api_key_values", "password_map", "secretsArray", "hf_token_str", "auth_headers"):
+        for value in ("s", ["s"], {"a": "s"}, [["s"]]):
+            with subtests.test(key=key, value=value):
+                assert "s" not in str(without_secrets({key: value})).removeprefix("{'" + key)
+    for key in ("stop_token_list", "pad_token_map", "word_list", "value", "list", "headers", "text"):
+        assert without_secrets({key: ["s"]}) == {key: ["s"]}
+
+
 SECRET = "aB3dE5fG7hJ9kL2mN4pQ6rS8"
 FORMS = ["postgres://me:{}@db/x", "https://host/v1?key={}&n=1", "https://host/v1?n=1&sig={}"]
 NAMES = [  # keys of secrets, whatever their value

@@ -29,6 +29,23 @@ _OWNERS = {
     *("hf", "hub", "huggingface", "openai", "anthropic", "wandb", "github", "gitlab", "aws", "azure", "google", "gcp"),
     *("db", "database", "smtp", "slack", "bot", "root", *_SECRET),
 }
+_CONTAINERS = (
+    "list",
+    "array",
+    "map",
+    "dict",
+    "table",
+    "value",
+    "string",
+    "str",
+    "text",
+    "header",
+)  # of what is named before
+_TOKEN = re.compile(  # secrets of a form that names itself: a JWT, keys of well-known services, a private key in PEM
+    r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|(?<![\w/-])sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}|\bhf_[A-Za-z0-9]{20,}"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|\bAIza[\w-]{30,}|\bxox[a-z]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"
+)
 _LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/?#\"']+@")
 _IN_QUERY = re.compile(r"([?&](?:[\w.-]*[_.-])?(?:key|apikey|token|secret|password|signature|sig)=)[^\s&#\"']+", re.I)
 _REPLACED = re.compile(rf"^{HIDDEN}$|//{HIDDEN}@|[?&][\w.-]+={HIDDEN}")
@@ -60,8 +77,8 @@ def _escaped(character: str) -> str:
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
-    """Replaces by HIDDEN each string whose key names a secret (`api_key`, `Authorization`) and what `without_logins` finds
-    in other strings. Recurses into mappings and lists. Numbers stay: `max_token = 9` is no secret.
+    """Replaces by HIDDEN each string whose key names a secret (`api_key`, `Authorization`) or that contains one of a known
+    form (`hf_...`, a JWT), and logins in URLs. Recurses into mappings and lists. Numbers stay: `max_token = 9` is no secret.
     """
     secret = _names_a_secret(key)
     if isinstance(value, Mapping):
@@ -70,17 +87,23 @@ def without_secrets(value: Any, key: str = "") -> Any:
         return [without_secrets(item, key) for item in value]
     if not isinstance(value, str):
         return value
-    return HIDDEN if value and secret else without_logins(value)
+    return HIDDEN if value and (secret or _TOKEN.search(value)) else without_logins(value)
 
 
 def without_logins(text: str) -> str:
-    """Replaces by HIDDEN the `user:password` and the keys in URLs."""
+    """Replaces by HIDDEN the `user:password` and the keys in URLs, and secrets of a known form."""
+    text = _TOKEN.sub(HIDDEN, text)
     return _IN_QUERY.sub(rf"\g<1>{HIDDEN}", _LOGIN.sub(rf"\g<1>{HIDDEN}@", text))
 
 
 def _names_a_secret(key: str) -> bool:
-    """Whether a key names a secret by its last words: `api_key`, `hfTokens`, `X-Api-Key2`, but not `key_variable`."""
-    *before, last = [word.lower() for word in _WORDS.findall(key)] or [""]
+    """Whether a key names a secret by its last words: `api_key`, `hfTokens`, `X-Api-Key2`, `token_list`, but not
+    `key_variable`.
+    """
+    words = [word.lower() for word in _WORDS.findall(key)] or [""]
+    while len(words) > 1 and (words[-1] in _CONTAINERS or words[-1].removesuffix("s") in _CONTAINERS):
+        words.pop()
+    *before, last = words
     if last.removesuffix("s") in _AMBIGUOUS or last in _AMBIGUOUS:
         return not before or before[-1] in _OWNERS
     return last in _SECRET or last.removesuffix("s") in _SECRET
