@@ -66,6 +66,24 @@ def test_words_of_a_command_line_become_the_fields_type(subtests):
             assert actual == value and type(actual) is type(value)
 
 
+def test_what_follows_a_value_is_not_dropped(subtests):
+    more = ["\nsteps = 5", "\r\nx = 5", "\n[rollout]\nnum_prompts = 3", " # five", "\n# five", "#", "\nvalue2 = 1"]
+    values = {"train.steps": "1", "optimizer.lr": "1e-5", "log.rollouts": "true", "task.config": "{a = 1}", "task.size": "2"}
+    for key, value in values.items():
+        for text in [*more, *("\n" + text for text in values.values())]:
+            with subtests.test(key=key, text=text), pytest.raises(ValueError, match=rf"{key} = .*{re.escape(value[:1])}"):
+                load(None, {key: value + text})
+    whole = {
+        "task.config": '{a = "x # y"}',
+        "reward.weights": "[1, # one\n 2]",
+        "train.steps": " 1\n",
+        "task.system": "a\n# b",
+    }
+    made = load(None, whole)
+    assert (made.task.config, made.reward.weights, made.train.steps) == ({"a": "x # y"}, [1, 2], 1)
+    assert made.task.system == "a\n# b"
+
+
 def test_a_key_that_was_removed_says_what_to_do_instead():
     for key, remedy in REMOVED.items():
         section, name = key.split(".")
@@ -114,6 +132,8 @@ def strategy(field, hint):
         values = st.integers(limits["low"], limits["high"])
     elif bool in kinds:
         values = st.booleans()
+    elif field.name == "date":
+        values = st.dates().map(str)
     else:
         values = st.text(min_size=1, max_size=60).filter(
             lambda text: text.strip() and text[0] != "~" and not {":", "\0"} & set(text)

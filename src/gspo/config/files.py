@@ -12,6 +12,7 @@ import os
 import textwrap
 import tomllib
 import typing
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -184,14 +185,23 @@ def _from_text(key: str, text: str, hint: Any) -> Any:
         return None
     if typing.get_origin(hint) is list and not text.lstrip().startswith("["):
         return [_from_text(key, part.strip(), typing.get_args(hint)[0]) for part in text.split(",") if part.strip()]
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
-        pass
+    if (value := _toml_value(text)) is not None:
+        return value
     try:
         return float(text)  # such as .5, which is not valid TOML
     except ValueError:
         return text
+
+
+def _toml_value(text: str) -> Any:
+    """The value that a text is in TOML; None if it is none, or has more after it: a comment or another line."""
+    try:
+        tomllib.loads(f"value = {text} =")  # valid only after a comment has begun
+    except ValueError:
+        with suppress(ValueError):
+            if len(table := tomllib.loads(f"value = {text}")) == 1:
+                return table["value"]
+    return None
 
 
 def to_dict(config: Config) -> dict[str, Any]:
