@@ -20,7 +20,7 @@ from gspo.plan import cost_model
 from gspo.plan.cost_model import Spread, Work
 from gspo.plan.memory import MicroBatch
 from gspo.plan.meta_sharding import shard_on_meta
-from gspo.plan.plan import Lengths, checked, plan, render, work_of
+from gspo.plan.plan import Lengths, checked, lengths_of, plan, render, work_of
 from gspo.types import Completion
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 from tests.public_models import PAPER, folder_of
@@ -260,6 +260,14 @@ def test_a_row_of_what_fits_is_what_is_predicted(tmp_path):
     changes = [*PAPER["CHOICES"].values()]
     cells = [PAPER["need"](str(tmp_path), changes[i], mixture=False) for i in (1, -1)]
     assert row.startswith("| 0.6B |") and [row.split(" | ")[i].rstrip(" |") for i in (2, -1)] == cells
+
+
+def test_lengths_beyond_the_context_are_refused(tmp_path):
+    made = config(folder_of(tmp_path, "30B-A3B"))  # reads 40,960 tokens
+    assert lengths_of(made, None, None) == Lengths(512) and lengths_of(made, None, 40_900) == Lengths(60, 40_900)
+    for prompt, completion in ((None, 40_960), (None, 10**7), (100, 40_900), (40_960, None), (10**7, 1)):
+        with pytest.raises(ValueError, match=r"do not fit the model's context of 40960: lower .*--prompt-tokens"):
+            lengths_of(made, prompt, completion)
 
 
 def test_the_stage_that_samples_most_is_counted_and_each_must_fit(tmp_path):
