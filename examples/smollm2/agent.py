@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gspo.agents.calls import Message, content_of
 from gspo.agents.environment import Step
+from gspo.data.messages import Message, content_of
 
 NAMES = ["Anna", "Ben", "Leo", "Lily", "Max", "Mia", "Nora", "Sam", "Tom"]
 THINGS = ["apple", "book", "marble", "shell", "stamp"]

@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 import torch
 
-from gspo.agents.calls import Call, content_of
+from gspo.agents.calls import Call
 from gspo.agents.matching import matched
 from gspo.agents.token_tree import merge_turns
 from gspo.agents.trajectories import History, Trajectory, TrajectoryGroup
+from gspo.data.messages import content_of
 from gspo.types import Prompt, Rollout
 from tests.agents.talking import TEMPLATES, TOOLS, WORDS, chat
 from tests.campaign import CAMPAIGN

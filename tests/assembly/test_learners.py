@@ -1,11 +1,10 @@
 """Who learns, by the configuration."""
 
-import dataclasses
 from importlib.util import find_spec
 
 import pytest
 
-from gspo.assembly.learners import learner_of, learning, learning_rate, optimizer_of, policy_of, size, supervised_learning
+from gspo.assembly.learners import learner_of, learning, learning_rate, policy_of, size, supervised_learning
 from gspo.backends.hf.lora import adapted, packed
 from gspo.config.algorithm import resolved
 from gspo.config.files import from_dict
@@ -40,13 +39,6 @@ def test_a_supervised_run_imitates_for_as_many_updates_as_it_has_steps():
     settings = config()
     _, learner = supervised_learning(settings, tiny_run.model())
     assert isinstance(learner.objective, Imitation) and learner.optimizer.total == 5
-
-
-def test_moments_are_moved_off_a_gpu_alone():
-    settings = config()
-    settings = dataclasses.replace(settings, train=dataclasses.replace(settings.train, offload_optimizer=True))
-    optimizer = optimizer_of(settings, policy_of(settings, tiny_run.model()), 5)
-    assert optimizer.moments is optimizer.adamw  # on a CPU there is nowhere to move them
 
 
 def test_the_learning_rate_follows_from_the_size_where_it_is_not_set():

@@ -70,8 +70,11 @@ FLOWS = {
     "moments of 8 bits": lambda *where: trained(*where, optimizer={"name": "adamw_8bit"}),
     "Routing Replay": lambda *where: trained(*where, algorithm={"router_replay": "R3"}),
     "a coarse sampler": lambda *where: trained(*where, sampler=dials(kind="int8")),
-    "everything offloaded": lambda *where: trained(
-        *where, train={"offload_optimizer": True, "offload_reference": True}, algorithm={"beta": 0.01}
+    "everything offloaded": lambda folder, device: trained(
+        folder,
+        device,
+        algorithm={"beta": 0.01},
+        train={"offload_optimizer": device != "cpu", "offload_reference": device != "cpu"},
     ),
     "resume": resumed,
     "sft": imitated,

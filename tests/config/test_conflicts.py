@@ -37,6 +37,14 @@ TRAINED = [
     ({"sampler": VLLM | {"urls": ["http://x", "http://x/"]}}, "sampler.urls = .*: names a server twice"),
     ({"task": PLAYED, "reward": {"functions": ["exact"]}}, "gives the reward itself"),
     ({"task": {"source": "verifiers:v", "system": "s"}}, "task.system = 's' .*has its own messages"),
+    (
+        {"train": {"offload_optimizer": True}, "model": {"device": "cpu"}},
+        "train.offload_optimizer = True and model.device = 'cpu': on a CPU there is nowhere to offload to",
+    ),
+    (
+        {"train": {"offload_reference": True}, "model": {"device": "cpu"}, "algorithm": {"beta": 0.1}},
+        "train.offload_reference = True and model.device = 'cpu': on a CPU there is nowhere to offload to",
+    ),
     ({"task": {"source": "verifiers:v"} | PLAYED}, "task.environment = .* is an environment itself"),
     ({"task": {"source": "verifiers:v", "eval_source": "a"}}, "task.eval_source = 'a' .*both must be verifiers:NAME"),
     ({"task": {"eval_source": "verifiers:v"}}, "both must be verifiers:NAME, or neither"),

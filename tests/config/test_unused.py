@@ -23,8 +23,8 @@ READ = {
     "data/splits.py": "task.source task.eval_source task.prompt_column eval.num_prompts",
     "data/prompts.py": "task.size task.too_long",
     "data/decontamination.py": "task.benchmarks",
-    "data/chat_template.py": "task.system task.template task.template_args",
-    "assembly/assemble.py": "task.seed train.offload_optimizer eval.num_generations reward.correct_threshold",
+    "data/chat_template.py": "task.system task.template task.template_args task.date",
+    "assembly/assemble.py": "task.seed eval.num_generations reward.correct_threshold",
     "assembly/scorers.py": "reward.functions",
     "rewards/scorer.py": "reward.weights reward.timeout reward.workers",
     "rewards/graders.py": "reward.answer_column",
@@ -43,7 +43,7 @@ READ = {
     "learner/optimizer.py": "optimizer.name optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps "
     "optimizer.weight_decay optimizer.warmup optimizer.schedule optimizer.max_grad_norm",
     "assembly/micro_batch_limit.py": "train.micro_batch_tokens",
-    "assembly/learners.py": "train.layout train.gradient_checkpointing train.max_skipped_updates",
+    "assembly/learners.py": "train.offload_optimizer train.layout train.gradient_checkpointing train.max_skipped_updates",
     "launch/launch.py": "scale.ranks scale.launcher scale.restarts",
     "distributed/environment.py": "scale.expert_parallel scale.data_parallel_replicas",
     "assembly/rank.py": "scale.timeout",
@@ -124,6 +124,7 @@ BLOCKED = by_key(
     ({"refresh": {"every": 5, "source": "rows:new"}}, "refresh.drop_above refresh.keep"),
     (PLAYED, "reward.timeout"),
     (JUDGE, "reward.workers reward.memory"),
+    (PLAYED, "task.system"),
     (PAIRS, "judge.scale"),
     ({"log": {"rollouts": False}}, "log.token_rollouts"),
     ({"task": {"source": "verifiers:v"}, "reward": {"functions": ["task"]}}, "task.system"),
@@ -134,6 +135,7 @@ BLOCKED = by_key(
     (merged(RUNNING, {"sampler": {"weight_transfer": "broadcast"}}), "sampler.weight_dir"),
 )
 VALUES = {
+    "task.date": "2026-01-31",
     "model.device": "cpu", "model.path": "other", "task.source": "others.jsonl", "reward.functions": ["math"],
     "reward.weights": [2.0], "reward.env_passthrough": ["KEY"], "lora.targets": ["q_proj"], "rollout.stop": ["x"],
     "algorithm.name": "luspo", "algorithm.scale_rewards": "batch",
@@ -234,7 +236,7 @@ USED = {
         "log.rollouts log.token_rollouts train.offload_reference task.environment task.max_turns task.step_timeout",
     ),
     "serve": (
-        f"{LEARNING} algorithm sampler rollout guard serve code.sandbox task.system task.template task.template_args",
+        f"{LEARNING} algorithm sampler rollout guard serve code.sandbox task.date task.template task.template_args",
         "train.batch_size rollout.num_prompts rollout.num_generations rollout.dynamic_sampling_rounds rollout.max_staleness "
         "rollout.top_p rollout.top_k sampler.sleep_level code.sandbox",
     ),
@@ -282,3 +284,28 @@ def test_what_gspo_config_prints_can_be_used_again():
     for command in ("train", "sft"):
         tables = BASE if command == "train" else {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}}
         check_unused(resolved(from_dict(tables))[0], command, resolved(Config())[0])
+
+
+def test_what_changes_nothing_is_refused(refuses):
+    """A stage that sets what holds already, and held-out prompts of the source that has its own."""
+    rollout = {"temperature": 0.7, "max_completion_length": 64, "num_generations": 4}
+    stages = [
+        *([{"at": 2, name: value}] for name, value in rollout.items()),
+        *([{"at": 2, name: 9}, {"at": 3, "source": "b.jsonl"}, {"at": 5, name: 9, "source": "c.jsonl"}] for name in rollout),
+        [{"at": 2, "temperature": 0.7, "num_generations": 8}], [{"at": 2, "source": "rows.jsonl"}],
+        [{"at": 2, "source": "b.jsonl"}, {"at": 3, "temperature": 1.0}, {"at": 4, "source": "b.jsonl"}],
+    ]  # fmt: skip
+    base = merged(BASE, {"rollout": rollout})
+    refuses(
+        lambda stage: from_dict(base | {"stage": stage}),
+        [(r"stage\[\d\].* has no effect: it holds before", s) for s in stages],
+    )
+    there_and_back = [
+        {"at": 2, "source": "b.jsonl", "temperature": 1.0},
+        {"at": 4, "source": "rows.jsonl", "temperature": 0.7},
+    ]
+    assert len(from_dict(base | {"stage": there_and_back}).stage) == 2
+    own = merged(base, {"task": {"source": "rows:make", "config": {"n": 1}}})  # a stage reads it without task.config
+    assert from_dict(own | {"stage": [{"at": 2, "source": "rows:make"}]}).stage
+    with pytest.raises(ValueError, match=r"task.eval_source = 'rows.jsonl' has no effect: it is task.source already"):
+        check_command(from_dict(merged(BASE, {"task": {"eval_source": "rows.jsonl"}})), "train")

@@ -1,7 +1,10 @@
+import datetime
+import re
+
 import pytest
 
 from gspo.config.rollout import TaskConfig
-from gspo.data.chat_template import Encoder, arguments_of
+from gspo.data.chat_template import Encoder, arguments_of, writes_date
 from tests.data.tools import TEMPLATE, characters, text
 
 
@@ -100,7 +103,7 @@ def test_text_parts_are_text_whatever_the_template_reads():
     assert encoded(parts, characters(TEMPLATE)) == "<s>[user]ab;[assistant]"
     assert encoded(parts, characters(PARTS)) == encoded("ab", characters(PARTS)) == "[user]ab;[assistant]"
     either = TEMPLATE.replace("m['content'] }}", "(m['content'] if m['content'] is string else m['content'][0].text) }}")
-    assert encoded(parts, characters(either)) == "<s>[user]a;[assistant]"  # its own way
+    assert encoded(parts, characters(either)) == "<s>[user]ab;[assistant]"
     assert encoded("ab", characters(either)) == "<s>[user]ab;[assistant]"
 
 
@@ -212,3 +215,96 @@ def test_arguments_are_what_a_template_takes_from_outside():
     assert arguments_of(text) == {"thinking", "messages", "date"}
     with pytest.raises(ValueError, match="the chat template cannot be read"):
         arguments_of("{% for %}")
+
+
+USER_ALONE = "{% for m in messages %}{% if m.role == 'user' %}[user]{{ m.content }};{% endif %}{% endfor %}[assistant]"
+REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + TEMPLATE
+ALTERNATES = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+ALTERNATES += "{% endif %}[{{ m.role }}]{{ m.content | trim }};{% endfor %}"
+LATER = "{% for m in messages[1:] %}[{{ m.role }}]{{ m.content }};{% endfor %}"  # expects a system message
+LAST = "{{ messages[-1].content }}"
+
+
+def test_a_system_message_that_the_template_takes_not_stands_in_the_first_user_message(subtests):
+    turns = [{"role": "user", "content": [{"type": "text", "text": "1"}]}, {"role": "assistant", "content": "2"}]
+    cases = [(USER_ALONE, "[user]{};[assistant]"), (REFUSES, "<s>[user]{};[assistant]"), (ALTERNATES, "[user]{};")]
+    for template, expected in cases:
+        for task, system in (({}, "Tags."), ({"system": "Be a pirate."}, "Be a pirate.")):
+            with subtests.test(template=template, task=task):
+                encoder = Encoder(characters(template), TaskConfig(**task), "Tags.")
+                assert text(encoder.tokenizer, encoder.prompt("hi")[0]) == expected.format(f"{system}\n\nhi")
+                assert not encoder.takes_system and encoder.defaulted == (not task)
+    encoder = Encoder(characters(REFUSES), TaskConfig(system="s"))
+    assert text(encoder.tokenizer, encoder.prompt(turns)[0]) == "<s>[user]s\n\n1;[assistant]2"
+    assert Encoder(characters(TEMPLATE), TaskConfig()).takes_system and Encoder(characters(PARTS), TaskConfig()).takes_system
+    with pytest.raises(ValueError, match=r"has no user message to put task\.system into"):
+        encoder.prompt([{"role": "assistant", "content": "1"}])
+
+
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+CALLS = """{{ bos_token }}{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] }}
+{%- for c in m.tool_calls or [] %}<{{ c.function.name }}{{ c.function.arguments | tojson }}>{% endfor %};{% endfor %}
+{%- if add_generation_prompt %}[assistant]{% endif %}"""
+ASKED = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+TOLD = {"role": "tool", "content": "2"}
+
+
+def test_a_message_that_the_template_leaves_out_is_refused(subtests):
+    user, system, other = ({"role": role, "content": "x"} for role in ("user", "system", "critic"))
+    turn = {"role": "assistant", "content": "y"}
+    cases = [
+        (USER_ALONE, [system, user], "message 0 (role 'system')"), (USER_ALONE, [user, turn, user], "message 1 (role 'assi"),
+        (USER_ALONE, [user, other, user], "message 1 (role 'critic')"), (LATER, [user, turn, user], "message 0 (role 'user"),
+        (LATER, "hi", "message 0 (role 'user')"), (LAST, [user, turn, user], "message 0 (role 'user')"),
+        (CALLS.replace("{{ c.function.name }}", ""), [*ASKED, TOLD], "the tool calls of message 1 (role 'assistant')"),
+        (CALLS.replace("{{ c.function.arguments | tojson }}", ""), [*ASKED, TOLD], "the tool calls of message 1"),
+        (CALLS.replace("m.tool_calls or []", "[]"), [*ASKED, TOLD], "the tool calls of message 1 (role 'assistant')"),
+    ]  # fmt: skip
+    for template, prompt, message in cases:
+        with (
+            subtests.test(message),
+            pytest.raises(ValueError, match=rf"^{re.escape(message)}.*leaves it out: give its words"),
+        ):
+            Encoder(characters(template), TaskConfig()).prompt(prompt)
+    words = ASKED[1] | {"content": "so"}  # beside a call they may be left out, as gpt-oss does
+    silent = CALLS.replace("m['content'] }}", "('' if m.tool_calls else m['content']) }}")
+    assert encoded([ASKED[0], words, TOLD], characters(silent)) == '<s>[user]1;[assistant]<f{"a": 1}>;[tool]2;[assistant]'
+    with pytest.raises(ValueError, match="ends with a tool call: add the message with what the tool returned"):
+        encoded(ASKED, characters(CALLS))
+
+
+def test_tool_calls_of_a_row_are_rendered_as_those_of_an_agent(subtests):
+    shown = '<s>[user]1;[assistant]<f{"a": 1}>;[tool]2;[assistant]'
+    for arguments in ({"a": 1}, '{"a": 1}', ' {"a":1} '):
+        for function in ({"function": {"name": "f", "arguments": arguments}}, {"name": "f", "arguments": arguments}):
+            with subtests.test(function=function):
+                call = {"id": "x", "type": "function"} | function
+                for turn in ({"content": None}, {"content": ""}, {}, {"content": None, "name": None, "zone": None}):
+                    said = {"role": "assistant", "tool_calls": [call]} | turn
+                    assert encoded([ASKED[0], said, TOLD | {"tool_calls": None}], characters(CALLS)) == shown
+    for arguments in ("", None, "null", " ", "{}", {}):
+        with subtests.test(arguments=arguments):
+            said = ASKED[1] | {"tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+            assert encoded([ASKED[0], said, TOLD], characters(CALLS)) == shown.replace('{"a": 1}', "{}")
+    joined = CALLS.replace("{{ c.function.arguments | tojson }}", "{{ '' + c.function.arguments }}")  # as DeepSeek's
+    assert encoded([*ASKED, TOLD], characters(joined)) == shown
+    items = "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}"
+    written = CALLS.replace("{{ c.function.arguments | tojson }}", items)
+    said = ASKED[1] | {"tool_calls": [CALL | {"function": {"name": "f", "arguments": '{"a": 1}'}}]}
+    assert encoded([ASKED[0], said, TOLD], characters(written)) == "<s>[user]1;[assistant]<fa=1>;[tool]2;[assistant]"
+
+
+NOW = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y, %H:%M') }}{% endif %}"
+
+
+def test_a_template_writes_the_day_that_is_set_and_no_other(monkeypatch):
+    dated, macro = NOW + TEMPLATE, "{% macro d() %}" + NOW + "{% endmacro %}{{ d() }}" + TEMPLATE
+    for template in (dated, macro):
+        for date, words in (("2026-01-31", "31 Jan 2026, 00:00"), ("2025-12-01", "01 Dec 2025, 00:00")):
+            assert encoded("hi", characters(template), date=date) == f"{words}<s>[user]hi;[assistant]"
+    encoder = Encoder(characters(dated), TaskConfig())
+    before = encoder.prompt("hi")
+    tomorrow = type("Day", (datetime.datetime,), {"now": classmethod(lambda cls: cls(2031, 5, 1))})
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", tomorrow)
+    assert encoder.prompt("hi") == before  # after midnight
+    assert writes_date(characters(dated)) and not writes_date(characters(TEMPLATE)) and not writes_date(characters())

@@ -175,3 +175,44 @@ def test_orders_differ_between_passes_and_seeds_and_never_change():
     assert len({tuple(prompt_order(50, seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
     with pytest.raises(ValueError, match="no prompts"):
         PromptStream([], 0)
+
+
+def test_where_a_system_message_stands_is_told(subtests):
+    user_alone = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    where = "at the beginning of their first user message, for the chat template shows no system message"
+    for system, words in (("auto", f'system message "Tags." {where}: a'), ("s", f"task.system {where}")):
+        task = TaskConfig(system=system)
+        with subtests.test(words), logs(match=words, level=logging.INFO):
+            load_prompts(task, EvalConfig(), Encoder(characters(user_alone), task, "Tags."), rows=ROWS)
+
+
+def test_messages_of_arrow_tables_have_the_keys_that_they_were_written_with(tmp_path):
+    """Parquet gives each object the keys of all others, with null; a null that a JSON file holds was written there."""
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}{% endfor %}"
+    )
+    rows = [
+        {"prompt": [
+            {"role": "user", "content": "?", "name": None},
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "i", "function": {"name": "f", "arguments": given}}]},
+            {"role": "tool", "content": "1"},
+        ], "deep": {"k": None}}
+        for given in ({"city": "Ulm"}, {"zone": "x"})
+    ]  # fmt: skip
+    for source in (write(tmp_path / "rows.parquet", rows), write(tmp_path / "rows.jsonl", rows)):
+        task = TaskConfig(source=str(source))
+        train, _ = load_prompts(task, EvalConfig(num_prompts=0), Encoder(characters(template), task))
+        assert ['"zone"' in text(characters(), prompt.tokens) for prompt in train] == [False, True]
+        assert train[0].columns["deep"] == {"k": None}
+    rows[0]["prompt"][1]["tool_calls"][0]["function"]["arguments"] = {"zone": None}
+    (prompt, _), _ = load_prompts(task, EvalConfig(num_prompts=0), Encoder(characters(template), task), rows=rows)
+    assert '{"zone": null}' in text(characters(), prompt.tokens)
+
+
+def test_columns_of_verl_are_read_by_dotted_names(tmp_path):
+    rows = [{"data": {"prompt": f"{i}+1="}, "reward_model": {"answer": i, "said": "two"}} for i in range(20)]
+    names = {"prompt_column": "data.prompt", "completion_column": "reward_model.said"}
+    for loader in (load_prompts, load_demonstrations):
+        train, held_out = load(write(tmp_path / "rows.parquet", rows), loader=loader, **names)
+        assert (len(train), len(held_out)) == (18, 2)
+    assert train[3].prompt.messages == "3+1=" and train[3].text == "two" and train[3].prompt.columns == rows[3]

@@ -7,7 +7,8 @@ import pytest
 
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
-from gspo.data.splits import cell, check_columns, plain, prompt_column, read_tables
+from gspo.data.columns import cell
+from gspo.data.splits import check_columns, plain, prompt_column, read_tables
 from tests.data.rows import ROWS, load
 
 NEEDS = {"answer": "reward.answer_column"}

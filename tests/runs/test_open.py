@@ -19,7 +19,7 @@ def config(folder, **sections):
 
 def go(made, resume, steps):
     """Opens a run, does these steps and saves the last; the state that it went on from."""
-    with claimed(made, resume) as (folder, last), open_run(made, folder, last, "t") as (log, _, state):
+    with claimed(made, resume) as found, open_run(*found, "t") as (log, _, state):
         begun = log.step
         for step in steps:
             log.metrics({"step": step})
@@ -60,7 +60,7 @@ def test_secrets_are_in_no_file_and_may_change_when_a_run_goes_on(tmp_path):
 
 def test_an_error_that_ends_a_run_is_written_down(tmp_path):
     made = config(tmp_path / "run")
-    with pytest.raises(RuntimeError), claimed(made, False) as nothing, open_run(made, *nothing, "t") as (log, _, _):
+    with pytest.raises(RuntimeError), claimed(made, False) as nothing, open_run(*nothing, "t") as (log, _, _):
         log.metrics({"step": 1})
         raise RuntimeError("it broke at http://me:word@host")
     (event,) = read_lines(tmp_path / "run" / "events.jsonl")
@@ -72,7 +72,7 @@ def test_an_error_that_ends_a_run_is_written_down(tmp_path):
 def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     made = config(tmp_path / "run")
     with claimed(made, False) as none:
-        assert none == (None, None) and not (tmp_path / "run").exists()
+        assert none == (made, None, None) and not (tmp_path / "run").exists()
     go(made, False, [])
     assert go(made, True, [1]) is None
 
@@ -141,7 +141,7 @@ def test_what_gspo_logs_becomes_an_event(tmp_path):
     """A warning once, also where a resumed run gives it again; and no record of another library."""
     made = config(tmp_path / "run")
     for resume in (False, True):
-        with claimed(made, resume) as found, open_run(made, *found, "t") as (log, _, _):
+        with claimed(made, resume) as found, open_run(*found, "t") as (log, _, _):
             for name, text in (("gspo.data", "ours"), ("gspo_more", "theirs"), ("gspo.agents.chat", "ours"), ("", "root")):
                 logging.getLogger(name).warning(text)
             logging.getLogger("gspo.data").info("fact")

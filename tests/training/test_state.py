@@ -12,10 +12,9 @@ import pytest
 import torch
 
 import gspo
-from gspo.assembly import learners
+from gspo.assembly import assemble
 from gspo.config.files import load
 from gspo.config.names import RESUME
-from gspo.learner.optimizer import Optimizer
 from gspo.runs import checkpoint, disk
 from tests.campaign import CAMPAIGN
 from tests.runs.events import texts
@@ -73,12 +72,12 @@ def test_offloading_changes_no_number_and_may_begin_at_a_resume(tmp_path, monkey
     folder = train(tmp_path / "run", **changes).folder
     plain = numbers(folder)
     (folder / "checkpoints" / "step_000006").rename(tmp_path / "gone")
-    monkeypatch.setattr(learners, "Optimizer", lambda *given: Optimizer(*given[:4], offload=True))  # a CPU run has it off
+    with pytest.raises(ValueError, match=r"train\.offload_optimizer = True and .*: on a CPU there is nowhere"):
+        train(tmp_path / "away", train=away, **changes)
+    monkeypatch.setattr(assemble, "check_offload", lambda config: None)
     train(folder, resume=True, train=away, **changes)
     assert numbers(folder) == plain
     assert numbers(train(tmp_path / "away", train=away, **changes).folder) == plain
-    told = [event["text"] for event in lines(tmp_path / "away" / "events.jsonl")]
-    assert sum("move nothing: the model is on a CPU" in text for text in told) == 1
 
 
 def test_other_threads_than_before_are_warned_of(tmp_path):

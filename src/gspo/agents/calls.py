@@ -10,14 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
 
 from torch import Tensor
 
-from gspo.data.chat_template import check_text_alone, text_of
+from gspo.data.messages import Message, content_of, functions_of, role_of
 from gspo.types import Rollout
 
-Message = dict[str, Any]
 TEXT = "text"  # role of a plain text to complete
 MOST = 4 << 30  # bytes of memory for the cache
 LONGEST = 86400.0  # seconds; no conversation lasts this long
@@ -66,23 +64,6 @@ class Call:
         return text.startswith(self.prompt_text) and text.startswith(self.sampled_text, len(self.prompt_text))
 
 
-def content_of(message: Message) -> str:
-    """The text of a message, with several text parts joined. Raises ValueError for content other than text."""
-    try:
-        check_text_alone(message)
-        return text_of(message.get("content"))
-    except ValueError as error:
-        raise ValueError(f"a message {error}") from None
-
-
-def role_of(message: Message) -> str:
-    """The role of a message for a chat template. Raises ValueError for a message without a role."""
-    role = message.get("role")
-    if not isinstance(role, str):
-        raise ValueError(f"messages: one has no role: {message!r:.80}")
-    return "system" if role == "developer" else role
-
-
 def follow(trace: bytes, message: Message) -> bytes:
     """Hash of a conversation after one more message, chained from the hash so far (b"" at the start). Conversations with the
     same messages (role, text and tool calls) have the same hash.
@@ -97,15 +78,6 @@ def _key(message: Message) -> tuple[str, str, str]:
         arguments = function.get("arguments", "")
         calls.append([function.get("name"), arguments if isinstance(arguments, str) else json.dumps(arguments)])
     return role_of(message), content_of(message), json.dumps(calls)
-
-
-def functions_of(message: Message) -> list[dict[str, Any]]:
-    """Names and arguments of a message's tool calls. Raises ValueError if they are malformed."""
-    calls = message.get("tool_calls") or []
-    for call in calls if isinstance(calls, list) else [calls]:
-        if not isinstance(call, dict) or not isinstance(call.get("function") or {}, dict):
-            raise ValueError(f"a message has a tool call that is none: {call!r:.80}")
-    return [call.get("function") or {} for call in calls]
 
 
 def usage(calls: Sequence[Call]) -> dict[str, int]:

@@ -8,7 +8,6 @@ differently, no stored turn matches, and the whole text is tokenized.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -17,10 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gspo.agents.calls import TEXT, Call, Calls, Message, content_of, follow, functions_of, role_of
+from gspo.agents.calls import TEXT, Call, Calls, follow
 from gspo.agents.tool_arguments import Tools, typed
 from gspo.agents.tool_calls import CONVENTIONS, LLAMA, Malformed, UnknownConvention, convention
 from gspo.data.chat_template import Encoder, decoded
+from gspo.data.messages import Message, templated
 from gspo.interfaces import StreamingCompleter
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -201,15 +201,3 @@ class Chat:
     def decode(self, tokens: list[int]) -> str:
         """The text of these tokens, special tokens included."""
         return decoded(self.encoder.tokenizer, tokens)
-
-
-def templated(message: Message) -> Message:
-    """A message in the form that chat templates read: its content a string, the arguments of tool calls an object."""
-    readable = {name: message[name] for name in ("name", "tool_call_id", "reasoning_content") if message.get(name)}
-    readable |= {"role": role_of(message), "content": content_of(message)}
-    calls = []
-    for call, function in zip(message.get("tool_calls") or (), map(dict, functions_of(message))):
-        with contextlib.suppress(ValueError, TypeError, RecursionError):  # invalid JSON is shown as it is
-            function["arguments"] = json.loads(function.get("arguments", "{}"))
-        calls.append({"id": call.get("id", ""), "type": "function", "function": function})
-    return readable | ({"tool_calls": calls} if calls else {})

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from gspo.agents.calls import Message, content_of
 from gspo.agents.threads import begin
+from gspo.data.messages import Message, content_of
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Self
 
-from gspo.agents.calls import Call, Message
+from gspo.agents.calls import Call
 from gspo.agents.chat import Chat, TooLong, TurnOptions
 from gspo.agents.environment import Environment, Step
 from gspo.agents.loop_thread import LoopThread, cancelled
 from gspo.agents.token_tree import merge_turns
 from gspo.agents.tool_calls import UnknownConvention
 from gspo.data.chat_template import Encoder
+from gspo.data.messages import Message
 from gspo.data.reward_bounds import unfit
 from gspo.interfaces import Job, Sampler, SamplerError, StreamingCompleter, Weights, seed_of
 from gspo.safe import without_logins

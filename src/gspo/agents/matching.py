@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gspo.agents.calls import Call, Calls, content_of, follow, functions_of
+from gspo.agents.calls import Call, Calls, follow
 from gspo.agents.token_tree import merge_turns
 from gspo.agents.trajectories import TrajectoryGroup, id_of, plain
+from gspo.data.messages import content_of, functions_of
 from gspo.data.reward_bounds import LARGEST, unfit
 from gspo.types import Group, Prompt, Rollout
 

@@ -17,7 +17,18 @@ from gspo.assembly import rank
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.host_memory import check_copies
 from gspo.assembly.learners import LEARNERS, learning_rate, size
-from gspo.assembly.models import check_here, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
+from gspo.assembly.models import (
+    check_here,
+    check_offload,
+    dated,
+    evaluated_prompts,
+    loaded_model,
+    models_of,
+    of_its_day,
+    on_date,
+    outline_of,
+    prompts_of,
+)
 from gspo.assembly.queries import OtherSources, curriculum
 from gspo.assembly.samplers import evaluator_of, samplers_of, samplings
 from gspo.assembly.scorers import scorer_of
@@ -121,9 +132,12 @@ def started(
     """Joins the ranks, and claims the folder of a run to resume. odd: warnings about the settings."""
     with (
         rank.joined(config.scale) as ranks,
-        claimed(config, resume, allowed, command) as (folder, last),
+        claimed(config, resume, allowed, command) as (config, folder, last),
         engine_hosts(config) as hosts,
     ):
+        check_offload(config)
+        if "model" in config.reward.functions:  # its template may write the date
+            config = on_date(config)
         yield Start(config, given or CallInputs(), command, ranks, folder, last, hosts, odd, [])
 
 
@@ -133,9 +147,10 @@ def training(
 ) -> Iterator[tuple[Run, HFModel]]:
     """Yields a run ready for trainer.train, and its model. A new run folder is created last, once all else has loaded."""
     config, odd = resolved(config)
-    with started(config, resume, given, allowed, "train", odd) as start, scorer_of(config, start.given) as scorer:
+    with started(config, resume, given, allowed, "train", odd) as start, scorer_of(start.config, start.given) as scorer:
         with loading("the prompts", start.heard):  # first: errors here surface before anything is downloaded
-            prompts, held_out, queries = load_queries(start, scorer)
+            start, prompts, held_out, queries = load_queries(start, scorer)
+        config = cast(RunConfig, start.config)
 
         def source(sampler: Any, sampling: Sampling, report: Report) -> RolloutSource:
             rollout = config.rollout
@@ -144,15 +159,17 @@ def training(
             kind = AsynchronousSource if rollout.max_staleness else SynchronousSource
             return kind(queries, sampler, scorer, rollout, sampling, report)
 
-        with assembled(start, config, source, scorer, prompts, held_out) as (run, model):
+        with assembled(start, source, scorer, prompts, held_out) as (run, model):
             run.log.note(f"{len(prompts)} training prompts, {counted(len(held_out), config.eval.every > 0)}")
             if run.step == 0 and not played(config.task):  # an environment writes the prompt itself
                 run.log.prompt(run.decode(prompts[0].tokens), len(prompts[0].tokens))
             yield run, model
 
 
-def load_queries(start: Start, scorer: Rewards | AlreadyScored) -> tuple[list[Prompt], list[Prompt], Curriculum]:
-    """Training prompts, held-out prompts, and the curriculum that hands out the former and those of other sources."""
+def load_queries(start: Start, scorer: Rewards | AlreadyScored) -> tuple[Start, list[Prompt], list[Prompt], Curriculum]:
+    """The start with the date that prompts need, training prompts, held-out prompts, and the curriculum that hands out the
+    former and those of other sources.
+    """
     config, given, last = start.config, start.given, start.last
     check_here(config, given, last)
     tables = read_tables(config.task, config.eval, given.rows, given.eval_rows)
@@ -162,12 +179,13 @@ def load_queries(start: Start, scorer: Rewards | AlreadyScored) -> tuple[list[Pr
         refresh_function(config.refresh.source, config.refresh.every)
     overlap = Overlap(config.task, tables)
     outline = outline_of(config, given, last)
+    config = dated(config, outline.tokenizer)
     prompts, held_out = prompts_of(config, given, outline, tables, overlap)
     scorer.check([*prompts, *held_out])
     others = OtherSources(config, outline, overlap, held_out, scorer.check, stages)
     queries = curriculum(config, prompts, others)
     scorer.wait()
-    return prompts, held_out, queries
+    return dataclasses.replace(start, config=config), prompts, held_out, queries
 
 
 @contextmanager
@@ -184,7 +202,7 @@ def serving(
 
     with (
         started(config, resume, given, allowed, "serve", odd) as start,
-        assembled(start, config, source, AlreadyScored()) as (run, model),
+        assembled(start, source, AlreadyScored()) as (run, model),
     ):
         yield run, sources[0], model
 
@@ -192,7 +210,6 @@ def serving(
 @contextmanager
 def assembled(
     start: Start,
-    config: RunConfig,
     source: Callable[[Any, Sampling, Report], RolloutSource],
     scorer: Scorer,
     prompts: Sequence[Prompt] = (),
@@ -201,6 +218,8 @@ def assembled(
     """Loads the model, and yields a run with samplers and folder, restored from the last checkpoint if there is one."""
     policy, learner = start.learner()
     model = policy.model
+    config = cast(RunConfig, dated(start.config, model.tokenizer))
+    start = dataclasses.replace(start, config=config)
     sampling, eval_sampling = samplings(config, model)
     sampling = dataclasses.replace(sampling, routes=policy.sparse)
     with (
@@ -241,6 +260,8 @@ def imitating(
     with started(config, resume, given, allowed, "sft") as start:
         with loading("the rows", start.heard):
             outline = outline_of(config, start.given, start.last)
+            config = dated(start.config, outline.tokenizer)
+            start = dataclasses.replace(start, config=config)
             encoder = Encoder(outline.tokenizer, config.task)
             # Rows that `gspo train` would hold out of the same source are held out here too.
             held_out = dataclasses.replace(config.eval, every=0)
@@ -285,7 +306,7 @@ def chosen_rate(config: Config, model: HFModel) -> str:
 
 def note_limits(log: RunLog, policy: HFPolicy, config: Config) -> None:
     """Logs what this run has to do without: metrics of an unknown router, shared prompts (train.layout = "auto"), compiled
-    CPU kernels, offloading (on a CPU), and full precision.
+    CPU kernels, and full precision.
     """
     if policy.unseen:
         log.warn(f"{policy.unseen}: there are no moe/ metrics, and a change of routing is not noticed")
@@ -294,8 +315,6 @@ def note_limits(log: RunLog, policy: HFPolicy, config: Config) -> None:
     model = policy.model
     if not model.kernels and by_kernels(config.model, model.device.type, model.compute_dtype):
         log.event("info", f"no compiled kernels, so steps take longer: {fused.missing()}")
-    if policy.device.type == "cpu" and (config.train.offload_optimizer or config.train.offload_reference):
-        log.warn("train.offload_optimizer and train.offload_reference move nothing: the model is on a CPU")
     trained = next((p.dtype for p in model.model.parameters() if p.requires_grad), torch.float32)
     if trained != torch.float32:
         log.warn(
@@ -310,9 +329,12 @@ def evaluating(config: Config, given: CallInputs | None = None) -> Iterator[dict
     given, heard = given or CallInputs(), list[logging.LogRecord]()
     if given.rows is None and not config.eval.num_prompts:
         raise ValueError("eval.num_prompts = 0: nothing is held out to evaluate on; raise it")
+    config = of_its_day(config)
     with scorer_of(config, given) as scorer:
         with loading("the prompts", heard):
-            held_out = evaluated_prompts(config, given, outline_of(config, given, None))
+            outline = outline_of(config, given, None)
+            config = dated(config, outline.tokenizer)
+            held_out = evaluated_prompts(config, given, outline)
             if not held_out:
                 raise ValueError(
                     f"task.source = {config.task.source!r}: too few rows to hold out a tenth of them: give held-out prompts "

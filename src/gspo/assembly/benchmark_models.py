@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.assembly.call_inputs import CallInputs
-from gspo.assembly.models import check_here, evaluated_prompts, loaded_model, outline_of
+from gspo.assembly.models import check_here, dated, evaluated_prompts, loaded_model, of_its_day, outline_of, with_date
 from gspo.assembly.samplers import EVAL_SEED, evaluator_of, samplings, speaker_of
 from gspo.backends.hf.files import base_model_errors, base_of, check_folder, commit_of, commit_of_tokenizer, is_adapter
 from gspo.backends.hf.gguf import converted
@@ -56,6 +56,12 @@ def _of_files(folder: Path) -> str:
     files = sorted(path for path in folder.glob("*") if path.is_file())
     facts = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def on_its_day(config: Config, begun: str | None) -> Config:
+    """`config` with the day that the chat template writes: that on which the evaluation began, if it goes on."""
+    config = of_its_day(with_date(config, config.task.date or begun))
+    return dated(config, outline_of(config, CallInputs(), None).tokenizer)
 
 
 def encoded(config: Config, rows: Rows) -> list[Prompt]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from gspo.assembly.models import check_experts, check_routers, room
+from gspo.assembly.models import check_experts, check_routers, dated, room
 from gspo.backends.hf.files import load_tokenizer, outline
 from gspo.backends.hf.load import check_end, without_weights
 from gspo.backends.hf.lora import adapted
@@ -39,6 +39,7 @@ def checked_prompts(config: Config, here: ModelConfig, count: int) -> tuple[list
     """
     tokenizer = load_tokenizer(here)
     limit = check_model(config, here, tokenizer)
+    config = dated(config, tokenizer)
     encoder = Encoder(tokenizer, config.task, default_system(config))
     if played(config.task) or not config.task.source or kind(config.task.source) != "file":
         return [], ""

@@ -83,10 +83,10 @@ def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
             'model.device = "cpu"'
         )
     optimizer = ResolvedOptimizer(**vars(config.optimizer) | {"lr": learning_rate(config, policy.model)})
-    offload = config.train.offload_optimizer and policy.device.type != "cpu"
     names = norms_and_biases(policy.model.model)
     kept = [p for name, p in policy.model.named_parameters() if name in names]
-    return Optimizer(policy.parameters(), optimizer, updates, config.train.max_skipped_updates, offload, kept)
+    skipped, offload = config.train.max_skipped_updates, config.train.offload_optimizer
+    return Optimizer(policy.parameters(), optimizer, updates, skipped, offload, kept)
 
 
 def learning_rate(config: Config, model: HFModel) -> float:

@@ -30,7 +30,7 @@ def scorer_of(config: Config, given: CallInputs) -> Iterator[Rewards | AlreadySc
         if "judge" in config.reward.functions:
             named_rewards["judge"] = stack.enter_context(closing(Judge(config.judge)))
         if "model" in config.reward.functions:
-            named_rewards["model"] = stack.enter_context(closing(RewardModel(config.reward_model)))
+            named_rewards["model"] = stack.enter_context(closing(RewardModel(config.reward_model, config.task.date)))
         yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards, config.code))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import importlib.util
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -13,7 +14,9 @@ from gspo.config.field import COOLEST
 from gspo.config.rewards import NAMED, JudgeConfig, RewardModelConfig
 from gspo.config.schema import Config
 from gspo.config.source_kind import FUNCTION, VERIFIERS
+from gspo.config.stages import SETS, rollout_at
 from gspo.config.suggestions import nearest
+from gspo.config.values import shown
 from gspo.safe import HIDDEN, hidden_keys
 
 LIBRARIES = ("reasoning_gym", "verifiers")
@@ -52,6 +55,8 @@ def check(config: Config) -> None:
         raise ValueError("log.dir = '': name a folder for the run")
     if config.task.system in ("none", "null"):
         raise ValueError(f'task.system = {config.task.system!r}: would be the message itself; for none set it to ""')
+    if config.task.date is not None:
+        check_date(config.task.date)
     if 0 < config.eval.temperature < COOLEST:
         raise ValueError(f"eval.temperature = {config.eval.temperature!r}: must be 0, or at least {COOLEST}")
     for key, url in (
@@ -61,6 +66,16 @@ def check(config: Config) -> None:
     ):
         if url is not None:
             check_url(key, url)
+
+
+def check_date(date: str) -> None:
+    """Checks that `task.date` is a day. Raises ValueError."""
+    try:
+        sound = datetime.date.fromisoformat(date).isoformat() == date
+    except ValueError:
+        sound = False
+    if not sound:
+        raise ValueError(f"task.date = {date!r:.80}: expected a day, such as 2026-01-31")
 
 
 def check_url(key: str, url: str) -> None:
@@ -153,12 +168,27 @@ def check_stages(config: Config) -> None:
             raise ValueError(f"{key}: sets nothing at step {stage.at}: set one of {', '.join(names)}, or leave it out")
         if stage.source is not None and not stage.source.strip():
             raise ValueError(f"{key}.source = {stage.source!r}: name a source of prompts, or leave it out")
+        check_changes(config, number)
         if refreshed is not None and stage.source is not None:
             raise ValueError(
                 f"refresh.source = {refreshed!r} and {key}.source = {stage.source!r}: each would replace the other's "
                 "queries: leave one of them out"
             )
         before = stage.at
+
+
+def check_changes(config: Config, number: int) -> None:
+    """Checks that what a stage sets did not hold before it. Raises ValueError."""
+    stage, earlier = config.stage[number], config.stage[:number]
+    before = rollout_at(config.rollout, earlier, stage.at)
+    held = {name: getattr(before, name) for name in SETS}
+    sources = [each.source for each in earlier if each.source is not None]
+    if sources or not config.task.config:  # the source of a stage is read without task.config
+        held["source"] = (sources or [config.task.source])[-1]
+    for name, value in held.items():
+        if getattr(stage, name) == value:
+            key = f"stage[{number}].{name} = {shown(value, name)}"
+            raise ValueError(f"{key} has no effect: it holds before step {stage.at} already; leave it out")
 
 
 def check_queries(config: Config) -> None:

@@ -132,10 +132,6 @@ ENVIRONMENT = (
         "the source is an environment itself: leave task.environment out",
     ),
     Conflict(
-        ("task.system", "task.source"), lambda c: c.task.system != "auto" and verifiers(c.task.source),
-        "the environment has its own messages: leave task.system out",
-    ),
-    Conflict(
         ("reward.functions", "reward.weights"),
         lambda c: played(c.task) and (c.reward.functions != ["task"] or bool(c.reward.weights)),
         "no effect, since the environment (task.environment or task.source) gives the reward itself: leave them out",
@@ -188,7 +184,14 @@ SERVE = (
     ),
     *SAMPLING,
 )  # fmt: skip
+NOWHERE = "on a CPU there is nowhere to offload to: leave it off"
 LEARN = (
+    Conflict(
+        ("train.offload_optimizer", "model.device"), lambda c: c.train.offload_optimizer and c.model.device == "cpu", NOWHERE
+    ),
+    Conflict(
+        ("train.offload_reference", "model.device"), lambda c: c.train.offload_reference and c.model.device == "cpu", NOWHERE
+    ),
     Conflict(
         ("train.offload_optimizer", "optimizer.name"),
         lambda c: c.train.offload_optimizer and c.optimizer.name != "adamw",

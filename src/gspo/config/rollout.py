@@ -46,6 +46,9 @@ class TaskConfig:
     """`auto`: the tokenizer's chat template, if it has one. `none`: the prompt as it is."""
     template_args: dict[str, Any] = opt({})
     """Arguments of the chat template, such as `enable_thinking = false`."""
+    date: str | None = opt(None)
+    """Day for a chat template that writes the date, as `2026-01-31`. Unset: the day on which the run began, also when it is
+    resumed and in `gspo eval` of its model."""
     environment: str | None = opt(None)
     """`module:Class` of an environment that plays each prompt over several turns and computes the reward itself."""
     max_turns: int = opt(10, low=1, high=10_000)

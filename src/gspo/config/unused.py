@@ -89,6 +89,10 @@ ALWAYS = (
         "the source has no splits to choose from: leave it out",
     ),
     Unused(
+        ("task.eval_source",), lambda c: c.task.eval_source == c.task.source,
+        "it is task.source already: leave it out",
+    ),
+    Unused(
         ("task.eval_split",), lambda c: not source_kind.has_splits(c.task.eval_source or c.task.source),
         "the source has no splits to choose from: leave it out, and give held-out prompts of their own as task.eval_source",
     ),
@@ -101,6 +105,7 @@ ALWAYS = (
         "the source has its own name for the prompt: leave it out",
     ),
     Unused(("task.max_turns", "task.step_timeout"), lambda c: not played(c), ENVIRONMENT),
+    Unused(("task.system",), played, "the environment has its own messages: leave it out"),
     Unused(
         (*every("eval", "num_prompts"), "task.eval_source", "task.eval_split"),
         lambda c: not c.eval.num_prompts, NOT_EVALUATED,
@@ -222,7 +227,7 @@ SFT = (
 SERVE = (
     Unused(
         (
-            *every("task", "system", "template", "template_args"), *every("eval", "every"), *every("reward"),
+            *every("task", "template", "template_args", "date"), *every("eval", "every"), *every("reward"),
             *every("reward_model"), *every("judge"), "rollout.num_prompts", "rollout.num_generations", *every("refresh"),
             "rollout.overlong_buffer", "rollout.keep_special_tokens", "train.batch_size",
         ),

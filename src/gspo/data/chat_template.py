@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import datetime
+import json
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from gspo.config.rollout import TaskConfig
 from gspo.config.suggestions import nearest
-from gspo.config.values import type_of
-from gspo.data.media import is_media
-
-_ALONE = (
-    "the policy reads and is trained on text alone, whatever its model can read. Leave such parts out, or the rows that need"
-    " them"
-)
+from gspo.data.messages import Message, check_messages, templated
 
 _GIVEN = ("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "tokenize")
 _MARK = "<<<the system message>>>"
-_GLOBALS = ("raise_exception", "strftime_now")  # functions that transformers adds to Jinja's
+_NOW = "strftime_now"
+_GLOBALS = ("raise_exception", _NOW)  # functions that transformers adds to Jinja's
 
 
 def arguments_of(template: str) -> set[str]:
@@ -43,11 +40,26 @@ def arguments_of(template: str) -> set[str]:
         raise ValueError(f"the chat template cannot be read: {error}") from None
 
 
+def writes_date(tokenizer: Any) -> bool:
+    """Whether a tokenizer's chat template writes the date."""
+    return _NOW in str(getattr(tokenizer, "chat_template", None))
+
+
+def fix_date(tokenizer: Any, date: str | None, tools: Any = None) -> None:
+    """Has a tokenizer's chat template write this day (ISO 8601; None: today), at midnight."""
+    if date is not None and writes_date(tokenizer):
+        from transformers.utils import chat_template_utils
+
+        template = chat_template_utils._compile_jinja_template(tokenizer.get_chat_template(tools=tools))
+        template.globals[_NOW] = datetime.datetime.fromisoformat(date).strftime
+
+
 class Encoder:
     """Encodes prompts and completions as token ids with a transformers tokenizer.
 
     With a chat template (and `task.template = "auto"`), a string becomes one user message and the template is applied.
-    Without one, the text is encoded as is. `task.system` comes first either way.
+    Without one, the text is encoded as is. `task.system` comes first either way: in the first user message, if the template
+    takes no system message.
 
     Args:
         default_system: System message for `task.system = "auto"`. It is put before templated prompts, except those that have
@@ -61,7 +73,8 @@ class Encoder:
         self.default_system = default_system if task.system == "auto" else ""
         self.defaulted = 0
         """Prompts that got the default system message."""
-        self.args = task.template_args
+        self.args, self.date = task.template_args, task.date or datetime.date.today().isoformat()
+        self._read_whole: set[Any] = set()  # shapes of conversations that the template is known to show whole
         template = tokenizer.get_chat_template() if getattr(tokenizer, "chat_template", None) else None
         self.template: str | None = template if task.template == "auto" else None
         for name in self.args:
@@ -93,23 +106,26 @@ class Encoder:
         return self.plain(text), _opens_thinking(text)
 
     def _chat(self, messages: list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
+        messages = [templated(message) for message in messages]
         if self.system and messages[0]["role"] == "system":
             raise ValueError("has a system message of its own, and task.system is set: unset one of them")
         system = self.system or self._default(messages)
         self.defaulted += not self.system and bool(system)
         if system:
-            messages = [{"role": "system", "content": system}, *messages]
+            messages = _begun_with(system, messages, self.takes_system)
+        if messages[-1].get("tool_calls"):
+            raise ValueError("ends with a tool call: add the message with what the tool returned")
         begun = messages[-1]["role"] == "assistant"  # a partial completion for the model to continue
         text = self.render(messages, add_generation_prompt=not begun, continue_final_message=begun)
         thinking = _opens_thinking(text)
         if thinking:  # the tag may only be mentioned in an instruction: check the start of the completion
-            start = text_of(messages[-1]["content"]) if begun else text.removeprefix(self.render(messages))
+            start = messages[-1]["content"] if begun else text.removeprefix(self.render(messages))
             thinking = _opens_thinking(start)
         return tuple(self.bare(text)), thinking  # the template has already added BOS
 
     def _default(self, messages: list[dict[str, Any]]) -> str:
         """The default system message if these messages get it, else ""."""
-        own = messages[0]["role"] == "system" or any("<answer>" in str(message["content"]) for message in messages)
+        own = messages[0]["role"] == "system" or any("<answer>" in message["content"] for message in messages)
         return "" if own else self.default_system
 
     def added_system(self, prompt: str | list[dict[str, Any]]) -> str:
@@ -117,7 +133,7 @@ class Encoder:
 
         It is what stands where the system message of the same prompt would be, between the same words before and after.
         """
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*map(templated, prompt)]
         if self.template is None or self.system or messages[0]["role"] == "system" or self._default(messages):
             return ""
         try:
@@ -130,38 +146,91 @@ class Encoder:
         added = text[len(before) : len(text) - len(after)].strip()
         return added or (before.strip() if "system" in before else "")
 
-    def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-        """The messages rendered with the chat template. Raises ValueError with the template's own complaint."""
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        """Messages, as `templated` makes them, rendered with the chat template. Raises ValueError with the template's own
+        complaint, and for a message that it leaves out.
+        """
         try:
-            return self._apply([self._readable(message) for message in messages], **options)
+            text = self._apply(messages, **options)
         except Exception as error:  # templates raise anything
             raise ValueError(f"the chat template refuses it: {error}") from error
+        self._check_whole(messages, options)
+        return text
 
-    def _apply(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-        return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options, **self.args))
-
-    def _readable(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message with its content in the form that the template reads: a text-only template prints a list of parts as a
-        Python list, and one for images may drop plain text.
+    def _check_whole(self, messages: Sequence[Message], options: dict[str, Any]) -> None:
+        """Raises ValueError for a message that the template leaves out. To find out, the words are replaced by marks. Words
+        beside a tool call may be left out.
         """
-        content = message.get("content")
-        if isinstance(content, list) and not self._reads[1]:
-            return message | {"content": text_of(content)}
-        if isinstance(content, str) and not self._reads[0]:
-            return message | {"content": [{"type": "text", "text": content}]}
+        shape = tuple((one["role"], bool(one["content"]), len(one.get("tool_calls", ()))) for one in messages)
+        if (shape, *options) in self._read_whole:
+            return
+        marked, marks = [], []
+        for i, message in enumerate(messages):
+            mark, calls = f"probe{i}probe", list(message.get("tool_calls", ()))
+            if message["content"]:
+                message = message | {"content": mark}
+            for j, call in enumerate(calls):
+                calls[j] = call | {"function": {"name": f"{mark}{j}", "arguments": {"probe": f"{j}{mark}"}}}
+                marks += [(i, f"{mark}{j}"), (i, f"{j}{mark}")]
+            if message["content"] and not calls:
+                marks.append((i, mark))
+            marked.append(message | ({"tool_calls": calls} if calls else {}))
+        try:
+            shown = self._apply(marked, **options)
+        except Exception:  # it may check what it shows
+            shown = " ".join(mark for _, mark in marks)
+        for i, mark in marks:
+            if mark not in shown:
+                what = "the tool calls of message" if messages[i].get("tool_calls") else "message"
+                raise ValueError(
+                    f"{what} {i} (role {messages[i]['role']!r}) would not be read, because the chat template leaves it out: "
+                    "give its words in a message that the template shows, or set another chat template"
+                )
+        self._read_whole.add((shape, *options))
+
+    def _apply(self, messages: Sequence[Message], **options: Any) -> str:
+        return self._rendered([self._readable(message) for message in messages], **options)
+
+    def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        fix_date(self.tokenizer, self.date, options.get("tools"))
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **options, **self.args))
+
+    def _readable(self, message: Message) -> dict[str, Any]:
+        """A message in the form that this template reads: one for images may drop content that is plain text, and one may
+        take the arguments of a call for text.
+        """
+        if not self._reads_text:
+            message = message | {"content": [{"type": "text", "text": message["content"]}]}
+        if "tool_calls" in message and not self._reads_objects:
+            message = message | {"tool_calls": [_in_json(call) for call in message["tool_calls"]]}
         return message
 
     @cached_property
-    def _reads(self) -> tuple[bool, bool]:
-        """Whether the template reads content that is a string, and content that is a list of parts; at least one is true."""
-        reads = []
-        for content in ("probe", [{"type": "text", "text": "probe"}]):
-            try:
-                shown = self._apply([{"role": "user", "content": content}])
-            except Exception:  # templates raise anything
-                shown = ""
-            reads.append("probe" in shown and "'text'" not in shown)
-        return reads[0] or not reads[1], reads[1]
+    def _reads_text(self) -> bool:
+        """Whether the template reads content that is a string, and not only a list of parts."""
+        parts = [{"type": "text", "text": _MARK}]
+        return self._shows({"role": "user", "content": _MARK}) or not self._shows({"role": "user", "content": parts})
+
+    @cached_property
+    def _reads_objects(self) -> bool:
+        """Whether the template reads arguments of calls that are objects, and not only their JSON."""
+        call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {"a": _MARK}}}
+        user, turn = (self._readable({"role": role, "content": ""}) for role in ("user", "assistant"))
+        as_object, as_json = (self._shows(user, turn | {"tool_calls": [one]}) for one in (call, _in_json(call)))
+        return as_object or not as_json
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether the template shows a system message."""
+        return self._shows(*map(self._readable, ({"role": "system", "content": _MARK}, {"role": "user", "content": "?"})))
+
+    def _shows(self, *messages: dict[str, Any]) -> bool:
+        """Whether the template shows the mark in these messages, and not as a list of parts that Python prints."""
+        try:
+            shown = self._rendered([*messages])
+        except Exception:  # templates raise anything
+            return False
+        return _MARK in shown and "'text'" not in shown
 
     def bare(self, text: str) -> list[int]:
         """Token ids without special tokens. Raises ValueError for text that the tokenizer has no tokens for."""
@@ -202,42 +271,21 @@ def _opens_thinking(text: str) -> bool:
     return "<think>" in text.rpartition("</think>")[2]
 
 
-def check_messages(prompt: Any) -> None:
-    """Raises ValueError unless `prompt` is a non-empty list of messages with a role and text content."""
-    if not isinstance(prompt, list):
-        raise ValueError(f"is {type_of(prompt)}; expected a string or a list of chat messages")
-    if not prompt:
-        raise ValueError("is an empty list of messages")
-    for i, message in enumerate(prompt):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise ValueError(f"message {i} is {message!r:.80}; expected {{'role': ..., 'content': ...}}")
-        try:
-            check_text_alone(message)
-            text_of(message["content"])
-        except ValueError as error:
-            raise ValueError(f"message {i} {error}") from None
-
-
-def check_text_alone(message: Mapping[str, Any]) -> None:
-    """Raises ValueError for a message with an image or sound next to its content, where some templates read it."""
-    for name, value in message.items():
-        if name not in ("content", "tool_calls") and is_media(str(name), value):
-            raise ValueError(f"has {name!r}, which is no text: {_ALONE}")
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's content: a string, the text parts of a list, or none. Raises ValueError for a part that is not
-    text, such as an image.
+def _begun_with(system: str, messages: list[Message], as_message: bool) -> list[Message]:
+    """The messages with a system message before them, or with its text at the beginning of the first user message. Raises
+    ValueError if there is none.
     """
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ValueError(f"has {type_of(content)} for its content: a text is expected")
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"has a part that is no text, {part!r:.80}: {_ALONE}")
-        if any(is_media(str(name), value) for name, value in part.items() if name != "text"):
-            raise ValueError(f"has a part with more than text, {part!r:.80}: {_ALONE}")
-    return "".join(part["text"] for part in content)
+    if as_message:
+        return [{"role": "system", "content": system}, *messages]
+    for i, message in enumerate(messages):
+        if message["role"] == "user":
+            return [*messages[:i], message | {"content": f"{system}\n\n{message['content']}"}, *messages[i + 1 :]]
+    raise ValueError("has no user message to put task.system into, and the chat template takes no system message")
+
+
+def _in_json(call: Message) -> Message:
+    """A tool call with its arguments as JSON text."""
+    function = call["function"]
+    if isinstance(function["arguments"], str):
+        return call
+    return call | {"function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}

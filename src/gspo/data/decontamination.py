@@ -16,10 +16,10 @@ from gspo.config.files import from_home
 from gspo.config.rollout import TaskConfig
 from gspo.config.source_kind import BENCHMARK, SUFFIXES
 from gspo.data.benchmarks.table import named
-from gspo.data.chat_template import check_messages, text_of
+from gspo.data.columns import cell, value_in
 from gspo.data.files import rows_of
 from gspo.data.loaders import Table, read
-from gspo.data.splits import cell
+from gspo.data.messages import check_messages, text_of
 
 WORDS = 8
 COLUMNS = ("prompt", "question", "problem", "question_content", "description")
@@ -57,7 +57,7 @@ class Overlap:
 
     def found(self, prompt: str | Sequence[Mapping[str, Any]]) -> str:
         """The benchmark that contains a prompt (text or messages); "" if none does."""
-        texts = [prompt] if isinstance(prompt, str) else [text_of(message["content"]) for message in prompt]
+        texts = [prompt] if isinstance(prompt, str) else [text_of(message.get("content")) for message in prompt]
         return next((self.grams[gram] for text in texts for gram in grams(text) if gram in self.grams), "")
 
 
@@ -92,11 +92,11 @@ def prompts_of_file(path: Path, where: str, column: str) -> Iterator[str]:
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{where}: expected a file with one prompt a line (.txt), or {', '.join(SUFFIXES)}")
     for number, row in enumerate(rows_of(path, where)):
-        name = next((name for name in (column, *COLUMNS) if name in row), column)
+        name = next((name for name in (column, *COLUMNS) if value_in(row, name, row) is not row), column)
         try:
             prompt = cell(row, name, "task.prompt_column")
             if not isinstance(prompt, str):
                 check_messages(prompt)
         except ValueError as error:
             raise ValueError(f"{where}, row {number}: {error}") from None
-        yield prompt if isinstance(prompt, str) else " ".join(text_of(message["content"]) for message in prompt)
+        yield prompt if isinstance(prompt, str) else " ".join(text_of(message.get("content")) for message in prompt)

@@ -17,6 +17,7 @@ from gspo.config.values import type_of
 from gspo.data import reasoning_gym
 from gspo.data.benchmarks import table as benchmarks
 from gspo.data.files import rows_of
+from gspo.data.messages import without_filling
 from gspo.data.verifiers_tasks import tasks_of
 from gspo.safe import without_secrets
 from gspo.workers.processes import Lost, Process
@@ -35,19 +36,22 @@ class Table:
         label: Name of the source in errors.
         numbers: Numbers of the selected rows, from 0.
         benchmark: The source, if it is a benchmark.
+        arrow: Whether the rows are of an Arrow table.
     """
 
     label: str
     rows: Sequence[Mapping[str, Any]]
     numbers: range
     benchmark: str = ""
+    arrow: bool = False
 
     def part(self, start: int, stop: int) -> Table:
         """Rows start to stop of the selection, under their old numbers. Copies nothing."""
         return dataclasses.replace(self, numbers=self.numbers[start:stop])
 
     def __iter__(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        return ((number, self.rows[number]) for number in self.numbers)
+        rows = ((number, self.rows[number]) for number in self.numbers)
+        return ((number, without_filling(row)) for number, row in rows) if self.arrow else rows
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -63,7 +67,7 @@ def table(rows: Any, label: str, benchmark: str = "") -> Table:
         )
     if not len(rows):
         raise ValueError(f"{label}: there are no rows")
-    return Table(label, rows, range(len(rows)), benchmark)
+    return Table(label, rows, range(len(rows)), benchmark, arrow=hasattr(rows, "features"))
 
 
 def read(source: str, task: TaskConfig, split: str, key: str = "task.source") -> Table:
@@ -80,7 +84,7 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
             if task.config:
                 shown = without_secrets(task.config)
                 raise ValueError(f"task.config = {shown!r}: has no effect on the file {source}; remove it")
-            return table(rows_of(Path(source), where), source)
+            return dataclasses.replace(table(rows_of(Path(source), where), source), arrow=source.endswith(".parquet"))
         case "saved":
             return _saved(Path(source), split, where)
     _check_id(source, where)

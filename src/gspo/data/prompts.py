@@ -16,12 +16,14 @@ from gspo.config.rollout import TaskConfig
 from gspo.config.source_kind import played
 from gspo.config.training import EvalConfig
 from gspo.config.values import type_of
-from gspo.data.chat_template import Encoder, check_messages
+from gspo.data.chat_template import Encoder
+from gspo.data.columns import cell
 from gspo.data.decontamination import WORDS, Overlap
 from gspo.data.loaders import Table
 from gspo.data.media import is_media
+from gspo.data.messages import check_messages, text_of
 from gspo.data.reasoning_gym import PREFIX
-from gspo.data.splits import cell, plain, prompt_column, read_tables
+from gspo.data.splits import plain, prompt_column, read_tables
 from gspo.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -72,10 +74,7 @@ def load_prompts(
     """
     build = partial(_prompt, task=task, encoder=encoder, limit=max_prompt_tokens)
     found = _load(task, tables or read_tables(task, eval, rows, eval_rows), build, overlap)
-    if encoder.defaulted:
-        text = f'prompts get the system message "{encoder.default_system}": a reward reads the answer there'
-        logger.info(f'{text} (task.system sets another one, "" none)')
-    _log_added_system(task, encoder, found[0][0])
+    _log_system(task, encoder, found[0][0])
     return found
 
 
@@ -87,13 +86,22 @@ def first_prompts(task: TaskConfig, encoder: Encoder, limit: int | None, rows: T
     build = partial(_prompt, task=task, encoder=encoder, limit=limit)
     prompts = list(islice(_built(task, rows, "train", build), count))
     if prompts:
-        _log_added_system(task, encoder, prompts[0])
+        _log_system(task, encoder, prompts[0])
     return prompts
 
 
-def _log_added_system(task: TaskConfig, encoder: Encoder, prompt: Prompt) -> None:
-    """Logs the system message that the chat template adds, if any. Environments write messages of their own."""
-    if not played(task) and (added := encoder.added_system(prompt.messages)):
+def _log_system(task: TaskConfig, encoder: Encoder, prompt: Prompt) -> None:
+    """Logs which system message prompts get that they do not have, and where it stands. Environments write their own."""
+    if played(task):
+        return
+    lacks = encoder.template is not None and not encoder.takes_system
+    where = " at the beginning of their first user message, for the chat template shows no system message" if lacks else ""
+    if encoder.defaulted:
+        text = f'prompts get the system message "{encoder.default_system}"{where}: a reward reads the answer there'
+        logger.info(f'{text} (task.system sets another one, "" none)')
+    elif encoder.system and where:
+        logger.info(f"prompts get task.system{where}")
+    if added := encoder.added_system(prompt.messages):
         logger.info(f"the chat template adds a system message of its own, {added!r:.300} (task.system sets another one)")
 
 
@@ -117,7 +125,7 @@ def load_demonstrations(
         return Demonstration(prompt, text, ids)
 
     found = _load(task, read_tables(task, eval, rows, eval_rows), build)
-    _log_added_system(task, encoder, found[0][0].prompt)
+    _log_system(task, encoder, found[0][0].prompt)
     return found
 
 
@@ -273,7 +281,11 @@ def _completion(row: Mapping[str, Any], column: str) -> str:
     value = cell(row, column, "task.completion_column")
     if isinstance(value, list) and len(value) == 1:
         check_messages(value)
-        value = value[0]["content"]
+        if value[0].get("tool_calls"):
+            raise ValueError(
+                f"the completion (column {column!r}) has tool calls: give the turn as the text that the model writes"
+            )
+        value = text_of(value[0]["content"])
     if not isinstance(value, str):
         raise ValueError(f"the completion (column {column!r}) is {type_of(value)}; expected a string or one chat message")
     if not value:

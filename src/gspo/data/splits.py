@@ -12,9 +12,8 @@ from gspo.config.import_function import load_function, unknown_arguments
 from gspo.config.rollout import TaskConfig
 from gspo.config.source_kind import BENCHMARK, VERIFIERS
 from gspo.config.stages import RefreshConfig, Stages
-from gspo.config.suggestions import nearest
 from gspo.config.training import EvalConfig
-from gspo.config.values import type_of
+from gspo.data.columns import cell, judged_by
 from gspo.data.loaders import Table, check_there, generate, read, table
 from gspo.data.reasoning_gym import PREFIX
 
@@ -136,24 +135,6 @@ def prompt_column(which: str, task: TaskConfig) -> str:
     return {PREFIX: "question", VERIFIERS: "prompt", BENCHMARK: "prompt"}.get(
         source.partition(":")[0] + ":", task.prompt_column
     )
-
-
-def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
-    """The value in a column of a row. Raises ValueError, with the configuration key that names the column and `what` it
-    holds, if there is none.
-    """
-    if not isinstance(row, Mapping):
-        raise ValueError(f"is {type_of(row)}, expected a dict of columns")
-    if column not in row:
-        names = list(map(str, row))
-        found = ", ".join(names) or "(none)"
-        raise ValueError(f"there is no column {column!r}{what}{nearest(column, names)}; set {key} to one of: {found}")
-    return row[column]
-
-
-def judged_by(row: Mapping[str, Any], column: str, key: str) -> Any:
-    """What a reward compares completions with. Raises ValueError, with the configuration key, if the column is missing."""
-    return cell(row, column, key, f" with the {'tests' if key == 'code.tests_column' else 'right answer'}")
 
 
 def plain(value: Any) -> Any:

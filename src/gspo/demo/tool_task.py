@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gspo.agents.calls import Message
 from gspo.agents.environment import Step, ToolEnvironment
+from gspo.data.messages import Message
 
 BOXES, ROOMS = "abcdef", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 QUESTION = "Room {}: which box holds the ball?"  # the room makes each question unique, so it can be held out

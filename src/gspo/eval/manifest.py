@@ -49,7 +49,8 @@ def manifest(
             "system": task.system,
             "template": task.template,
             "arguments": task.template_args,
-        },
+        }
+        | ({"date": task.date} if task.date else {}),
         "samples": evaluation.num_generations,
         "sampling": {
             "temperature": evaluation.temperature,
@@ -92,6 +93,12 @@ def begin(folder: Path, this: dict[str, Any]) -> bool:
                 "same settings to go on"
             )
     return True
+
+
+def begun_on(folder: Path) -> str | None:
+    """The day that the chat template wrote when the evaluation in `folder` began; None if there is none, or no date."""
+    date = load(folder).get("prompt", {}).get("date") if (folder / NAME).exists() else None
+    return None if date is None else str(date)
 
 
 def load(folder: Path) -> dict[str, Any]:

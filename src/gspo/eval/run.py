@@ -22,7 +22,7 @@ from gspo.data.benchmarks.table import Rows, Unjudged, left_out
 from gspo.data.loaders import read
 from gspo.eval import page, paired, rating, results
 from gspo.eval.endpoint import Endpoint
-from gspo.eval.manifest import begin, manifest
+from gspo.eval.manifest import begin, begun_on, manifest
 from gspo.eval.replies import REFUSED, Key, Lines, Mark, Reply
 from gspo.eval.sampling import mark, missing_keys, note_tenths, sample, shuffle_problems
 from gspo.eval.settings import Options, configured, folder_of
@@ -51,6 +51,8 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     rows, unfit = _rows(options, config)
     samples = config.eval.num_generations
     model = ("", {}) if options.url else (benchmark_models.version(config.model), benchmark_models.computation(config.model))
+    if not options.url:
+        config = benchmark_models.on_its_day(config, begun_on(folder))
     what = manifest(options.benchmark, config, rows, options.url, *model, _runs_programs(config))
     what["data"] |= {"left_out": unfit} if unfit else {}
     if options.against is not None:

@@ -23,13 +23,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 TOKENS = 32_768
 """Longest reply in tokens, if the benchmark does not set it."""
 KEPT = {
-    "model": None, "sampler": None, "eval": None, "task": ("system", "template", "template_args"), "rollout": ("stop",),
-    "reward": ("timeout", "workers", "memory"), "train": ("seed",), "code": ("sandbox",),
+    "model": None, "sampler": None, "eval": None, "task": ("system", "template", "template_args", "date"),
+    "rollout": ("stop",), "reward": ("timeout", "workers", "memory"), "train": ("seed",), "code": ("sandbox",),
 }  # fmt: skip
 """What is taken from a training configuration, by section; None: all of it. Prompts and rewards are the benchmark's. [code]
 is for benchmarks that run programs, which have limits of their own."""
 OF_A_RUN = ("eval.num_prompts",)
-OF_A_MODEL_HERE = ("model", "sampler", "task.template")
+OF_A_MODEL_HERE = ("model", "sampler", "task.template", "task.date")
 ASKED = ("model.path", "sampler.timeout", "sampler.batch_size")
 """Those of OF_A_MODEL_HERE that apply to an endpoint too."""
 

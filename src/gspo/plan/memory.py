@@ -77,7 +77,7 @@ def memory_of(config: Config, sharding: ShardedLayout, spread: Spread, part: Mic
         return Memory(standing, in_shards(config, sharding, spread, part.tokens, itemsize), copied, sampling)
     model, activations = measure(config.model, config.lora, length)
     gradients = model.width * sum(model.trained)
-    offloads = config.train.offload_optimizer and device_type(config.model) != "cpu"
+    offloads = config.train.offload_optimizer
     second = config.algorithm.beta and not (config.lora.rank or config.train.offload_reference)
     standing = {
         "weights": model.weights,

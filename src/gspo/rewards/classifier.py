@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from gspo.config.import_function import pick_device
 from gspo.config.rewards import RewardModelConfig
+from gspo.data.chat_template import fix_date
 from gspo.rewards.transcripts import Messages, text_of, words_of
 from gspo.runs.machine import warn_if_slow
 
@@ -24,9 +25,11 @@ WHERE = "reward_model.path"
 class Classifier:
     """Scores conversations by the logit or probability of one label. `load` reads the weights."""
 
-    def __init__(self, cfg: RewardModelConfig) -> None:
-        """Reads everything but the weights. Raises ValueError if the classifier is unusable."""
-        self.cfg = cfg
+    def __init__(self, cfg: RewardModelConfig, date: str | None = None) -> None:
+        """Reads everything but the weights. `date`: the day that its chat template may write; None: today. Raises ValueError
+        if the classifier is unusable.
+        """
+        self.cfg, self.date = cfg, date
         self.device = pick_device(cfg.device, "reward_model.device")
         self.model: Any = None
         options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
@@ -84,6 +87,7 @@ class Classifier:
         if special:
             encoded = self.tokenizer(text_of(messages[:-1]), words_of(messages[-1]))
         else:
+            fix_date(self.tokenizer, self.date)
             text = self.tokenizer.apply_chat_template(messages, tokenize=False)
             encoded = self.tokenizer(text, add_special_tokens=False)
         ids, extra = encoded["input_ids"], len(encoded["input_ids"]) - self.longest

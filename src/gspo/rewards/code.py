@@ -17,6 +17,7 @@ from markdown_it import MarkdownIt
 
 from gspo.config.rewards import CodeConfig
 from gspo.config.values import type_of
+from gspo.data.columns import value_in
 from gspo.sandbox.image import LONGEST, no_compiler
 from gspo.sandbox.open import USUAL, Sandbox, open_sandbox
 from gspo.sandbox.types import Case, Limits, Outcome, Program
@@ -140,7 +141,7 @@ class CodeTest:
 
 def tests_of(columns: Mapping[str, Any], column: str) -> list[CodeTest]:
     """The tests in a column. Raises ValueError if they are invalid or there are none."""
-    cell = columns.get(column)
+    cell = value_in(columns, column)
     try:
         rows = json.loads(cell) if isinstance(cell, str) else cell
     except (ValueError, RecursionError) as error:
@@ -232,7 +233,7 @@ def tests_by_stage(columns: Mapping[str, Any], config: CodeConfig) -> list[list[
 def function_of(columns: Mapping[str, Any], stages: Sequence[Sequence[CodeTest]], config: CodeConfig) -> str | None:
     """The function that a row's tests call; None for whole programs. Raises ValueError if tests and function mismatch."""
     called = {test.case.arguments is not None for stage in stages for test in stage}
-    name = columns.get(config.function_column) or None
+    name = value_in(columns, config.function_column) or None
     if called == {True} and isinstance(name, str):
         if config.language == "cpp":
             raise ValueError('code.language = "cpp": functions are called in Python alone; tests need "input" and "output"')

@@ -18,6 +18,7 @@ from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.values import type_of
 from gspo.data import reasoning_gym, reward_bounds
+from gspo.data.columns import value_in
 from gspo.rewards import answers
 from gspo.rewards.arguments import Arguments, RewardInput
 from gspo.rewards.code import CodeReward, same_number
@@ -269,7 +270,7 @@ def gold(row: RewardInput, column: str) -> str:
 
     Raises ValueError if it is empty, or neither text nor a number.
     """
-    value = row.columns.get(column)
+    value = value_in(row.columns, column)
     if problem := uncomparable(value):
         raise ValueError(f"column {column!r} {problem}")
     text = f"\n{value}".rpartition("\n#### ")[2].strip()
@@ -293,7 +294,7 @@ def _exact(row: RewardInput, column: str) -> float:
     answer = tagged(completion)
     text, right = completion.strip() if answer is None else answer, gold(row, column)
     # A column of numbers may turn 7 into 7.0.
-    return float(text == right or (not isinstance(row.columns[column], str) and same_number(text, right)))
+    return float(text == right or (not isinstance(value_in(row.columns, column), str) and same_number(text, right)))
 
 
 def _math(row: RewardInput, column: str) -> float:

@@ -16,6 +16,7 @@ from gspo.agents.trajectories import TrajectoryGroup
 from gspo.config.checks import check_judge
 from gspo.config.files import from_dict
 from gspo.config.rewards import JudgeConfig
+from gspo.data.columns import value_in
 from gspo.rewards import judge_prompts
 from gspo.rewards.http_client import EndpointClient, Failed, Unreadable, api_key_of
 from gspo.rewards.judge_cache import Cache, key_of
@@ -54,7 +55,9 @@ class Judge:
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
         """A reward or None for each completion; by group, the completions are those of one prompt."""
-        cells = columns.get(self.config.reference_column or "") or [None] * len(completions)
+        column = self.config.reference_column or ""
+        rows = [{name: values[i] for name, values in columns.items()} for i in range(len(completions))]
+        cells = [value_in(row, column) for row in rows]
         references = [None if reference is None else str(reference) for reference in cells]
         return await self._judged([text_of(prompt) for prompt in prompts], list(completions), references)
 

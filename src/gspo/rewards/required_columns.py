@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from gspo.config.rewards import CodeConfig, RewardConfig
-from gspo.data.splits import judged_by
+from gspo.data.columns import judged_by, value_in
 from gspo.rewards import code as programs
 from gspo.rewards.graders import RewardFunction, uncomparable
 from gspo.rewards.programs import columns_of
@@ -68,7 +68,7 @@ class RequiredColumns:
                 programs.function_of(prompt.columns, programs.tests_by_stage(prompt.columns, self.code), self.code)
             except ValueError as error:
                 raise ValueError(f"{error}; mend the row, or set [code] as the data has it") from None
-        if self.compared and (problem := uncomparable(prompt.columns[self.column])):
+        if self.compared and (problem := uncomparable(value_in(prompt.columns, self.column))):
             raise ValueError(
                 f"reward.answer_column = {self.column!r} {problem}, or score with a module:function of yours in place of "
                 f"{' and '.join(self.compared)}"

@@ -13,6 +13,7 @@ from gspo.agents.trajectories import TrajectoryGroup
 from gspo.config.checks import check_reward_model
 from gspo.config.files import from_dict
 from gspo.config.rewards import RewardModelConfig
+from gspo.data.messages import text_of as words
 from gspo.rewards.http_client import EndpointClient, Failed, api_key_of
 from gspo.rewards.judge import NO_LIMIT
 from gspo.rewards.transcripts import Messages, conversations, rewarded
@@ -31,11 +32,13 @@ class RewardModel:
     spoken = True
     __name__ = "model"
 
-    def __init__(self, config: RewardModelConfig | None = None, **fields: Any) -> None:
-        """Takes the fields of [reward_model], as a RewardModelConfig or by name. Raises ValueError if they are invalid."""
+    def __init__(self, config: RewardModelConfig | None = None, date: str | None = None, **fields: Any) -> None:
+        """Takes the fields of [reward_model], as a RewardModelConfig or by name, and the day that its chat template may
+        write (None: today). Raises ValueError if they are invalid.
+        """
         self.config = config or from_dict({"reward_model": fields}).reward_model
         check_reward_model(self.config)
-        self.scorer: Local | Served = Served(self.config) if self.config.url else Local(self.config)
+        self.scorer: Local | Served = Served(self.config) if self.config.url else Local(self.config, date)
         self.wait, self.counts, self.close = self.scorer.wait, self.scorer.counts, self.scorer.close
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
@@ -54,10 +57,10 @@ class RewardModel:
 class Local:
     """The classifier in this process, loaded on first use."""
 
-    def __init__(self, config: RewardModelConfig) -> None:
+    def __init__(self, config: RewardModelConfig, date: str | None) -> None:
         from gspo.rewards.classifier import Classifier  # imports torch
 
-        self.classifier = Classifier(config)
+        self.classifier = Classifier(config, date)
         self.lock = threading.Lock()
         self.too_long, self.warned = 0, False
 
@@ -152,5 +155,5 @@ def conversation_of(prompt: Any, completion: str) -> Messages:
     """Prompt and completion as a conversation; a final assistant message of the prompt is continued."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
     if messages and messages[-1].get("role") == "assistant":
-        return [*messages[:-1], {"role": "assistant", "content": str(messages[-1]["content"]) + completion}]
+        return [*messages[:-1], {"role": "assistant", "content": words(messages[-1].get("content")) + completion}]
     return [*messages, {"role": "assistant", "content": completion}]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gspo.data.columns import value_in
 from gspo.types import Group, Rollout
 
 
@@ -82,7 +83,7 @@ def describe(rollout: Rollout, answer_column: str) -> dict[str, Any]:
     """A rollout as a line of JSON. answer: the value in the row's `answer_column`, if any. version: the newest weights that
     sampled any of its tokens.
     """
-    answer = rollout.prompt.columns.get(answer_column)
+    answer = value_in(rollout.prompt.columns, answer_column)
     return {
         "prompt_id": rollout.prompt.id,
         "prompt": rollout.prompt.messages,

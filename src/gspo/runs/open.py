@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gspo.config.files import load_of_run, to_dict, to_toml
 from gspo.config.import_function import describe
@@ -19,12 +20,15 @@ from gspo.runs.progress import Progress
 from gspo.runs.trackers import check_trackers, open_trackers
 from gspo.safe import without_secrets
 
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
 
 @contextmanager
 def claimed(
-    config: Config, resume: bool, allowed: Collection[str] = (), command: str = "train"
-) -> Iterator[tuple[RunFolder | None, Path | None]]:
-    """Yields the folder of a run to resume, locked before anything is read, and its newest checkpoint; else (None, None).
+    config: AnyConfig, resume: bool, allowed: Collection[str] = (), command: str = "train"
+) -> Iterator[tuple[AnyConfig, RunFolder | None, Path | None]]:
+    """Yields the settings, the folder of a run to resume, locked before anything is read, and its newest checkpoint. Without
+    a run to resume, both are None. A resumed run keeps its date.
 
     Args:
         allowed: Settings that may differ from those of the run on purpose.
@@ -40,15 +44,17 @@ def claimed(
         raise ValueError(f"allow = {next(iter(allowed))!r}: has no effect without {RESUME}; leave it out")
     if not resume:
         RunFolder(config.log.dir).check_unused()
-        yield None, None
+        yield config, None, None
         return
     with RunFolder.resume(config.log.dir) as folder:
         checkpoint.sweep(folder)
         last = checkpoint.latest(folder.checkpoints)
         if last is not None:
             checkpoint.check(last)
-        same_run(saved_settings(folder, last), config, allowed, last_sampled_step(config, last))
-        yield folder, last
+        saved = saved_settings(folder, last)
+        config = dataclasses.replace(config, task=dataclasses.replace(config.task, date=config.task.date or saved.task.date))
+        same_run(saved, config, allowed, last_sampled_step(config, last))
+        yield config, folder, last
 
 
 def saved_settings(folder: RunFolder, last: Path | None) -> Config:

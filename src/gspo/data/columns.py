@@ -1,0 +1,48 @@
+"""The columns of a row that settings name, nested ones by a dotted name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gspo.config.suggestions import nearest
+from gspo.config.values import type_of
+
+
+def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
+    """The value in a column of a row. Raises ValueError, with the configuration key that names the column and `what` it
+    holds, if there is none.
+    """
+    if not isinstance(row, Mapping):
+        raise ValueError(f"is {type_of(row)}, expected a dict of columns")
+    if (found := value_in(row, column, row)) is row:
+        names = list(_names(row))
+        listed = ", ".join(names) or "(none)"
+        raise ValueError(f"there is no column {column!r}{what}{nearest(column, names)}; set {key} to one of: {listed}")
+    return found
+
+
+def value_in(row: Mapping[str, Any], column: str, default: Any = None) -> Any:
+    """The value in a column of a row, or `default`. `reward_model.ground_truth` is that of the key `ground_truth` in the
+    column `reward_model`, unless a column has the whole name.
+    """
+    if column in row:
+        return row[column]
+    for at in (i for i, character in enumerate(column) if character == "."):
+        nested = row.get(column[:at])
+        if isinstance(nested, Mapping) and (found := value_in(nested, column[at + 1 :], row)) is not row:
+            return found
+    return default
+
+
+def _names(row: Mapping[Any, Any]) -> Iterator[str]:
+    """The columns of a row, and the keys in nested ones."""
+    for name, value in row.items():
+        yield str(name)
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in _names(value))
+
+
+def judged_by(row: Mapping[str, Any], column: str, key: str) -> Any:
+    """What a reward compares completions with. Raises ValueError, with the configuration key, if the column is missing."""
+    return cell(row, column, key, f" with the {'tests' if key == 'code.tests_column' else 'right answer'}")

@@ -1,0 +1,136 @@
+"""Chat messages, checked and in the one form that chat templates read, whether they come from a row or from an agent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from gspo.config.values import type_of
+from gspo.data.media import is_media
+
+Message = dict[str, Any]
+_ALONE = (
+    "the policy reads and is trained on text alone, whatever its model can read. Leave such parts out, or the rows that need"
+    " them"
+)
+
+
+def templated(message: Mapping[str, Any]) -> Message:
+    """A message as chat templates read it: without empty keys, its content a string, the arguments of its tool calls an
+    object. Raises ValueError for a message without a role, with a malformed tool call, or with content other than text.
+    """
+    readable = {name: value for name, value in message.items() if value not in (None, "")}
+    readable |= {"role": role_of(message), "content": content_of(message)}
+    readable.pop("tool_calls", None)
+    calls = [
+        {"id": call.get("id") or "", "type": "function", "function": function | {"arguments": _arguments(function)}}
+        for call, function in zip(calls_of(message), functions_of(message))
+    ]
+    return readable | ({"tool_calls": calls} if calls else {})
+
+
+def _arguments(function: Mapping[str, Any]) -> Any:
+    """The arguments of a call as an object; text that is no JSON as it is."""
+    given = function.get("arguments")
+    if isinstance(given, str):
+        with suppress(ValueError, RecursionError):
+            given = json.loads(given.strip() or "{}")
+    return {} if given is None else given
+
+
+def content_of(message: Mapping[str, Any]) -> str:
+    """The text of a message, with several text parts joined. Raises ValueError for content other than text."""
+    try:
+        check_text_alone(message)
+        return text_of(message.get("content"))
+    except ValueError as error:
+        raise ValueError(f"a message {error}") from None
+
+
+def role_of(message: Mapping[str, Any]) -> str:
+    """The role of a message for a chat template. Raises ValueError for a message without a role."""
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise ValueError(f"messages: one has no role: {message!r:.80}")
+    return "system" if role == "developer" else role
+
+
+def calls_of(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The tool calls of a message. Raises ValueError if they are malformed."""
+    calls = message.get("tool_calls") or []
+    for call in calls if isinstance(calls, list) else [calls]:
+        if not isinstance(call, dict) or not isinstance(call.get("function") or {}, dict):
+            raise ValueError(f"a message has a tool call that is none: {call!r:.80}")
+    return calls
+
+
+def functions_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Names and arguments of a message's tool calls, which may stand in the call itself. Raises ValueError if they are
+    malformed.
+    """
+    return [call.get("function") or {k: call[k] for k in ("name", "arguments") if k in call} for call in calls_of(message)]
+
+
+def check_messages(prompt: Any) -> None:
+    """Raises ValueError unless `prompt` is a non-empty list of messages with a role and text content, or tool calls."""
+    if not isinstance(prompt, list):
+        raise ValueError(f"is {type_of(prompt)}; expected a string or a list of chat messages")
+    if not prompt:
+        raise ValueError("is an empty list of messages")
+    for i, message in enumerate(prompt):
+        known = isinstance(message, dict) and isinstance(message.get("role"), str)
+        if not known or not ("content" in message or message.get("tool_calls")):
+            raise ValueError(f"message {i} is {message!r:.80}; expected {{'role': ..., 'content': ...}}")
+        try:
+            check_text_alone(message)
+            text_of(message.get("content"))
+            calls_of(message)
+        except ValueError as error:
+            raise ValueError(f"message {i} {str(error).removeprefix('a message ')}") from None
+
+
+def check_text_alone(message: Mapping[str, Any]) -> None:
+    """Raises ValueError for a message with an image or sound next to its content, where some templates read it."""
+    for name, value in message.items():
+        if name not in ("content", "tool_calls") and is_media(str(name), value):
+            raise ValueError(f"has {name!r}, which is no text: {_ALONE}")
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: a string, the text parts of a list, or none. Raises ValueError for a part that is not
+    text, such as an image.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(f"has {type_of(content)} for its content: a text is expected")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"has a part that is no text, {part!r:.80}: {_ALONE}")
+        if any(is_media(str(name), value) for name, value in part.items() if name != "text"):
+            raise ValueError(f"has a part with more than text, {part!r:.80}: {_ALONE}")
+    return "".join(part["text"] for part in content)
+
+
+def without_filling(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of an Arrow table, its messages with only the keys that they were written with: Arrow gives each the keys of all
+    others, with null.
+    """
+    return {
+        name: _pruned(value) if isinstance(value, list) and value and all(map(_is_message, value)) else value
+        for name, value in row.items()
+    }
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and "role" in value
+
+
+def _pruned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _pruned(item) for key, item in value.items() if item is not None}
+    return [_pruned(item) for item in value] if isinstance(value, list) else value
