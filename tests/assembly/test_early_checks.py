@@ -119,7 +119,10 @@ def shown(config, count=1):
     ("template", "task", "text", "added"),
     [
         (None, {}, "<s>0+1=", []),
-        (TEMPLATE, {}, "<s>[system]Put your final answer between <answer> and </answer>.;[user]0+1=;[assistant]", []),
+        (TEMPLATE, {}, "<s>[system]Put your final answer between <answer> and </answer>.;[user]0+1=;[assistant]", [
+            'prompts get the system message "Put your final answer between <answer> and </answer>.": a reward reads the '
+            'answer there (task.system sets another one, "" none)'
+        ]),
         (SYSTEM, {"system": ""}, "[system]be kind;[user]0+1=;[assistant]", ["the chat template adds a system message of its "
          "own, 'be kind' (task.system sets another one)"]),
         (SYSTEM, {"system": "be brief"}, "[system]be brief;[user]0+1=;[assistant]", []),

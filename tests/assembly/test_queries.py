@@ -141,8 +141,8 @@ def test_a_source_that_is_not_there_is_told_before_a_model_is_asked_for(
 
 def test_a_source_that_only_a_hub_knows_is_not_asked_for_by_config(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for source in ("some/dataset", "benchmark:aime24", "reasoning_gym:chain_sum", f"{__name__}:fails", "rows.jsonl"):
-        (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    for source in ("some/dataset", "benchmark:aime24", "reasoning_gym:chain_sum", f"{__name__}:fails", "more.jsonl"):
+        (tmp_path / "more.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
         (tmp_path / "run.toml").write_text(f'{FILE}{STAGE}"{source}"\n')
         assert main(["config", "run.toml"]) == 0, capsys.readouterr().err
         assert f'source = "{source}"' in capsys.readouterr().out

@@ -263,10 +263,10 @@ def test_a_row_of_what_fits_is_what_is_predicted(tmp_path):
 
 
 def test_lengths_beyond_the_context_are_refused(tmp_path):
-    made = config(folder_of(tmp_path, "30B-A3B"))  # reads 40,960 tokens
-    assert lengths_of(made, None, None) == Lengths(512) and lengths_of(made, None, 40_900) == Lengths(60, 40_900)
-    for prompt, completion in ((None, 40_960), (None, 10**7), (100, 40_900), (40_960, None), (10**7, 1)):
-        with pytest.raises(ValueError, match=r"do not fit the model's context of 40960: lower .*--prompt-tokens"):
+    made = config(folder_of(tmp_path, "30B-A3B"))  # reads 32,768 tokens
+    assert lengths_of(made, None, None) == Lengths(512) and lengths_of(made, None, 32_700) == Lengths(68, 32_700)
+    for prompt, completion in ((None, 32_768), (None, 10**7), (100, 32_700), (32_768, None), (10**7, 1)):
+        with pytest.raises(ValueError, match=r"do not fit the model's context of 32768: lower one"):
             lengths_of(made, prompt, completion)
 
 

@@ -15,20 +15,18 @@ from rich.console import Console
 
 from gspo.assembly import rank
 from gspo.assembly.call_inputs import CallInputs
+from gspo.assembly.dates import dated, of_its_day, on_date
 from gspo.assembly.host_memory import check_copies
 from gspo.assembly.learners import LEARNERS, learning_rate, size
 from gspo.assembly.models import (
     check_here,
     check_offload,
-    dated,
     evaluated_prompts,
     loaded_model,
     models_of,
-    of_its_day,
-    on_date,
     outline_of,
     prompts_of,
-)
+)  # fmt: skip
 from gspo.assembly.queries import OtherSources, curriculum
 from gspo.assembly.samplers import evaluator_of, samplers_of, samplings
 from gspo.assembly.scorers import scorer_of
@@ -167,9 +165,7 @@ def training(
 
 
 def load_queries(start: Start, scorer: Rewards | AlreadyScored) -> tuple[Start, list[Prompt], list[Prompt], Curriculum]:
-    """The start with the date that prompts need, training prompts, held-out prompts, and the curriculum that hands out the
-    former and those of other sources.
-    """
+    """The start with a date if prompts need one, training and held-out prompts, and the curriculum of all sources."""
     config, given, last = start.config, start.given, start.last
     check_here(config, given, last)
     tables = read_tables(config.task, config.eval, given.rows, given.eval_rows)
@@ -218,8 +214,7 @@ def assembled(
     """Loads the model, and yields a run with samplers and folder, restored from the last checkpoint if there is one."""
     policy, learner = start.learner()
     model = policy.model
-    config = cast(RunConfig, dated(start.config, model.tokenizer))
-    start = dataclasses.replace(start, config=config)
+    start = dataclasses.replace(start, config=(config := cast(RunConfig, dated(start.config, model.tokenizer))))
     sampling, eval_sampling = samplings(config, model)
     sampling = dataclasses.replace(sampling, routes=policy.sparse)
     with (
@@ -260,8 +255,7 @@ def imitating(
     with started(config, resume, given, allowed, "sft") as start:
         with loading("the rows", start.heard):
             outline = outline_of(config, start.given, start.last)
-            config = dated(start.config, outline.tokenizer)
-            start = dataclasses.replace(start, config=config)
+            start = dataclasses.replace(start, config=(config := dated(start.config, outline.tokenizer)))
             encoder = Encoder(outline.tokenizer, config.task)
             # Rows that `gspo train` would hold out of the same source are held out here too.
             held_out = dataclasses.replace(config.eval, every=0)
@@ -332,8 +326,7 @@ def evaluating(config: Config, given: CallInputs | None = None) -> Iterator[dict
     config = of_its_day(config)
     with scorer_of(config, given) as scorer:
         with loading("the prompts", heard):
-            outline = outline_of(config, given, None)
-            config = dated(config, outline.tokenizer)
+            config = dated(config, (outline := outline_of(config, given, None)).tokenizer)
             held_out = evaluated_prompts(config, given, outline)
             if not held_out:
                 raise ValueError(

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gspo.assembly.call_inputs import CallInputs
-from gspo.assembly.models import check_here, dated, evaluated_prompts, loaded_model, of_its_day, outline_of, with_date
+from gspo.assembly.dates import dated, of_its_day, with_date
+from gspo.assembly.models import check_here, evaluated_prompts, loaded_model, outline_of
 from gspo.assembly.samplers import EVAL_SEED, evaluator_of, samplings, speaker_of
 from gspo.backends.hf.files import base_model_errors, base_of, check_folder, commit_of, commit_of_tokenizer, is_adapter
 from gspo.backends.hf.gguf import converted

@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from gspo.assembly.models import check_experts, check_routers, dated, room
+from gspo.assembly.dates import dated
+from gspo.assembly.models import check_experts, check_routers, room
 from gspo.backends.hf.files import load_tokenizer, outline
 from gspo.backends.hf.load import check_end, without_weights
 from gspo.backends.hf.lora import adapted

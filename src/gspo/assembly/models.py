@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import datetime
 import logging
 from pathlib import Path
-from typing import Any
 
 from gspo.assembly.call_inputs import CallInputs
 from gspo.backends.hf import routers, routing
@@ -18,7 +16,6 @@ from gspo.backends.hf.model import HFModel, example_token_ids
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.answer_format import default_system
 from gspo.config.conflicts import LEARN, check_conflicts
-from gspo.config.files import load
 from gspo.config.import_function import pick_device
 from gspo.config.policy import ModelConfig
 from gspo.config.rollout import TaskConfig
@@ -26,7 +23,7 @@ from gspo.config.schema import Config
 from gspo.config.source_kind import GIVEN
 from gspo.config.stages import longest
 from gspo.config.training import EvalConfig
-from gspo.data.chat_template import Encoder, writes_date
+from gspo.data.chat_template import Encoder
 from gspo.data.decontamination import Overlap
 from gspo.data.loaders import Table
 from gspo.data.prompts import load_prompts
@@ -42,37 +39,6 @@ def named(config: Config, last: Path | None) -> ModelConfig:
     if last is None:
         return config.model
     return dataclasses.replace(config.model, path=str(last / checkpoint.MODEL), tokenizer=None, revision=None)
-
-
-def dated(config: Config, tokenizer: Any) -> Config:
-    """`config` with the day that the chat template writes, today unless task.date is set. Raises ValueError if it is set and
-    no template writes it.
-    """
-    written = config.task.template == "auto" and writes_date(tokenizer)
-    if config.task.date is not None and not written and "model" not in config.reward.functions:
-        raise ValueError(f"task.date = {config.task.date!r} has no effect: the chat template writes no date; leave it out")
-    return on_date(config) if written else config
-
-
-def on_date(config: Config) -> Config:
-    """`config` with a task.date: its own or today."""
-    return with_date(config, config.task.date or datetime.date.today().isoformat())
-
-
-def of_its_day(config: Config) -> Config:
-    """`config` with the task.date of the run whose folder holds the model, unless it has its own."""
-    beside = Path(config.model.path).parent / checkpoint.CONFIG
-    if config.task.date is not None or not beside.is_file():
-        return config
-    try:
-        return with_date(config, load(beside).task.date)
-    except ValueError:  # of another program
-        return config
-
-
-def with_date(config: Config, date: str | None) -> Config:
-    """`config` with this task.date."""
-    return dataclasses.replace(config, task=dataclasses.replace(config.task, date=date))
 
 
 def check_offload(config: Config) -> None:

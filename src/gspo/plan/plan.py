@@ -60,28 +60,20 @@ class Prediction:
 
 
 def lengths_of(config: Config, prompt: int | None, completion: int | None) -> Lengths:
-    """The lengths to plan for. Without `prompt`: of the longest of the first prompts, if model and task are files here.
-
-    Raises ValueError for settings that the model rules out, as far as it is on this machine, and for lengths beyond its
-    context.
-    """
-    here = local_copy(config.model)
-    prompts = checked_prompts(config, here, FIRST)[0] if here is not None else []
+    """The lengths to plan for; the prompt's from the first ones if they are here. Raises ValueError for unfit settings."""
+    prompts = checked_prompts(config, here, FIRST)[0] if (here := local_copy(config.model)) is not None else []
     longest = completion or config.rollout.max_completion_length
-    context = context_of(config) or Lengths.prompt + longest
-    usual = max(1, min(Lengths.prompt, context - longest))
-    prompt = prompt or max((len(each.tokens) for each in prompts), default=usual)
+    context = outline_of(config).context_length or Lengths.prompt + longest
+    prompt = prompt or max((len(each.tokens) for each in prompts), default=max(1, min(Lengths.prompt, context - longest)))
     if prompt + longest > context:
-        raise ValueError(
-            f"a prompt of {prompt} tokens and a completion of {longest} do not fit the model's context of {context}: lower "
-            f"{'--completion-tokens' if completion else 'rollout.max_completion_length'}, or --prompt-tokens"
-        )
+        both = f"a prompt of {prompt} tokens (option prompt-tokens) and a completion of {longest} (completion-tokens)"
+        raise ValueError(f"{both} do not fit the model's context of {context}: lower one of them")
     return Lengths(prompt, completion)
 
 
-def context_of(config: Config) -> int | None:
-    """The model's context in tokens; None without a limit."""
-    return Outline(None, read_config(config.model)).context_length  # type: ignore[arg-type]  # needs no tokenizer
+def outline_of(config: Config) -> Outline:
+    """What the model's config.json says, without a tokenizer."""
+    return Outline(None, read_config(config.model))  # type: ignore[arg-type]
 
 
 def plan(config: Config, lengths: Lengths) -> Prediction:
@@ -138,7 +130,7 @@ def largest(config: Config) -> Config:
     """`config` with the rollout settings of the stage that samples most in a step."""
     if not config.stage:
         return config
-    room(config, context_of(config))
+    room(config, outline_of(config).context_length)
     each = [rollout_at(config.rollout, config.stage, step) for step in (1, *(stage.at for stage in config.stage))]
     return dataclasses.replace(config, rollout=max(each, key=lambda one: one.num_generations * one.max_completion_length))
 
