@@ -9,7 +9,7 @@ import contextlib
 import re
 
 from gspo.config.answer_format import tagged
-from gspo.rewards.notation import CONSTANTS, WRAPPED, Tree, Unreadable, bare, tidy
+from gspo.rewards.notation import CONSTANTS, WRAPPED, Tree, UnreadableAnswer, bare, tidy
 
 DIGITS = 4000  # Python parses no longer integers
 _BOX = re.compile(r"\\(?:fbox|boxed)(?![a-zA-Z])\s*")
@@ -109,7 +109,7 @@ def _trees(text: str, comma: bool = False) -> list[Tree]:
         texts.append(text.replace(",", "."))
     trees = []
     for each in dict.fromkeys(texts):
-        with contextlib.suppress(Unreadable, RecursionError):
+        with contextlib.suppress(UnreadableAnswer, RecursionError):
             trees.append(read(each))
     return trees
 

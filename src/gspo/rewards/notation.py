@@ -37,7 +37,7 @@ WRAP = r"\\(?:text(?:bf|it|rm|sf|normal)?|mbox|math(?:rm|bf|it|sf)|operatorname)
 WRAPPED = re.compile(rf"{WRAP}\{{([^{{}}]*)\}}")
 
 
-class Unreadable(ValueError):
+class UnreadableAnswer(ValueError):
     """A text that cannot be read as a whole."""
 
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from gspo.rewards import notation as n
-from gspo.rewards.notation import Tree, Unreadable, bare
+from gspo.rewards.notation import Tree, UnreadableAnswer, bare
 from gspo.rewards.units import measured, unit
 
 _PM, _MP = (re.compile(rf"\\{name}(?![a-zA-Z])") for name in ("pm", "mp"))
 
 
 def read(text: str) -> Tree:
-    """The tree of a tidy text. Raises Unreadable."""
+    """The tree of a tidy text. Raises UnreadableAnswer."""
     if not 0 < len(text) <= n.LONGEST:
-        raise Unreadable(f"{len(text)} characters")
+        raise UnreadableAnswer(f"{len(text)} characters")
     if _PM.search(text) or _MP.search(text):  # both values of a plus-minus
         both = [read(_PM.sub(upper, _MP.sub(lower, text))) for upper, lower in ("+-", "-+")]
         items = [item for tree in both for item in (tree[1:] if tree[0] == "list" else [tree])]
@@ -24,12 +24,12 @@ def read(text: str) -> Tree:
     reader = _Reader(text)
     tree = reader.items()
     if reader.peek():
-        raise Unreadable(f"at {text[reader.at :]!r:.40}")
+        raise UnreadableAnswer(f"at {text[reader.at :]!r:.40}")
     return tree
 
 
 class _Reader:
-    """Recursive descent over a text. Each method reads the longest tree of its kind at `at`, or raises Unreadable."""
+    """Recursive descent over a text. Each method reads the longest tree of its kind at `at`, or raises UnreadableAnswer."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at, self.depth, self.inside = text, 0, 0, 0
@@ -44,7 +44,7 @@ class _Reader:
         """Reads the next token, which must be one of `tokens`, if given."""
         found = n.TOKEN.match(self.text, self.at)
         if found is None or (tokens and found[1] not in tokens):
-            raise Unreadable(f"at {self.text[self.at :]!r:.40}")
+            raise UnreadableAnswer(f"at {self.text[self.at :]!r:.40}")
         self.at = found.end()
         return found[1]
 
@@ -92,7 +92,7 @@ class _Reader:
     def signed(self, part: Callable[[], Tree]) -> Tree:
         self.depth += 1
         if self.depth > n.DEEPEST * 8:
-            raise Unreadable("too deep")
+            raise UnreadableAnswer("too deep")
         sign = self.take() if self.peek() in ("+", "-") else ""
         tree = self.signed(part) if sign and self.peek() in ("+", "-") else part()
         self.depth -= 1
@@ -154,7 +154,7 @@ class _Reader:
     def atom(self) -> Tree:
         self.depth += 8
         if self.depth > n.DEEPEST * 8:
-            raise Unreadable("too deep")
+            raise UnreadableAnswer("too deep")
         tree = self.based() or self._atom(self.peek())
         self.depth -= 8
         return tree
@@ -194,7 +194,7 @@ class _Reader:
         """A name of up to three letters is a product of them, a longer one a single symbol."""
         found = n.NAME.match(self.text, self.at)
         if not found:
-            raise Unreadable(f"at {self.text[self.at :]!r:.40}")
+            raise UnreadableAnswer(f"at {self.text[self.at :]!r:.40}")
         name = found[1]
         function = next((each for each in n.FUNCTIONS if name.startswith(each) and len(name) <= len(each) + 1), None)
         name = function or (name if name in n.CONSTANTS or len(name) > 3 else name[0])
@@ -205,7 +205,7 @@ class _Reader:
         if name in n.FUNCTIONS:
             return self.function(name)
         if not re.fullmatch(r"\\?[^\W\d_ ]+( [^\W\d_ ]+)*|\\mathbb\{\w\}", n.SYMBOLS.get(name, name)):
-            raise Unreadable(name)
+            raise UnreadableAnswer(name)
         index = self.match(n.SUBSCRIPT)
         if index is None and name in n.CONSTANTS:
             return ("constant", n.CONSTANTS[name])
@@ -224,7 +224,7 @@ class _Reader:
             elif exponent is None and self.text[self.at - 1] == "^":
                 exponent = self.script()
             else:
-                raise Unreadable(name)
+                raise UnreadableAnswer(name)
         if exponent == ("number", Fraction(-1), 0):
             name, exponent = f"arc{name}", None
         tree = ("call", name, *self.arguments(), *((base,) if base else ()))
@@ -264,7 +264,7 @@ class _Reader:
         if left in ("(", "[") and tree[0] != "list":
             if (left, right) in (("(", ")"), ("[", "]")):
                 return tree
-            raise Unreadable("an interval with one end")
+            raise UnreadableAnswer("an interval with one end")
         items = tree[1:] if tree[0] == "list" else (tree,)
         left, right = {r"\lbrace": (r"\{", r"\}"), r"\langle": ("(", ")")}.get(left, (left, right))
         return ("sequence", left, right, *items)
@@ -284,7 +284,7 @@ class _Reader:
     def matrix(self) -> Tree:
         found = self.match(re.compile(r" ?\\begin ?\{([pbB]?matrix|array)\}(?: ?\{[clr|]*\})?"))
         if not found:
-            raise Unreadable("an environment")
+            raise UnreadableAnswer("an environment")
         rows = [[self.relation()]]
         while (token := self.peek()) in ("&", r"\\"):
             self.take()
@@ -293,7 +293,7 @@ class _Reader:
             elif self.peek() != r"\end":
                 rows.append([self.relation()])
         if not self.match(re.compile(rf" ?\\end ?\{{{found[1]}\}}")):
-            raise Unreadable("an environment")
+            raise UnreadableAnswer("an environment")
         return ("matrix", *(("row", *row) for row in rows))
 
     def based(self) -> Tree | None:
@@ -334,7 +334,7 @@ class _Reader:
         assert found is not None  # it matches the empty text
         whole, decimals, exponent = found["whole"] or "", found["decimals"] or "", int(found["exponent"] or 0)
         if (not whole and not decimals and not found["repeated"]) or abs(exponent) > n.LARGEST:
-            raise Unreadable(f"at {self.text[self.at :]!r:.40}")
+            raise UnreadableAnswer(f"at {self.text[self.at :]!r:.40}")
         self.at = found.end()
         scale = Fraction(10) ** (exponent - len(decimals))
         value = int(re.sub("[^0-9]", "", whole) + decimals) * scale
