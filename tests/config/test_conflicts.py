@@ -73,6 +73,13 @@ TRAINED = [
     ),
 ]
 READ = [
+    *(
+        (
+            {"rollout": {"overlong_buffer": 9, "max_completion_length": length}, "stage": stages},
+            f"rollout.overlong_buffer = 9 and rollout.max_completion_length = {length}: the penalty begins within",
+        )
+        for length, stages in ((8, []), (20, [{"at": 3, "max_completion_length": 8}]))
+    ),
     ({"eval": {"every": 5, "num_prompts": 0}}, "eval.every = 5 and eval.num_prompts = 0: nothing is held out"),
     (
         {
@@ -100,7 +107,7 @@ def test_every_conflict_is_refused_with_its_values_and_the_remedy(subtests):
     reasons = []
     for command, tables, message in cases:
         given = base if command == "train" else {"model": base["model"]}
-        tables = given | {name: given.get(name, {}) | table for name, table in tables.items()}
+        tables = given | {name: table if name == "stage" else given.get(name, {}) | table for name, table in tables.items()}
         with subtests.test(message), pytest.raises(ValueError, match=message) as refused:
             config = from_dict(tables)
             if command is not None:

@@ -238,7 +238,7 @@ USED = {
     "serve": (
         f"{LEARNING} algorithm sampler rollout guard serve code.sandbox task.date task.template task.template_args",
         "train.batch_size rollout.num_prompts rollout.num_generations rollout.dynamic_sampling_rounds rollout.max_staleness "
-        "rollout.top_p rollout.top_k sampler.sleep_level code.sandbox",
+        "rollout.top_p rollout.top_k rollout.overlong_buffer rollout.keep_special_tokens sampler.sleep_level code.sandbox",
     ),
 }
 # What must be set too for it, where that is something else than in `gspo train`.

@@ -46,9 +46,8 @@ def verifiers(source: str | None) -> bool:
 
 def shortest(config: Config) -> int:
     """The smallest limit of completions in any stage, in tokens."""
-    return min(
-        config.rollout.max_completion_length, *(stage.max_completion_length or 10**9 for stage in config.stage), 10**9
-    )
+    limits = [stage.max_completion_length for stage in config.stage]
+    return min([config.rollout.max_completion_length, *(limit for limit in limits if limit)])
 
 
 ALWAYS = (
