@@ -29,18 +29,7 @@ _OWNERS = {
     *("hf", "hub", "huggingface", "openai", "anthropic", "wandb", "github", "gitlab", "aws", "azure", "google", "gcp"),
     *("db", "database", "smtp", "slack", "bot", "root", *_SECRET),
 }
-_CONTAINERS = (
-    "list",
-    "array",
-    "map",
-    "dict",
-    "table",
-    "value",
-    "string",
-    "str",
-    "text",
-    "header",
-)  # of what is named before
+_CONTAINERS = {*("list", "array", "map", "dict", "table", "value", "string", "str", "text", "header")}
 _TOKEN = re.compile(  # secrets of a form that names itself: a JWT, keys of well-known services, a private key in PEM
     r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|(?<![\w/-])sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}|\bhf_[A-Za-z0-9]{20,}"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
@@ -101,7 +90,7 @@ def _names_a_secret(key: str) -> bool:
     `key_variable`.
     """
     words = [word.lower() for word in _WORDS.findall(key)] or [""]
-    while len(words) > 1 and (words[-1] in _CONTAINERS or words[-1].removesuffix("s") in _CONTAINERS):
+    while len(words) > 1 and {words[-1], words[-1].removesuffix("s")} & _CONTAINERS:  # they hold what is named before
         words.pop()
     *before, last = words
     if last.removesuffix("s") in _AMBIGUOUS or last in _AMBIGUOUS:

@@ -6,7 +6,10 @@ import torch
 
 from gspo.config.rollout import RolloutConfig
 from gspo.rollout.overlong import penalised
-from gspo.types import Prompt, Rollout
+from gspo.rollout.synchronous import SynchronousSource
+from gspo.types import Prompt, Rollout, Sampling
+from tests.rollout import test_asynchronous as ahead
+from tests.rollout import test_synchronous as in_turn
 
 
 def rollout(length, reward=1.0):
@@ -26,3 +29,18 @@ def test_the_reward_falls_linearly_over_the_last_tokens():
     assert penalised([rollout(20)], config)[0].reward == 0.0
     assert penalised([rollout(20, None)], config)[0].reward is None  # failed, and so left out
     assert penalised([rollout(20)], RolloutConfig(max_completion_length=20))[0].reward_parts == {"own": 1.0}
+
+
+def test_both_sources_penalise():
+    """In turn all completions have 3 tokens. Ahead, one in eight has 200 of at most 204 tokens, the others have 4."""
+    limits = RolloutConfig(num_prompts=2, num_generations=3, max_completion_length=4, overlong_buffer=2)
+    groups = iter(SynchronousSource(in_turn.Stream(), in_turn.Echo(), in_turn.Ones(), limits, Sampling(4)))
+    assert [r.reward for _ in range(2) for r in next(groups).rollouts] == [1 - 1 / 2] * 6
+
+    engine = ahead.Engine(speed=200)
+    source = ahead.source_of(engine, ahead.stream(ahead.prompts(20)), 1)
+    source.config = dataclasses.replace(source.config, max_completion_length=204, overlong_buffer=8)
+    for group in ahead.steps(source, engine, 1)[0]:
+        for one in group.rollouts:
+            assert one.reward == (0.5 if one.sampled.sum() == 200 else 1.0)
+            assert one.reward_parts["overlong"] == one.reward - 1

@@ -89,10 +89,6 @@ ALWAYS = (
         "the source has no splits to choose from: leave it out",
     ),
     Unused(
-        ("task.eval_source",), lambda c: c.task.eval_source == c.task.source,
-        "it is task.source already: leave it out",
-    ),
-    Unused(
         ("task.eval_split",), lambda c: not source_kind.has_splits(c.task.eval_source or c.task.source),
         "the source has no splits to choose from: leave it out, and give held-out prompts of their own as task.eval_source",
     ),
