@@ -14,6 +14,7 @@ from gspo.backends.hf.tiny import build_tiny
 from gspo.cli.main import main
 from gspo.config.files import from_dict, to_toml
 from gspo.config.local_model import local_copy
+from gspo.plan.plan import lengths_of
 from tests import tiny_run
 from tests.backends.hf.families import FAMILIES
 from tests.data.tools import TEMPLATE, characters
@@ -139,9 +140,7 @@ def test_the_prompt_is_shown_as_its_tokens_are(tmp_path, template, task, text, a
 @pytest.mark.parametrize(
     "changes",
     [
-        {"task": {"source": "reasoning_gym:chain_sum"}},
         {"task": {"source": "org/rows"}},
-        {"task": {"source": "rows:make"}},
         {"task": {"source": ""}, "rollout": {"max_completion_length": 256}},  # of `gspo serve`, which caps each request
         {"task": {"environment": "somewhere:Game"}},
     ],
@@ -149,6 +148,18 @@ def test_the_prompt_is_shown_as_its_tokens_are(tmp_path, template, task, text, a
 def test_other_tasks_are_not_read(tmp_path, changes):
     config = from_dict(saved(tmp_path, **changes))
     assert shown(config) == ([], "", [])
+
+
+def test_a_function_is_called_and_a_generated_task_generated(tmp_path, monkeypatch):
+    """The README's task is a function, with prompts shorter than what a plan assumes of those elsewhere."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "made_rows.py").write_text("def rows():\n    return [{'prompt': str(i), 'answer': ''} for i in range(9)]")
+    config = from_dict(saved(tmp_path, task={"source": "made_rows:rows"}))
+    prompts, text, _ = shown(config, 3)
+    assert [prompt.messages for prompt in prompts] == ["0", "1", "2"] and text.endswith("tokens:\n<s>0")
+    assert lengths_of(config, None, None).prompt == 2
+    generated = shown(from_dict(saved(tmp_path, task={"source": "reasoning_gym:chain_sum"})), 3)[0]
+    assert len(generated) == 3 and all(prompt.messages for prompt in generated)
 
 
 def test_what_is_too_long_is_left_out_where_the_task_says_so(tmp_path):

@@ -16,19 +16,19 @@ from gspo.backends.hf.model import HFModel
 from gspo.config.answer_format import default_system
 from gspo.config.checks import installed
 from gspo.config.policy import ModelConfig
-from gspo.config.rollout import RolloutConfig
+from gspo.config.rollout import RolloutConfig, TaskConfig
 from gspo.config.schema import Config
 from gspo.config.source_kind import kind, played
 from gspo.data.chat_template import Encoder, decoded
-from gspo.data.loaders import read
+from gspo.data.loaders import Table, generate, read
 from gspo.data.prompts import first_prompts
 from gspo.runs.log import prompt_text
 from gspo.types import Prompt
 
 
 def checked_prompts(config: Config, here: ModelConfig, count: int) -> tuple[list[Prompt], str]:
-    """Checks the settings that the model can rule out. Returns the first training prompts, if the task is a file, and the
-    first one as the model reads it, for the terminal; ([], "") for other tasks.
+    """Checks the settings that the model can rule out. Returns the first training prompts, and the first one as the model
+    reads it, for the terminal; ([], "") for a source on the Hub and for prompts that an environment writes.
 
     Args:
         config: The settings of any command.
@@ -42,11 +42,22 @@ def checked_prompts(config: Config, here: ModelConfig, count: int) -> tuple[list
     limit = check_model(config, here, tokenizer)
     config = dated(config, tokenizer)
     encoder = Encoder(tokenizer, config.task, default_system(config))
-    if played(config.task) or not config.task.source or kind(config.task.source) != "file":
+    rows = rows_here(config.task, count)
+    if rows is None:
         return [], ""
-    rows = read(config.task.source, config.task, config.task.split)
     prompts = first_prompts(config.task, encoder, limit, rows, count)
     return prompts, prompt_text(decoded(tokenizer, prompts[0].tokens), len(prompts[0].tokens)) if prompts else ""
+
+
+def rows_here(task: TaskConfig, count: int) -> Table | None:
+    """The training rows, at most `count` generated ones; None if they are not on this machine, or an environment writes the
+    prompts.
+    """
+    of = None if played(task) or not task.source else kind(task.source)
+    if of == "generated":
+        return generate(task.source, task, count, 0)[0] if installed("reasoning_gym") else None
+    here = of in ("file", "function") or (of == "saved" and installed("datasets"))
+    return read(task.source, task, task.split) if here else None
 
 
 def check_model(config: Config, here: ModelConfig, tokenizer: Any) -> int | None:

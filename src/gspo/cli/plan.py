@@ -14,7 +14,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     text = "memory of a GPU or rank: say whether the state fits, and exit with 1 if not (default without a GPU: this CPU's)"
     parser.add_argument("--memory", type=positive, metavar="GIB", help=text)
-    text = "tokens of a prompt (default: those of the longest of the first 100, if model and task are files here; else 512)"
+    text = "tokens of a prompt (default: the longest of the first 100, if model and task are on this machine; else 512)"
     parser.add_argument("--prompt-tokens", type=natural, metavar="N", help=text)
     text = "tokens of a completion (default: rollout.max_completion_length)"
     parser.add_argument("--completion-tokens", type=natural, metavar="N", help=text)

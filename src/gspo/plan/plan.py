@@ -235,6 +235,8 @@ def step_table(step: this_cpu.StepTime, samples: bool) -> Iterator[str]:
         f"  A step is assumed to reach {this_cpu.EFFICIENCY:.0%} of that on a quiet machine. All completions count as "
         "trained on; rewards and evaluations come on top."
     )
+    if (load := os.getloadavg()[0]) > (os.cpu_count() or 1) / 2:
+        yield f"  This machine is busy (load average {load:.1f}), which makes these figures larger."
     yield ""
 
 
