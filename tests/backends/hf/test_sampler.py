@@ -106,7 +106,7 @@ def test_fields_of_a_rollout():
         assert r.sampled.tolist() == [False] * start + [True] * (len(r.tokens) - start)
         assert r.version.tolist() == [-1] * start + [7] * (len(r.tokens) - start)
         assert r.stop == "eos" and 1 <= r.tokens[-1] < 12 and all(t >= 12 for t in r.tokens[start:-1])
-        assert r.text == TOKENIZER.decode(r.tokens[start:], skip_special_tokens=True)
+        assert r.text == TOKENIZER.decode(r.tokens[start:-1])  # without its end
         assert not r.logp.is_inference() and not r.logp.requires_grad
 
 
