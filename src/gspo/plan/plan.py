@@ -217,10 +217,8 @@ def sent_table(plan: Prediction) -> Iterator[str]:
 
 
 def step_table(step: this_cpu.StepTime, samples: bool) -> Iterator[str]:
-    """The table of seconds on this CPU, with what they rest on, and an empty line below. samples: whether the trainer itself
-    samples.
-    """
-    threads, found = torch.get_num_threads(), step.rates
+    """The table of seconds on this CPU, and what they rest on. samples: whether the trainer itself samples."""
+    threads, found, load = torch.get_num_threads(), step.rates, os.getloadavg()[0]
     yield f"a step on this CPU, predicted, in seconds ({threads} of {os.cpu_count()} cores)"
     if samples:
         yield row("sampling", step.sampling)
@@ -235,7 +233,7 @@ def step_table(step: this_cpu.StepTime, samples: bool) -> Iterator[str]:
         f"  A step is assumed to reach {this_cpu.EFFICIENCY:.0%} of that on a quiet machine. All completions count as "
         "trained on; rewards and evaluations come on top."
     )
-    if (load := os.getloadavg()[0]) > (os.cpu_count() or 1) / 2:
+    if load > (os.cpu_count() or 1) / 2:
         yield f"  This machine is busy (load average {load:.1f}), which makes these figures larger."
     yield ""
 
