@@ -161,6 +161,8 @@ def test_what_is_written_reads_back_the_same(tables, comments):
     assume(not 0 < evaluation.get("temperature", 1) < 0.01)
     assume(evaluation.get("num_prompts", 1) or not evaluation.get("every"))
     assume(tables.get("task", {}).get("system") not in ("none", "null"))
+    if tables.get("rollout", {}).get("overlong_buffer"):
+        tables["rollout"]["overlong_buffer"] = 1
     refresh = tables.get("refresh", {})
     above, below = refresh.get("drop_above", 1), refresh.get("drop_below", 0)
     assume(below < above and (not refresh.get("every") or above < 1 or below > 0 or refresh.get("source") is not None))

@@ -112,6 +112,7 @@ NEEDS = by_key(
     ({"refresh": {"every": 5, "drop_above": 0.9}}, "refresh.min_seen refresh.return_after refresh.keep"),
     ({"guard": {"action": "rewind"}}, "guard.lr_factor guard.max_rewinds"),
     ({"log": {"trackers": ["wandb"]}}, "log.project"),
+    ({"eval": {"every": 5}}, "train.keep_best"),
 )
 # Other fields that keep a field from having an effect, beside those whose default does.
 BLOCKED = by_key(
@@ -233,11 +234,13 @@ LEARNING = "model lora optimizer scale log train"
 USED = {
     "sft": (
         f"{LEARNING} task eval.num_prompts",
-        "log.rollouts log.token_rollouts train.offload_reference task.environment task.max_turns task.step_timeout",
+        "log.rollouts log.token_rollouts train.offload_reference train.keep_best task.environment task.max_turns "
+        "task.step_timeout",
     ),
     "serve": (
         f"{LEARNING} algorithm sampler rollout guard serve code.sandbox task.date task.template task.template_args",
-        "train.batch_size rollout.num_prompts rollout.num_generations rollout.dynamic_sampling_rounds rollout.max_staleness "
+        "train.batch_size train.keep_best "
+        "rollout.num_prompts rollout.num_generations rollout.dynamic_sampling_rounds rollout.max_staleness "
         "rollout.top_p rollout.top_k rollout.overlong_buffer rollout.keep_special_tokens sampler.sleep_level code.sandbox",
     ),
 }

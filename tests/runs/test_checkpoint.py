@@ -31,14 +31,17 @@ def names(folder):
 
 
 def test_the_newest_are_kept_and_the_good_one(tmp_path):
-    assert checkpoint.latest(tmp_path) is checkpoint.good(tmp_path) is None
+    assert checkpoint.latest(tmp_path) is checkpoint.marked(tmp_path, checkpoint.GOOD) is None
     save(tmp_path, 2)
-    checkpoint.keep_good(tmp_path, 2)
+    checkpoint.mark(tmp_path, 2, checkpoint.GOOD)
     for step in (4, 6, 10):
         save(tmp_path, step)
     assert names(tmp_path) == ["good", "step_000002", "step_000006", "step_000010"]
-    assert checkpoint.latest(tmp_path).name == "step_000010" and checkpoint.good(tmp_path).name == "step_000002"
-    checkpoint.keep_good(tmp_path, 10)
+    assert (
+        checkpoint.latest(tmp_path).name == "step_000010"
+        and checkpoint.marked(tmp_path, checkpoint.GOOD).name == "step_000002"
+    )
+    checkpoint.mark(tmp_path, 10, checkpoint.GOOD)
     save(tmp_path, 12)
     assert names(tmp_path) == ["good", "step_000010", "step_000012"]  # the good one is another now
 
@@ -121,9 +124,9 @@ def test_a_checkpoint_under_another_name_is_refused(tmp_path):
 def test_a_folder_of_checkpoints_that_was_removed_meanwhile_is_made_again(tmp_path):
     with RunFolder.create(tmp_path / "run", "") as run:
         save(run.checkpoints, 2)
-        checkpoint.keep_good(run.checkpoints, 2)
+        checkpoint.mark(run.checkpoints, 2, checkpoint.GOOD)
         shutil.rmtree(run.checkpoints)
-        assert checkpoint.latest(run.checkpoints) is checkpoint.good(run.checkpoints) is None
+        assert checkpoint.latest(run.checkpoints) is checkpoint.marked(run.checkpoints, checkpoint.GOOD) is None
         save(run.checkpoints, 4)
         assert names(run.checkpoints) == ["step_000004"]
 
@@ -150,14 +153,18 @@ def test_a_full_disk_is_logged_or_raised_and_leaves_what_was_there(tmp_path):
 def test_a_good_checkpoint_that_cannot_be_marked_is_logged_or_raised_and_the_one_before_stays_good(tmp_path):
     for step in (2, 4):
         save(tmp_path, step)
-    checkpoint.keep_good(tmp_path, 2, needed=False)
+    checkpoint.mark(tmp_path, 2, checkpoint.GOOD, needed=False)
     with full_disk():
         with logs(r"^step 4: .*/good could not be written \(.*GiB are free there") as told:
-            checkpoint.keep_good(tmp_path, 4, needed=False)
+            checkpoint.mark(tmp_path, 4, checkpoint.GOOD, needed=False)
         with pytest.raises(SaveError, match="good could not be written"):
-            checkpoint.keep_good(tmp_path, 4)
+            checkpoint.mark(tmp_path, 4, checkpoint.GOOD)
     assert len(told) == 1
-    assert checkpoint.good(tmp_path).name == "step_000002" and names(tmp_path) == ["good", "step_000002", "step_000004"]
+    assert checkpoint.marked(tmp_path, checkpoint.GOOD).name == "step_000002" and names(tmp_path) == [
+        "good",
+        "step_000002",
+        "step_000004",
+    ]
 
 
 def test_the_state_comes_back_with_torchs_random_numbers(tmp_path):

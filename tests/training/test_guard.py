@@ -239,7 +239,7 @@ def test_rewind_takes_the_good_weights_and_a_lower_rate_twice_then_stops(tmp_pat
     falls = [i for i in range(1, len(rates)) if rates[i] < 0.2 * rates[i - 1]]
     assert len(falls) == 2 and rates[-1] == pytest.approx(0.01 * rates[0])
     assert not made.finished and any("No good checkpoint or rewind is left" in text for text in told(made))
-    assert checkpoint.good(made.folder / "checkpoints") is not None  # kept, whatever came after
+    assert checkpoint.marked(made.folder / "checkpoints", checkpoint.GOOD) is not None  # kept, whatever came after
     rollouts = lines(made.folder / "rollouts.jsonl")
     kept = made.folder / "checkpoints"
     before, after = (load_file(kept / f"step_{i:06d}" / "model" / "model.safetensors") for i in (12, falls[0]))

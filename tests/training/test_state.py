@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -324,3 +325,28 @@ def test_a_full_disk_at_a_checkpoint(tmp_path, monkeypatch):
         train(tmp_path / "late", **options)
     assert not list((tmp_path / "late" / "checkpoints").iterdir())
     assert [line["step"] for line in lines(tmp_path / "late" / "metrics.jsonl")] == list(range(7))
+
+
+def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path):
+    """Held-out completions are four at a time, and their rewards as given here, by evaluation."""
+    scores = [0.1, 0.5, 0.9, 0.3]
+
+    def reward(prompts, completions, **columns):
+        return [scores.pop(0)] * 4 if len(prompts) == 4 else likes_a(prompts, completions)
+
+    def run(folder, steps, resume=False):
+        changes = {
+            "train": {"steps": steps, "save_every": 9, "keep_checkpoints": 1, "keep_best": True},
+            "eval": {"every": 1},
+        }
+        train(folder, resume, reward=reward, **changes)
+        return {path.name for path in (folder / "checkpoints").iterdir()}
+
+    folder, mark = tmp_path / "run", tmp_path / "run/checkpoints/best"
+    assert run(folder, 3) == {"best", "step_000002", "step_000003"} and mark.read_text() == "step_000002\n"
+    shutil.rmtree(folder / "checkpoints/step_000003")
+    mark.unlink()  # as a kill between the two leaves it
+    scores[:] = [0.9, 0.2]
+    assert run(folder, 4, resume=True) == {"best", "step_000002", "step_000004"} and mark.read_text() == "step_000002\n"
+    scores[:] = [0.5, 0.5, 0.4]  # never better than before the first step
+    assert run(tmp_path / "other", 2) == {"step_000002"}

@@ -123,6 +123,7 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("eval_steps", "eval_strategy", "test_freq", "eval_freq"), "eval.every"),
     **dict.fromkeys(("save_steps", "save_freq", "save_strategy"), "train.save_every"),
     **dict.fromkeys(("save_total_limit", "max_ckpt_num", "max_actor_ckpt_to_keep"), "train.keep_checkpoints"),
+    **dict.fromkeys(("load_best_model_at_end", "save_best", "metric_for_best_model"), "train.keep_best"),
     **dict.fromkeys(("resume_from_checkpoint", "resume_mode", "load_checkpoint"), RESUME),
 }  # fmt: skip
 

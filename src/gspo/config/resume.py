@@ -22,7 +22,7 @@ FREE = {
     "sampler.weight_transfer",
     "sampler.sleep_level",
     *("eval.every", "eval.num_generations", "eval.temperature", "eval.top_p", "eval.top_k"),
-    *("train.steps", "train.save_every", "train.keep_checkpoints", "train.micro_batch_tokens"),
+    *("train.steps", "train.save_every", "train.keep_checkpoints", "train.keep_best", "train.micro_batch_tokens"),
     *("train.gradient_checkpointing", "train.max_skipped_updates", "train.offload_optimizer", "train.offload_reference"),
 }
 # May differ if `allow` names them: every update reads them anew, and nothing in a checkpoint depends on them.

@@ -21,8 +21,8 @@ STATE = "state.pt"
 MODEL = "model"
 LEARNER = "learner.pt"
 CONFIG = "config.toml"
-GOOD = "good"
-NAMES = rf"step_\d+|{GOOD}"
+GOOD, BEST = "good", "best"  # marks, which protect a checkpoint from deletion: the guard's, and that of the best evaluation
+NAMES = rf"step_\d+|{GOOD}|{BEST}"
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -39,7 +39,7 @@ def save(
     keep: int,
     needed: bool = True,
 ) -> Path | None:
-    """Writes `checkpoints/step_NNNNNN` and returns it, then deletes all but the newest `keep` and the one marked good.
+    """Writes `checkpoints/step_NNNNNN` and returns it, then deletes all but the newest `keep` and the marked ones.
 
     The folder appears under its name only once everything in it is on disk, checksums included.
 
@@ -66,8 +66,9 @@ def save(
         logger.warning(f"step {step}: {error}. The run goes on without this checkpoint; {resume_hint(checkpoints)}")
         return None
     disk.sweep(checkpoints, NAMES)
+    protected = [marked(checkpoints, mark) for mark in (GOOD, BEST)]
     for old in steps(checkpoints)[:-keep]:
-        if old != good(checkpoints):
+        if old not in protected:
             disk.remove(old)
     return final
 
@@ -86,20 +87,20 @@ def sweep(folder: RunFolder) -> None:
     disk.sweep(folder.checkpoints, NAMES)
 
 
-def keep_good(checkpoints: Path, step: int, needed: bool = True) -> None:
-    """Marks the checkpoint of `step` as the good one, which protects it from deletion. needed: as in `save`."""
+def mark(checkpoints: Path, step: int, mark: str, needed: bool = True) -> None:
+    """Gives the checkpoint of `step` this mark, which protects it from deletion. needed: as in `save`."""
     try:
-        disk.write_text(checkpoints / GOOD, f"{folder_of(checkpoints, step).name}\n")
+        disk.write_text(checkpoints / mark, f"{folder_of(checkpoints, step).name}\n")
     except SaveError as error:
         if needed:
             raise
         logger.warning(f"step {step}: {error}")
 
 
-def good(checkpoints: Path) -> Path | None:
-    """The checkpoint that is marked good; None without one."""
-    mark = checkpoints / GOOD
-    name = mark.read_text(encoding="utf-8", errors="replace").strip() if mark.is_file() else ""
+def marked(checkpoints: Path, mark: str) -> Path | None:
+    """The checkpoint with this mark; None without one."""
+    file = checkpoints / mark
+    name = file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else ""
     return next((folder for folder in steps(checkpoints) if folder.name == name), None)
 
 

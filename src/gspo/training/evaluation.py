@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gspo.data.reward_bounds import NO_OPINION
 from gspo.interfaces import RewardsFailed
 from gspo.rollout.evaluation import evaluate
@@ -45,4 +47,7 @@ def held_out(run: Run) -> Metrics:
             f"step {run.step}: {metrics['eval/failed']:.0f} of {len(errors)} held-out completions were not scored, and "
             f"count as wrong in eval/accuracy; {cause(errors)}"
         )
+    reward = metrics.get("eval/reward", math.nan)
+    if reward > (-math.inf if run.best is None else run.best):
+        run.best, run.best_step = reward, run.step
     return metrics

@@ -31,6 +31,7 @@ class Run:
         step: Number of finished steps.
         good: Whether the guard found no problem in the last step.
         equal_steps: Number of steps in a row, since the start or a resume, in which all rewards were the same.
+        best: The highest eval/reward of all evaluations, the first being that of best_step; None before the first.
         old_logprobs: The resolved value of algorithm.old_logprobs = "auto"; "" until the first batch resolves it.
     """
 
@@ -56,6 +57,8 @@ class Run:
     collapsed: bool = False
     old_logprobs: str = ""
     equal_steps: int = 0
+    best: float | None = None
+    best_step: int = 0
 
 
 def save(run: Run, needed: bool = True) -> None:
@@ -72,12 +75,16 @@ def save(run: Run, needed: bool = True) -> None:
         "guard": run.guard.state_dict(),
         "good": run.good,
         "old_logprobs": run.old_logprobs,
+        "best": (run.best, run.best_step),
         "log": run.log.position(),
     }
     keep = run.config.train.keep_checkpoints
     done = checkpoint.save(checkpoints, run.step, run.learner.save, state, to_toml(run.config), keep, needed)
     if done and run.good and run.config.guard.action == "rewind":
-        checkpoint.keep_good(checkpoints, run.step, needed)
+        checkpoint.mark(checkpoints, run.step, checkpoint.GOOD, needed)
+    if done and run.config.train.keep_best and run.best_step == run.step > 0:
+        checkpoint.mark(checkpoints, run.step, checkpoint.BEST, needed)
+        run.log.note(f"step {run.step}: the best evaluation so far (eval/reward {run.best:.4g}) is kept in {done}")
 
 
 def restore(run: Run, state: dict[str, Any]) -> None:
@@ -93,6 +100,9 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.guard.load_state_dict(state["guard"])
     run.good = state["good"]
     run.old_logprobs = state["old_logprobs"]
+    run.best, run.best_step = state["best"]
+    if run.config.train.keep_best and run.best_step == run.step > 0:  # it may have been killed between save and mark
+        checkpoint.mark(run.log.folder.checkpoints, run.step, checkpoint.BEST)
     checkpoint.check_threads(state, run.config.model.device)
 
 
@@ -123,7 +133,7 @@ def rewind(run: Run) -> bool:
     Prompts, steps, versions and the log are not rewound: no prompt repeats within a pass, and no seed is reused. Rollouts
     in progress are dropped.
     """
-    folder = checkpoint.good(run.log.folder.checkpoints)
+    folder = checkpoint.marked(run.log.folder.checkpoints, checkpoint.GOOD)
     if folder is not None and (problem := disk.damage(folder)):
         run.log.warn(f"step {run.step}: no way back to {folder.name}: {problem}")
         return False

@@ -30,7 +30,8 @@ def train(run: Run) -> Metrics:
             metrics, over = advance(run, groups, run.config.rollout.num_prompts)
             if over:
                 break
-            if run.step % train.save_every == 0 or run.step == train.steps or stop.asked:
+            best = train.keep_best and run.best_step == run.step
+            if run.step % train.save_every == 0 or run.step == train.steps or stop.asked or best:
                 save(run, needed=run.step == train.steps or stop.asked)
     return metrics
 
