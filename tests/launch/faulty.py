@@ -4,6 +4,7 @@ FAULTS is a list with a fault for each life of the run: [what, rank, place, call
 this rank (of those whose arguments contain `part`), or at the third item that a generator gives there:
 
     kill    the rank ends itself by SIGKILL
+    gpu     its GPU fails
     wait    it writes its number into the file `reached`, and waits to be killed, or until that file is gone
     tokens  from this call on it has no memory for a batch of more than `part` tokens
     slow    it takes `part` seconds longer
@@ -39,6 +40,8 @@ def act(what, part):
     names = sorted(str(path) for path in Path().glob("*/checkpoints/**/*"))
     Path("listing.tmp").write_text("\n".join(names))
     Path("listing.tmp").rename("listing")
+    if what == "gpu":
+        raise importlib.import_module("torch").AcceleratorError("CUDA error: uncorrectable ECC error encountered")
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     Path("reached.tmp").write_text(os.environ["RANK"])

@@ -44,7 +44,10 @@ def go_through(place, name, faults, *arguments):
         print(f"rank {victim} killed in {WHAT[where]} after step {before}: there again in {time.monotonic() - killed:.1f} s")
     status, output = finished(process)
     assert status == 0, output
-    assert output.count("was ended by SIGKILL: the run goes on from its last checkpoint") == len(faults), output
+    gpus = sum(what == "gpu" for what, *_ in faults)
+    assert output.count(": the run goes on from its last checkpoint") == len(faults), output
+    assert output.count("was ended by SIGKILL: the run") == len(faults) - gpus, output
+    assert ("the GPU failed (CUDA error" in output) == bool(gpus), output
     return listings
 
 
@@ -74,7 +77,7 @@ def nothing_left(place, name):
             "follower",
             [
                 ("wait", 0, SAMPLE, 4),
-                ("kill", 1, UPDATE, 4),
+                ("gpu", 1, UPDATE, 4),
                 ("kill", 1, SENT, 4, IN_SYNC),
                 ("kill", 1, SHARD, 2, "step_000004"),
             ],

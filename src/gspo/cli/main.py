@@ -11,7 +11,8 @@ from io import UnsupportedOperation
 from gspo.cli.arguments import take_fields
 from gspo.cli.commands import parse
 from gspo.cli.terminal import level_of, terminal_log
-from gspo.distributed.environment import LOST, SHORT
+from gspo.config.names import RESUME
+from gspo.distributed.environment import LOST, SHORT, rank_and_world_size
 from gspo.runs.signals import interruptible
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,10 @@ def _run(argv: list[str]) -> int:
             raise
         if type(error).__name__ == "OutOfMemoryError":  # torch's; by name, to avoid its import
             error = RuntimeError(f"the GPU is out of memory: {OUT_OF_MEMORY}")
+        if type(error).__name__ == "AcceleratorError":  # torch's for a GPU that fails; another process may do better
+            first = str(error).partition("\n")[0]
+            logger.error(f"the GPU failed ({first}): {RESUME} goes on from the last checkpoint")
+            return LOST if rank_and_world_size()[1] > 1 else 1
         logger.error(error)
         return 2 if isinstance(error, ValueError) else 1
     except Exception as error:
