@@ -108,12 +108,14 @@ def hidden_keys(value: Any, key: str = "") -> list[str]:
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Writes a file atomically (write, then rename). Symlinks at `path` or the temporary name are replaced, not followed."""
+    """Writes a file atomically (write, sync, rename). Symlinks at `path` or the temporary name are not followed."""
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)  # left by a killed process, or a planted symlink
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)

@@ -53,11 +53,11 @@ def write_folder(final: Path, write: Callable[[Path], object]) -> None:
         part.mkdir(parents=True)
         write(part)
         for path in (part, *part.rglob("*")):
-            _sync(path)
+            sync(path)
         if os.path.lexists(final):
             final.rename(before)
         part.rename(final)
-        _sync(final.parent)
+        sync(final.parent)
     except BaseException as error:
         why = describe_refusal(final, error)
         with contextlib.suppress(OSError):
@@ -69,9 +69,10 @@ def write_folder(final: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a small file atomically. Raises SaveError if the disk refuses it."""
+    """Writes a small file atomically, and syncs it and its name to disk. Raises SaveError if the disk refuses it."""
     try:
         replace_file(path, text.encode())
+        sync(path.parent)
     except OSError as error:
         raise SaveError(describe_refusal(path, error)) from error
 
@@ -107,8 +108,8 @@ def remove(folder: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Deletes a file, symlink or folder if it exists. Anything in a folder that cannot be deleted stays."""
-    with contextlib.suppress(FileNotFoundError):
+    """Deletes a file, symlink or folder if it exists. What cannot be deleted stays."""
+    with contextlib.suppress(OSError):
         if path.is_symlink() or not path.is_dir():
             path.unlink()
         else:
@@ -157,7 +158,7 @@ def _sum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Blocks until a file or folder is on disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

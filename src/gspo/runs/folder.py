@@ -44,9 +44,13 @@ class RunFolder:
         """
         folder = cls(dir)
         folder.check_unused()
+        path = folder.path.absolute()
+        new = [part for part in (path, *path.parents) if not part.exists()]
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
             folder.figures.mkdir(exist_ok=True)
+            for made in new:
+                disk.sync(made.parent)  # else a loss of power may take the whole folder
         except OSError as error:
             raise ValueError(f"log.dir = {str(dir)!r}: cannot make the run folder: {error}") from None
         folder._acquire_lock()

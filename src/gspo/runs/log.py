@@ -120,6 +120,7 @@ class RunLog:
             try:
                 file.flush()
                 os.fsync(file.fileno())
+                disk.sync(self.folder.path)  # its name
             except OSError as error:
                 raise disk.SaveError(disk.describe_refusal(self.folder.path / name, error)) from error
         return {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
@@ -127,7 +128,8 @@ class RunLog:
     def rewind(self, position: dict[str, int]) -> None:
         """Truncate the files to the `position` of a checkpoint; `{}` empties them.
 
-        Raises RuntimeError, before anything is truncated, if a file is shorter than it was at the checkpoint.
+        Raises RuntimeError, before anything is truncated, if a file is shorter than it was at the checkpoint. Raises
+        SaveError.
         """
         for name, file in self._files.items():
             size, saved_size = os.fstat(file.fileno()).st_size, position.get(name, 0)
@@ -137,8 +139,11 @@ class RunLog:
                     "lines are lost. Restore the file, or start anew from the checkpoint's model"
                 )
         for name, file in self._files.items():
-            file.truncate(position.get(name, 0))
-            os.fsync(file.fileno())
+            try:
+                file.truncate(position.get(name, 0))
+                os.fsync(file.fileno())
+            except OSError as error:
+                raise disk.SaveError(disk.describe_refusal(self.folder.path / name, error)) from error
         self._written = self._old_warnings()
 
     def close(self) -> None:
