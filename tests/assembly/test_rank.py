@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -72,3 +73,25 @@ def test_a_rank_that_does_not_lead_cannot(monkeypatch):
         monkeypatch.setitem(os.environ, name, value)
     with pytest.raises(ValueError, match="rank 1 of 2"), rank.joined(ScaleConfig()):
         pass
+
+
+@pytest.mark.parametrize(
+    "address, local, warned", [("127.0.1.1", 1, 1), ("10.0.0.7", 1, 0), ("127.0.1.1", 2, 0), (None, 1, 1)]
+)
+def test_a_machine_that_others_cannot_reach_is_told_which_variable_to_set(monkeypatch, caplog, address, local, warned):
+    def resolve(name):
+        if address is None:
+            raise socket.gaierror
+        return address
+
+    variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": local, "MASTER_ADDR": "h", "MASTER_PORT": 1}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv(rank.INTERFACE, raising=False)
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    rank.warn_of_loopback()
+    assert len(caplog.records) == warned and ("set GLOO_SOCKET_IFNAME" in caplog.text) == warned
+    monkeypatch.setenv(rank.INTERFACE, "eth0")
+    caplog.clear()
+    rank.warn_of_loopback()
+    assert not caplog.records

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -21,15 +22,17 @@ from gspo.assembly.heartbeat import heartbeat
 from gspo.assembly.learners import LEARNERS
 from gspo.assembly.models import models_of
 from gspo.config.scale import ScaleConfig
-from gspo.distributed.environment import LOST, PARENT, rank_and_world_size
+from gspo.distributed.environment import LOST, PARENT, rank_and_world_size, several_machines
 from gspo.distributed.ranks import ProcessRanks, RankLost, noticed
 from gspo.learner import leader_follower
 from gspo.learner.memory import OutOfMemory
 
+logger = logging.getLogger(__name__)
 LOADING = timedelta(hours=2)  # timeout while loading: ranks read weights at very different speeds
 FAREWELL = 10.0  # seconds
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": the launcher hosts the store
 MEETING = 0.05  # seconds between two polls for missing ranks
+INTERFACE = "GLOO_SOCKET_IFNAME"  # where gloo listens; else at the address of this machine's name
 
 
 @contextmanager
@@ -40,6 +43,7 @@ def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
         threading.Thread(target=end_with, args=(int(os.environ[PARENT]), number), daemon=True).start()
     for noisy in ("torch.distributed.tensor._redistribute", "torch.distributed.checkpoint"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    warn_of_loopback()
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
@@ -54,6 +58,23 @@ def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
     with heartbeat(store, number, scale.timeout, os.environ.get(AGENT_STORE) == "True"):
         yield ranks
     dist.destroy_process_group()
+
+
+def warn_of_loopback() -> None:
+    """Warns if ranks on other machines cannot reach this one, since its name stands for an address of its own."""
+    if INTERFACE in os.environ or not several_machines():
+        return
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        address = "no address"
+    if not address.startswith(("127.", "no ")):
+        return
+    there = ", ".join(name for _, name in socket.if_nameindex() if name != "lo")
+    logger.warning(
+        f"{socket.gethostname()} resolves to {address}, where ranks on other machines cannot reach it: set {INTERFACE} and "
+        f"NCCL_SOCKET_IFNAME to the interface that connects the machines (there is {there or 'none'})"
+    )
 
 
 def name_of_start(store: dist.Store, number: int, size: int) -> str:
