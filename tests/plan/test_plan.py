@@ -94,6 +94,7 @@ def test_uneven_shards_are_named_with_their_remedy(tmp_path):
             r"scale.expert_parallel = 2: .* is no mixture of experts: set it to 1",
         ),
         ({"scale": {"ranks": 8, "data_parallel_replicas": 3}}, r"scale.data_parallel_replicas = 3 does not divide 8 ranks"),
+        ({"scale": {"ranks": 100_000}}, r"scale.ranks = 100000: `gspo plan` lays out at most 4096 ranks: lower it"),
         ({"model": {"path": "./none"}}, r"model.path = './none': no such folder"),
         ({"model": {"path": ""}}, r"model.path is required"),
         ({"model": {"quantize": "nf4"}, "scale": {"ranks": 1}}, r'model.quantize = "nf4": .* train adapters on them'),

@@ -35,6 +35,7 @@ from gspo.types import Completion
 
 GB = 1e9
 FIRST = 100  # prompts of a task of which the longest is planned for
+LARGEST = 4096  # ranks: torch takes half a minute for the mesh of these, and four times as long for twice as many
 WIDE = 48  # width of the column of row names
 
 
@@ -112,17 +113,16 @@ def checked(config: Config) -> RunConfig:
     check_required(config, "model.path")
     check_conflicts(config, LEARN)
     config, _ = resolved(config)
-    if (config.scale.ranks or 1) > 1:
+    ranks = config.scale.ranks or 1
+    if ranks > LARGEST:
+        raise ValueError(f"scale.ranks = {ranks}: `gspo plan` lays out at most {LARGEST} ranks: lower it")
+    if ranks > 1:
         check_several(config)
     if config.model.quantize != "none" and not config.lora.rank:
-        raise ValueError(
-            f'model.quantize = "{config.model.quantize}": weights of few bits stay as they are: train adapters on them '
-            "(lora.rank), or leave it out"
-        )
+        why = "weights of few bits stay as they are: train adapters on them (lora.rank), or leave it out"
+        raise ValueError(f'model.quantize = "{config.model.quantize}": {why}')
     if ALGORITHMS[config.algorithm.name].critic:
-        raise ValueError(
-            f"algorithm.name = {config.algorithm.name!r}: `gspo plan` counts no critic: choose another algorithm"
-        )
+        raise ValueError(f"algorithm.name = {config.algorithm.name!r}: `gspo plan` counts no critic: choose another one")
     return config
 
 
@@ -207,7 +207,7 @@ def describe(plan: Prediction, config: Config, lengths: Lengths, memory: float |
 
 
 def sent_table(plan: Prediction) -> Iterator[str]:
-    """The table of bytes that a rank sends, with an empty line below."""
+    """The table of bytes that a rank sends."""
     yield f"{'sent by a rank, predicted, in GB':<{WIDE}}{'a micro-batch':>14}{'a step':>12}"
     for kind in plan.sent:
         once = f"{kind.training / GB:14.3f}" if kind.training else " " * 14
