@@ -70,6 +70,12 @@ def test_what_the_prompts_need_is_known_without_weights(saved):
     assert seen.context_length == outline_of(of(saved), CallInputs(tiny.model, tiny.tokenizer), None).context_length == 64
 
 
+def test_experts_that_ranks_cannot_share_are_refused_before_weights_are_read(saved):
+    config = of(saved, scale={"ranks": 3, "expert_parallel": 3})
+    with pytest.raises(ValueError, match=r"scale.expert_parallel = 3 does not divide the 4 experts of model.path"):
+        outline_of(config, CallInputs(), None)
+
+
 def test_the_room_for_a_prompt():
     config = from_dict({"rollout": {"max_completion_length": 10}, "eval": {"max_completion_length": 20}})
     assert (room(config, 64), room(config, None)) == (44, None)

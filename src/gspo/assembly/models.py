@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gspo.assembly.call_inputs import CallInputs
 from gspo.backends.hf import routers, routing
-from gspo.backends.hf.files import Outline, check_path, outline, read_outline
+from gspo.backends.hf.files import Outline, check_expert_parallel, check_path, expert_counts, outline, read_outline
 from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.lora import Unadapted, adapted, packed, read_model
 from gspo.backends.hf.model import HFModel, example_token_ids
@@ -54,11 +54,15 @@ def check_here(config: Config, given: CallInputs, last: Path | None) -> None:
 
 
 def outline_of(config: Config, given: CallInputs, last: Path | None) -> Outline:
-    """Tokenizer and config of the model, without weights: all that the prompts need."""
+    """Tokenizer and config of the model, without weights: all that the prompts need. Raises ValueError for experts that
+    scale.expert_parallel does not divide.
+    """
     if given.holds_model:
         return outline(given.model, given.tokenizer)
     whole = last is not None and not config.lora.rank  # a checkpoint of adapters holds nothing else
-    return read_outline(named(config, last if whole else None))
+    found = read_outline(named(config, last if whole else None))
+    check_expert_parallel(config.model, config.scale.expert_parallel, expert_counts(found.config)[1])
+    return found
 
 
 def models_of(

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.distributed import DistributedConfig
 from transformers.initialization import no_tie_weights
 
-from gspo.backends.hf.files import expert_counts, read_config
+from gspo.backends.hf.files import check_expert_parallel, expert_counts, read_config
 from gspo.backends.hf.layers import STACKED
 from gspo.backends.hf.load import autocast_type, without_weights
 from gspo.backends.hf.mixed_precision_sharding import NARROW, narrow_gathers
@@ -67,7 +67,7 @@ def shard_on_meta(cfg: ModelConfig, spread: Spread) -> ShardedLayout:
     """
     config = read_config(cfg)
     top_k, count = expert_counts(config)
-    check_experts(cfg, spread, count)
+    check_expert_parallel(cfg, spread.experts, count)
     with no_tie_weights():
         model: Any = without_weights(cfg)
     with fake_ranks(spread.ranks):
@@ -89,19 +89,6 @@ def shard_on_meta(cfg: ModelConfig, spread: Spread) -> ShardedLayout:
             weights,
             shape,
             embedded,
-        )
-
-
-def check_experts(cfg: ModelConfig, spread: Spread, count: int) -> None:
-    """Raises ValueError if the model has no experts, or a number of them that scale.expert_parallel does not divide."""
-    if spread.experts > 1 and count < 2:
-        raise ValueError(
-            f"scale.expert_parallel = {spread.experts}: model.path = {cfg.path!r} is no mixture of experts: set it to 1"
-        )
-    if spread.experts > 1 and count % spread.experts:
-        raise ValueError(
-            f"scale.expert_parallel = {spread.experts} does not divide the {count} experts of model.path = {cfg.path!r}: "
-            "choose a number that does"
         )
 
 

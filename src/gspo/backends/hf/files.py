@@ -152,6 +152,16 @@ def expert_counts(config: Any) -> list[int]:
     return [next((v for k in names if isinstance(v := getattr(text, k, None), int)), 0) for names in EXPERT_KEYS]
 
 
+def check_expert_parallel(cfg: ModelConfig, ranks: int, count: int) -> None:
+    """Raises ValueError if the model's `count` experts cannot be divided among `ranks` ranks."""
+    setting = f"scale.expert_parallel = {ranks}"
+    if ranks > 1 and count < 2:
+        raise ValueError(f"{setting}: model.path = {cfg.path!r} is no mixture of experts: set it to 1")
+    if ranks > 1 and count % ranks:
+        there = f"the {count} experts of model.path = {cfg.path!r}"
+        raise ValueError(f"{setting} does not divide {there}: choose a number that does")
+
+
 def check_stop_ids(model: PreTrainedModel) -> None:
     """Raises ValueError for a non-integer eos_token_id in generation_config.json; transformers checks config.json."""
     eos = getattr(model.generation_config, "eos_token_id", None)
@@ -218,6 +228,8 @@ def load_error(cfg: ModelConfig, error: Exception) -> str:
         return f"{setting}: {hub}. ({first})"
     if first.startswith("Validation error for field"):
         return f"{setting}: {' '.join(text.split())}. Mend the model's config.json; a token is given by its id, a number"
+    if "FlashAttention" in text:
+        return f"model.attention = {cfg.attention!r}: {first} (the default is sdpa)"
     if "does not recognize this architecture" in text:
         return f"{setting}: this version of transformers does not know its model type; update transformers. ({first})"
     return f"{setting}: cannot be loaded as a causal language model. ({first})"
