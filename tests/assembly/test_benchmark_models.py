@@ -46,7 +46,6 @@ def test_prompts_keep_the_ids_of_their_problems(config):
             ("autocast", "bfloat16"),
             ("attention", "eager"),
             ("expert_kernels", "eager"),
-            ("kernels", "torch"),
         ),
         *(("quantize", "int8"), ("device", "meta")),
     ],

@@ -141,6 +141,6 @@ def test_a_mixture_whose_routing_is_unseen_is_not_called_dense(tmp_path):
     policy = HFPolicy(doge)
     assert "does not see" in policy.unseen
     with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder) as log, logs() as told:
-        note_limits(log, policy, from_dict({}))
+        note_limits(log, policy)
     assert told[0].startswith(f"{policy.unseen}: there are no moe/ metrics")
     assert HFPolicy(tiny("llama")).unseen == HFPolicy(tiny("qwen3_moe")).unseen == ""

@@ -5,20 +5,12 @@ import json
 import pytest
 
 import gspo
-from gspo.backends.hf.fused import modules, ops
 from gspo.config.files import from_dict
 from tests.fake_device import fake_gpu
 from tests.rewards.classifiers import reward_model, saved, scores
 from tests.tiny_run import ROWS, dials, likes_a, model
 
 NEAR = {"rel": 2e-3, "abs": 1e-6}  # experts have another kernel there
-
-
-@pytest.fixture(autouse=True)
-def without_a_cpus_own_kernels(monkeypatch):
-    """They round otherwise, and rotary embeddings have them for all models of a family."""
-    for module in (modules, ops):
-        monkeypatch.setattr(module, "library", lambda: None)
 
 
 def config_of(folder, device, eval=(("every", 0), ("num_prompts", 0)), **changes):

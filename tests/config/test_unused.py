@@ -18,7 +18,7 @@ BASE = {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}, "reward": {"fu
 READ = {
     "backends/hf/files.py": "model.path model.revision model.tokenizer model.device model.trust_remote_code "
     "model.allow_pickle",
-    "backends/hf/load.py": "model.dtype model.autocast model.attention model.expert_kernels model.kernels",
+    "backends/hf/load.py": "model.dtype model.autocast model.attention model.expert_kernels",
     "backends/hf/lora.py": "lora.rank",
     "data/splits.py": "task.source task.eval_source task.prompt_column eval.num_prompts",
     "data/prompts.py": "task.size task.too_long",

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gspo.assembly.host_memory import GIB
-from gspo.backends.hf import load
 from gspo.backends.hf.files import read_config
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
@@ -223,8 +222,7 @@ DENSE = {"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 160}
     [{}, {"hidden": 64, "expert_width": 16, "top_k": 1}, {"heads": 8, "kv_heads": 8, "hidden": 64, "top_k": 4}, DENSE],
     ids=["mixture", "narrow experts", "many experts", "dense"],
 )
-def test_the_estimate_of_activations_is_near_what_a_pass_saves(tmp_path, sizes, monkeypatch):
-    monkeypatch.setattr(load, "by_kernels", lambda *_: False)  # the estimate is of a GPU
+def test_the_estimate_of_activations_is_near_what_a_pass_saves(tmp_path, sizes):
     wrapped = model(**{"vocab_size": 40, "tie_word_embeddings": False, "layers": 6} | sizes)
     wrapped.save(tmp_path)
     count, length = 4, 64

@@ -30,8 +30,6 @@ from gspo.assembly.models import (
 from gspo.assembly.queries import OtherSources, curriculum
 from gspo.assembly.samplers import evaluator_of, samplers_of, samplings
 from gspo.assembly.scorers import scorer_of
-from gspo.backends.hf import fused
-from gspo.backends.hf.load import by_kernels
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.process import EngineHost
@@ -118,7 +116,7 @@ class Start:
                 log.record(record)
             if self.config.optimizer.lr == "auto":
                 log.note(chosen_rate(self.config, policy.model))
-            note_limits(log, policy, self.config)
+            note_limits(log, policy)
             warn_if_busy(policy.device)
             yield log, screen, state
 
@@ -298,18 +296,15 @@ def chosen_rate(config: Config, model: HFModel) -> str:
     return f'optimizer.lr = "auto" is {learning_rate(config, model):g} in this run: for {whose} of {many} parameters'
 
 
-def note_limits(log: RunLog, policy: HFPolicy, config: Config) -> None:
-    """Logs what this run has to do without: metrics of an unknown router, shared prompts (train.layout = "auto"), compiled
-    CPU kernels, and full precision.
+def note_limits(log: RunLog, policy: HFPolicy) -> None:
+    """Logs what this run has to do without: metrics of an unknown router, shared prompts (train.layout = "auto"), and full
+    precision.
     """
     if policy.unseen:
         log.warn(f"{policy.unseen}: there are no moe/ metrics, and a change of routing is not noticed")
     if policy.unshared:
         log.event("info", f"trains on padded rows: {policy.unshared}")
-    model = policy.model
-    if not model.kernels and by_kernels(config.model, model.device.type, model.compute_dtype):
-        log.event("info", f"no compiled kernels, so steps take longer: {fused.missing()}")
-    trained = next((p.dtype for p in model.model.parameters() if p.requires_grad), torch.float32)
+    trained = next((p.dtype for p in policy.model.model.parameters() if p.requires_grad), torch.float32)
     if trained != torch.float32:
         log.warn(
             f"the weights are trained in {trained}, where an update smaller than about 1/256 of a weight is lost; "

@@ -27,7 +27,7 @@ from gspo.types import Prompt, Rollout, Sampling
 Rows = Sequence[dict[str, Any]]
 Begin = Callable[[int, int], Future[Rollout]]
 """Starts a completion, given the index of its prompt and its own number."""
-NUMBERS = ("dtype", "autocast", "attention", "expert_kernels", "kernels", "quantize")
+NUMBERS = ("dtype", "autocast", "attention", "expert_kernels", "quantize")
 """Model settings that affect its numerical results."""
 
 

@@ -24,7 +24,7 @@ REMOVED = {
 """Commands and options that there were, and what to do instead."""
 COMMON = {
     "debug": "show the full traceback of an error",
-    "verbose": "also show debug messages, such as which attention and which kernels were chosen",
+    "verbose": "also show debug messages, such as which attention was chosen",
     "quiet": "show only results, warnings and errors",
 }
 """Options of every command."""

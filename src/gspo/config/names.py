@@ -17,6 +17,7 @@ STUDIED = 'for a study name a sampler of yours: sampler.engine = "module:functio
 REMOVED: dict[str, str] = {
     "sampler.url": 'give sampler.urls = ["http://..."]',
     **dict.fromkeys(("sampler.quantize", "rollout.delay"), STUDIED),
+    "model.kernels": "leave it out: on a CPU all operations are torch's now",
     "sampler.in_process": "leave it out: vLLM runs as a server, and sampler.sleep_level gives a shared GPU's memory back",
 }
 """Removed keys, and what to do instead."""

@@ -30,10 +30,6 @@ class ModelConfig:
     expert_kernels: str = opt("auto", choices=("auto", "grouped_mm", "eager"))
     """Expert kernels of a mixture of experts. `auto`: grouped_mm if the model supports it; on a CPU or under autocast,
     gspo's own version of it."""
-    kernels: str = opt("auto", choices=("auto", "torch"))
-    """Kernels for small operations (norms, rotary embeddings, gates, sums over experts, attention during decoding) in
-    float32 on a CPU. `auto`: gspo's kernels, which the machine's C++ compiler builds once, in seconds; without a compiler,
-    as `torch`. `torch`: those of transformers."""
     quantize: str = opt("none", choices=("none", "nf4", "int8"))
     """Quantize the frozen weights under the adapters to 4 (`nf4`) or 8 bits (`int8`), with bitsandbytes in blocks of 64.
     Head, embeddings, routers and norms are not quantized. The model is loaded into host memory in `dtype` and quantized

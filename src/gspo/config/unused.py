@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gspo.config import source_kind
-from gspo.config.policy import ModelConfig
 from gspo.config.rewards import runs_programs
 from gspo.config.schema import SECTIONS, Config
 from gspo.config.values import shown
@@ -41,11 +40,6 @@ def kinds(config: Config) -> set[str]:
     return {source_kind.kind(source) for source in (config.task.source, config.task.eval_source) if source}
 
 
-def may_have_kernels(model: ModelConfig) -> bool:
-    """Whether the model may run in float32 on a CPU."""
-    return model.device in ("auto", "cpu") and model.dtype == "float32" and model.autocast != "bfloat16"
-
-
 ENVIRONMENT = "it is for a task with an environment: set task.environment, or leave it out"
 OFF = 'guard.action = "off": set another action, or leave it out'
 NOT_EVALUATED = "eval.num_prompts = 0, so nothing is evaluated: set eval.num_prompts, or leave it out"
@@ -66,10 +60,6 @@ ALWAYS = (
     Unused(
         ("model.quantize",), lambda c: not c.lora.rank,
         "weights of few bits stay as they are: train adapters on them (lora.rank), or leave it out",
-    ),
-    Unused(
-        ("model.kernels",), lambda c: not may_have_kernels(c.model),
-        "there are kernels for float32 on a CPU alone: leave it out",
     ),
     Unused(
         ("optimizer.min_lr",), lambda c: c.optimizer.schedule == "constant",

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from gspo.backends.hf import experts, fused
-from gspo.backends.hf.load import autocast_type, by_kernels, without_weights
+from gspo.backends.hf import experts
+from gspo.backends.hf.load import autocast_type, without_weights
 from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.model import DTYPES, HFModel
 from gspo.backends.hf.one_sequence import one_sequence_a_row
@@ -88,8 +88,6 @@ def _meta_model(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
         eager = cfg.expert_kernels == "eager" and cfg.quantize == "none"
         model.set_experts_implementation("eager" if eager else experts.NAME)
     made = HFModel(model, None, autocast_type(cfg.autocast, device_type(cfg), DTYPES[cfg.dtype]))  # type: ignore[arg-type]
-    if by_kernels(cfg, device_type(cfg), made.compute_dtype):
-        fused.place(model)
     if not lora.rank:
         return made
     made.model.name_or_path = cfg.path or "model"  # else it would warn of a model without a name

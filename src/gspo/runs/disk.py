@@ -28,7 +28,7 @@ class SaveError(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """gspo's folder in the user's cache. Nobody else may write to it, since code and models are loaded from it.
+    """gspo's folder in the user's cache. Nobody else may write to it, since models are loaded from it.
 
     Raises SaveError if it cannot be made.
     """

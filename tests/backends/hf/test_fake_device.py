@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 import gspo
-from gspo.backends.hf.fused import modules, ops
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.files import from_dict
@@ -19,13 +18,6 @@ from tests.backends.hf.families import FAMILIES, TOKENIZER
 from tests.backends.hf.updates import CASES, batch_of, learner_of, step, waits_of
 from tests.fake_device import ALL, NUMBER, SIZE, TO_HOST, fake_gpu
 from tests.tiny_run import ROWS, likes_a, model, settings
-
-
-@pytest.fixture(autouse=True)
-def without_a_cpus_own_kernels(monkeypatch):
-    """They round otherwise, and rotary embeddings have them for all models of a family."""
-    for module in (modules, ops):
-        monkeypatch.setattr(module, "library", lambda: None)
 
 
 @pytest.mark.parametrize("label", CASES)

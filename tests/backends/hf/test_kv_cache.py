@@ -69,14 +69,13 @@ def test_prompts_all_of_whose_completions_ended_are_forgotten(monkeypatch):
     assert run == sorted(run, reverse=True) and run[-1] < 4
 
 
-def test_few_copies_are_not_worth_it_without_kernels(monkeypatch):
+def test_few_copies_are_not_worth_it(monkeypatch):
     shared, fan_out = [], SharedCache.fan_out
     monkeypatch.setattr(SharedCache, "fan_out", lambda self, *args: (shared.append(1), fan_out(self, *args)))
     monkeypatch.setattr(sampling, "SHARED_POSITIONS", 1000)
     sampler = HFSampler(tiny("qwen3"))
     shared.clear()  # its check of the cache
-    for kernels, length, expected in ((False, 99, 0), (False, 100, 1), (True, 5, 1)):  # 11 completions: 10 copies
-        sampler.model.kernels = kernels
+    for length, expected in ((99, 0), (100, 1)):  # 11 completions: 10 copies
         sampler.generate(prompts(length), 11, Sampling(max_new_tokens=2))
         assert len(shared) == expected
         shared.clear()

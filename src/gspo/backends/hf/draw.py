@@ -5,28 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gspo.backends.hf import fused
 from gspo.types import Sampling
 
 
-def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling, kernels: bool = False) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Draws one token per row by inverse CDF: logits [B, V], uniforms [B] in [0, 1) -> ids [B], log-probabilities [B].
 
     As usual, temperature comes first, then top-k, then top-p (the likeliest tokens whose probabilities sum up to it).
-    `kernels`: use the compiled kernel if it supports the inputs.
     """
     if sampling.temperature == 0:
         best, at = logits.max(-1)
         return at, best * 0  # nan where the logits are not finite
-    truncated = 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1
-    if kernels and not truncated and fused.suits(logits, uniforms):
-        return fused.draw(logits, uniforms, sampling.temperature)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
     ids: Tensor | None = None
-    last: int | Tensor = logits.shape[-1] - 1
     size = logits.shape[-1]
-    if truncated:
+    last: int | Tensor = size - 1
+    if 0 < sampling.top_k < size or sampling.top_p < 1:
         logits, ids = logits.topk(min(sampling.top_k or size, size))  # likeliest first
         last = logits.shape[-1] - 1
         if sampling.top_p < 1:

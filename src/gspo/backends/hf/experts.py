@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
-from gspo.backends.hf import fused
 from gspo.backends.hf.quantized_weights import Packed
 from gspo.objective.completions import index_select_deterministic
 
@@ -49,7 +48,7 @@ def suits(device: torch.device, autocast: bool) -> bool:
 @contextmanager
 def while_sampling() -> Iterator[None]:
     """Context for a sampling loop. Each weight is cast once and the copy is cached until the end, as autocast does for
-    linear layers. Compiled kernels compute all experts of a layer in one call.
+    linear layers.
     """
     if _casts.get() is not None:
         yield
@@ -65,8 +64,6 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     """Experts function for transformers: hidden_states [T, H], top_k_index and top_k_weights [T, k] -> [T, H]."""
     if not _plain(self):
         return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
-    if fused.placed(self) and fused.suits(hidden_states, top_k_weights) and _float32(self):
-        return _by_kernels(self, hidden_states, top_k_index, top_k_weights)
     count, k = top_k_index.shape
     expert, order = torch.sort(top_k_index.reshape(-1))  # [T * k]
     ends = torch.searchsorted(expert, torch.arange(self.num_experts, device=expert.device), right=True, out_int32=True)
@@ -75,19 +72,6 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     x = _product(self, "down_proj", x, ends)
     x = torch.empty_like(x).index_copy_(0, order, x)  # back to token order
     return (x.view(count, k, -1) * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
-
-
-def _by_kernels(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """`experts_forward` with compiled kernels: one call while sampling, otherwise separate calls around torch's products.
-    Scoring passes use the same products as updates, since a product of other shapes rounds differently.
-    """
-    stacks = self.gate_up_proj, self.down_proj
-    whole = all(fused.suits(stack) for stack in stacks) and not _adapters.get()
-    if whole and _casts.get() is not None and not torch.is_grad_enabled() and fused.multiplies():
-        return fused.experts(hidden_states, top_k_index, top_k_weights, *stacks)
-    choices = fused.sort_choices(top_k_index, self.num_experts)
-    x = fused.swiglu_halves(_product(self, "gate_up_proj", fused.sent(hidden_states, choices), choices.ends))
-    return fused.combine(_product(self, "down_proj", x, choices.ends), top_k_weights, choices)
 
 
 def _product(experts: Any, name: str, x: Tensor, ends: Tensor) -> Tensor:
@@ -137,11 +121,6 @@ def _cast(weight: Tensor) -> Tensor:
         copy = weight.to(dtype)
         cache[id(weight)] = weight, weight._version, copy
     return copy
-
-
-def _float32(experts: Any) -> bool:
-    """Whether the products are in float32."""
-    return all(stack.dtype == torch.float32 for stack in (experts.gate_up_proj, experts.down_proj))
 
 
 def _plain(experts: Any) -> bool:

@@ -18,7 +18,6 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import sdpa_mask
 
-from gspo.backends.hf import fused
 from gspo.backends.hf.model import OWN_ATTENTION
 
 NAME = "gspo_shared_prompt"
@@ -32,15 +31,13 @@ class SharedCache(DynamicCache):
     Args:
         layers: Number of layers.
         capacity: Maximum tokens of a completion.
-        kernels: Decode with the compiled kernel where it supports the tensors.
     """
 
     layers: list[SharedLayer]  # type: ignore[assignment]
 
-    def __init__(self, layers: int, capacity: int, kernels: bool = False) -> None:
+    def __init__(self, layers: int, capacity: int) -> None:
         super().__init__()
         self.layers = [SharedLayer(capacity) for _ in range(layers)]
-        self.kernels = kernels
 
     def fan_out(self, prompt_of: Tensor, hide: Tensor | None) -> None:
         """From here on, row i is a completion of prompt `prompt_of[i]`. hide [P, L]: True at padding of the prompts."""
@@ -61,7 +58,7 @@ class SharedCache(DynamicCache):
         self._arrange()
 
     def _arrange(self) -> None:
-        places = Places(self.prompt_of, self.bias, self.kernels)
+        places = Places(self.prompt_of, self.bias)
         for layer in self.layers:
             layer.places = places
 
@@ -91,18 +88,13 @@ class GrowingLayer(DynamicLayer):
             self.dtype, self.device, self.length = key_states.dtype, key_states.device, key_states.shape[2]
             self.keys, self.values, self.is_initialized = key_states, value_states, True
             return key_states, value_states
-        at = self.longer(key_states.shape[2])
-        end = self.length
+        at, end = self.length, self.length + key_states.shape[2]
+        if end > self.keys.shape[2]:
+            self._move(None, at, end)
+        self.length = end
         self.keys[:, :, at:end] = key_states
         self.values[:, :, at:end] = value_states
         return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def longer(self, count: int) -> int:
-        """Reserves `count` more positions for the caller to write. Returns the first of them."""
-        at, self.length = self.length, self.length + count
-        if self.length > self.keys.shape[2]:
-            self._move(None, at, self.length)
-        return at
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keeps, drops or repeats rows: the new row i is the old row `beam_idx[i]`."""
@@ -128,11 +120,6 @@ class SharedLayer(GrowingLayer):
     prompt_values: Tensor
     prompt_length = 0
     places: Places
-
-    @property
-    def prompt(self) -> tuple[Tensor, Tensor]:
-        """The prompts' keys and values."""
-        return self.prompt_keys, self.prompt_values
 
     def get_seq_length(self) -> int:
         """Number of positions written, including the prompt."""
@@ -163,11 +150,9 @@ class Places:
     Args:
         prompt_of: The prompt of each row, [rows].
         bias: Added to the attention scores of the prompts' positions, [P, L].
-        kernels: Attention may use the compiled kernel.
     """
 
-    def __init__(self, prompt_of: Tensor, bias: Tensor | None, kernels: bool = False) -> None:
-        self.prompt_of, self.kernels = prompt_of, kernels
+    def __init__(self, prompt_of: Tensor, bias: Tensor | None) -> None:
         counts = prompt_of.bincount()
         self.prompts, self.each = len(counts), int(counts.max())
         order = prompt_of.argsort(stable=True)
@@ -213,10 +198,6 @@ def attend(
         raise NotImplementedError(f"{type(module).__name__} attends in a way of its own: {odd}")
     places, prompt_length = layer.places, layer.prompt_length
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    same = key.shape == value.shape and layer.prompt_keys.shape == layer.prompt_values.shape
-    if places.kernels and same and fused.suits(query, key, value, layer.prompt_keys):
-        prompts = layer.prompt_keys, layer.prompt_values, places.prompt_of, places.bias
-        return fused.attend(query[:, :, 0], *prompts, key, value, scale)[:, None], None
     q = query.unflatten(1, (key.shape[1], -1)).squeeze(3) * scale
     prompt = places.by_prompt(q) @ layer.prompt_keys.transpose(2, 3)  # [P, heads, each * g, L]
     if places.bias is not None:

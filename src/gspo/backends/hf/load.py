@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, masking_utils
 from transformers.utils.logging import disable_progress_bar
 
-from gspo.backends.hf import experts, fused
+from gspo.backends.hf import experts
 from gspo.backends.hf.files import check_weights, load_error, outline, read_config, read_outline
 from gspo.backends.hf.gguf import converted, missing_tensors
 from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, example_token_ids, not_allclose, windows
@@ -98,9 +98,7 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     autocast = autocast_type(cfg.autocast, model.device.type, model.dtype)
     _choose_experts(model, cfg.expert_kernels, autocast, kind.sharded)
     wrapped = kind(model, tokenizer, autocast)
-    wrapped.kernels = by_kernels(cfg, model.device.type, wrapped.compute_dtype) and fused.place(model)
-    attention, kernels = model.config._attn_implementation, "compiled kernels" if wrapped.kernels else "no compiled kernels"
-    logger.debug(f"{type(model).__name__} on {model.device} in {model.dtype}: {attention} attention, {kernels}")
+    logger.debug(f"{type(model).__name__} on {model.device} in {model.dtype}: {wrapped.attention} attention")
     check_end(wrapped)
     try:
         model.generation_config.validate(strict=True)
@@ -136,11 +134,6 @@ def autocast_type(asked: str, device: str, weights: torch.dtype) -> torch.dtype 
     """
     narrow = asked == "bfloat16" or (asked == "auto" and device == "cuda")
     return torch.bfloat16 if narrow and weights == torch.float32 else None
-
-
-def by_kernels(cfg: ModelConfig, device: str, products: torch.dtype) -> bool:
-    """Whether to use compiled kernels on a device of this type, with matrix products in dtype `products`."""
-    return cfg.kernels == "auto" and device == "cpu" and products == torch.float32
 
 
 def _make_deterministic(model: PreTrainedModel) -> None:

@@ -31,7 +31,6 @@ class HFModel:
     Attributes:
         autocast: Dtype of the matrix products. None: the dtype of the weights.
         has_full_attention: Every layer is plain full attention, so a 4D boolean mask describes it.
-        kernels: Small operations run in compiled kernels (fused/).
         logit_scale: Factor on the head's output (Cohere, Falcon-H1; Granite divides).
         logit_cap: Soft-cap c of the logits, c tanh(logit / c) (Gemma), or None.
     """
@@ -40,7 +39,6 @@ class HFModel:
     tokenizer: PreTrainedTokenizerBase
     autocast: torch.dtype | None = None
     has_full_attention: bool = False
-    kernels: bool = False
     adapted: ClassVar[bool] = False  # whether only adapters are trained
     sharded: ClassVar[bool] = False  # whether this process holds only a shard of the weights
     config: Any = field(init=False, repr=False)

@@ -25,8 +25,6 @@ from gspo.types import Batch, Outputs, Routing
 
 logger = logging.getLogger(__name__)
 
-KERNELS = "kernels"  # key in `state_dict`
-
 
 class HFPolicy:
     """ports.Policy on a transformers causal language model.
@@ -123,20 +121,13 @@ class HFPolicy:
         return self.model.layers()
 
     def state_dict(self) -> dict[str, Any]:
-        """The critic's weights, if there is a critic, and whether compiled kernels are in use."""
-        return {KERNELS: self.model.kernels} | ({} if self.critic is None else self.critic.state_dict())
+        """The critic's weights; empty without a critic."""
+        return {} if self.critic is None else self.critic.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes from `state_dict()`. Warns if compiled kernels were switched on or off, since that changes rounding."""
-        before = state[KERNELS]
-        if before != self.model.kernels:
-            ways = {True: "gspo's compiled kernels", False: "transformers' own operations"}
-            logger.warning(
-                f"small operations were {ways[before]} before and are {ways[not before]} now (model.kernels, or whether "
-                "there is a C++ compiler): numbers round otherwise from here on"
-            )
+        """Resumes from `state_dict()`."""
         if self.critic is not None:
-            self.critic.load_state_dict({name: value for name, value in state.items() if name != KERNELS})
+            self.critic.load_state_dict(state)
 
     def prove(self, trained: Iterable[nn.Parameter]) -> None:
         """Raises RuntimeError if forward passes read other weights than `trained`, the optimizer's parameters."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from gspo.backends.hf import decoding, routers, routing
+from gspo.backends.hf import routers, routing
 from gspo.backends.hf.draw import draw
 from gspo.backends.hf.experts import while_sampling
 from gspo.backends.hf.kv_cache import GrowingLayer, SharedCache, shared_attention
@@ -62,8 +62,6 @@ class HFSampler:
         was_training = self.model.model.training
         self.model.model.eval()
         try:
-            if self.plain_cache and self.model.kernels:
-                decoding.place(self.model.model)
             self.shares = self.plain_cache and self.model.device.type == "cpu" and self._shares_well()
             why = "" if self._decodes_well(shared=False) else "gives other results with its key-value cache than without"
         except Exception as error:  # some model families need their own cache class
@@ -210,7 +208,7 @@ class HFSampler:
         cache, mask, inputs = DynamicCache(config=model.config), None, {}
         prompt_of = rows.to(model.device, non_blocking=True)
         if shared:
-            cache = SharedCache(model.config.num_hidden_layers, new, model.kernels)
+            cache = SharedCache(model.config.num_hidden_layers, new)
             mask = torch.zeros(1, 1, 1, longest + new, dtype=model.compute_dtype).expand(len(rows), -1, -1, -1)
         elif self.plain_cache:
             cache.layers = [GrowingLayer(longest + new) for _ in range(model.config.num_hidden_layers)]
@@ -244,7 +242,7 @@ class HFSampler:
         distinct = {tokens: k for k, tokens in enumerate(dict.fromkeys(prompts[i].tokens for i, _ in rows))}
         prompt_of = torch.tensor([distinct[prompts[i].tokens] for i, _ in rows])
         longest = max(map(len, distinct))
-        shared = self.shares and (model.kernels or (len(rows) - len(distinct)) * longest >= SHARED_POSITIONS)
+        shared = self.shares and (len(rows) - len(distinct)) * longest >= SHARED_POSITIONS
         cache, hidden, mask = self._prefill(list(distinct), prompt_of, new, shared)
         if trail is not None:
             trail.begin([len(tokens) for tokens in distinct], prompt_of)
@@ -257,7 +255,7 @@ class HFSampler:
         head = model.head
         with self._attending(cache):
             for t in range(new):
-                tokens[t, live], logps[t, live] = draw(head.logits(hidden), uniforms[t, live], sampling, model.kernels)
+                tokens[t, live], logps[t, live] = draw(head.logits(hidden), uniforms[t, live], sampling)
                 ended_before = ends.count
                 ends.look(tokens, t)
                 if report and ends.count > ended_before:
