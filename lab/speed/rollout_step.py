@@ -32,13 +32,11 @@ COMPILED = {"torch_compile": True}
 
 
 def commands(model: Path, task: str, scratch: Path) -> dict[str, list[str]]:
-    """What starts each worker. With a C++ compiler TRL is faster compiled, and gspo has its kernels."""
+    """What starts each worker. With a C++ compiler TRL is faster compiled."""
     ours = [sys.executable, str(HERE / "ours_step.py"), str(model), task]
     theirs = [str(trl_environment()), str(HERE / "trl_step.py"), str(model), task, str(scratch / "trl")]
     recompute = json.dumps({"algorithm": {"old_logprobs": "recompute"}})
-    plain = json.dumps({"model": {"kernels": "torch"}})
     by_name = {"gspo": ours, "gspo, pi_old recomputed": [*ours, "--changes", recompute], "TRL": theirs}
-    by_name["gspo, kernels = torch"] = [*ours, "--changes", plain]
     if shutil.which("g++"):
         by_name["TRL, torch_compile"] = [*theirs, "--trial", json.dumps(COMPILED)]
     return by_name
@@ -97,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=12, help="recorded steps of each program (at least 5)")
     parser.add_argument("--warm-up", type=int, default=4, help="steps before them")
-    small = [name for name, task in TASKS.items() if not task.pretrained]  # all five programs at once on SmolLM2: 22 GiB
+    small = [name for name, task in TASKS.items() if not task.pretrained]  # all at once on SmolLM2 take too much memory
     parser.add_argument("--tasks", nargs="+", default=small, choices=list(TASKS))
     parser.add_argument("--only", nargs="+", help="names of the programs, as the table has them; all by default")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/rollout_step.json"), help="file for all the numbers")

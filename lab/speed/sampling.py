@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,12 +40,12 @@ MODELS = {
 }
 
 
-def make_model(name: str, device: str, kernels: str = "auto") -> tuple[HFModel, int, int]:
+def make_model(name: str, device: str) -> tuple[HFModel, int, int]:
     if name == PRETRAINED:
-        return models.pretrained(ModelConfig(device=device, autocast="none", kernels=kernels)), 64, 32
+        return models.pretrained(ModelConfig(device=device, autocast="none")), 64, 32
     config, vocabulary, prompt, completion = MODELS[name]
     pieces = [chr(0x4E00 + i) for i in range(vocabulary - 2)]
-    settings = ModelConfig(device=device, autocast="none", kernels=kernels)
+    settings = ModelConfig(device=device, autocast="none")
     return build_tiny(config, longest_match_tokenizer(pieces), 0, settings), prompt, completion
 
 
@@ -58,19 +57,15 @@ def make_prompts(model: HFModel, count: int, length: int) -> list[Prompt]:
 
 @contextmanager
 def as_without_gspo(model: HFModel) -> Iterator[None]:
-    """transformers' fastest experts, and its own rotary embeddings. The model must have been made without kernels."""
-    family = sys.modules[type(model.model).__module__]
+    """transformers' fastest experts."""
     ours = model.config._experts_implementation if hasattr(model.config, "num_experts") else None
-    rotary = family.apply_rotary_pos_emb
     if ours:
         model.model.set_experts_implementation("grouped_mm")
-    family.apply_rotary_pos_emb = getattr(rotary, "__wrapped__", rotary)
     try:
         yield
     finally:
         if ours:
             model.model.set_experts_implementation(ours)
-        family.apply_rotary_pos_emb = rotary
 
 
 def embedded(model: HFModel, prompts: list[Prompt], completion: int, stop_ids: tuple[int, ...]) -> Callable[[], int]:
@@ -179,16 +174,12 @@ def main() -> None:
     results: list[dict] = []
     for name in args.models:
         model, prompt, completion = make_model(name, args.device)
-        plain, _, _ = make_model(name, args.device, "torch")
         for case in ("equal", "ends apart"):
             stop_ids = () if case == "equal" else tuple(range(1, 1 + max(1, len(model.tokenizer) // 34)))
             for rows in args.rows:
                 prompts = make_prompts(model, rows // G, prompt)
                 engines = [e for e in args.engines if e != "continuous" or case == "equal"]
-                runs = {
-                    engine: ENGINES[engine](model if engine == "embedded" else plain, prompts, completion, stop_ids)
-                    for engine in engines
-                }
+                runs = {engine: ENGINES[engine](model, prompts, completion, stop_ids) for engine in engines}
                 by_engine = compare(runs, args.repeats, clock)
                 results.append({"model": name, "case": case, "rows": rows, "engines": by_engine})
                 line = ", ".join(
