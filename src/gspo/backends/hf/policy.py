@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
@@ -22,8 +21,6 @@ from gspo.learner import layout
 from gspo.learner.offload import Resting
 from gspo.objective.completions import index_select_deterministic
 from gspo.types import Batch, Outputs, Routing
-
-logger = logging.getLogger(__name__)
 
 
 class HFPolicy:
