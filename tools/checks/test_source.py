@@ -162,7 +162,7 @@ UNTESTED = {
     # declarations: what holds for every section of the configuration is in tests/config/test_schema.py
     *("config/policy.py", "config/rewards.py", "config/rollout.py", "config/scale.py"),
     *("config/training.py", "interfaces.py", "learner/interfaces.py", "sandbox/types.py"),
-    # parts of rewards/answers.py: tests/rewards/test_answers.py reads the pairs of tests/rewards/pairs.txt through all of them
+    # parts of rewards/answers.py: tests/rewards/test_answers.py reads tests/rewards/pairs.txt through all of them
     *(f"rewards/{name}.py" for name in ("notation", "reader", "units", "evaluation", "equality")),
     # needs verifiers, which is in another environment: tests/agents/test_verifiers_episodes.py plays whole episodes
     *("agents/verifiers_client.py", "agents/verifiers_harness.py"),
