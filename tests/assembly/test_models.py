@@ -5,7 +5,16 @@ import torch
 
 from gspo.assembly.assemble import note_limits
 from gspo.assembly.call_inputs import CallInputs
-from gspo.assembly.models import check_experts, check_routers, models_of, named, outline_of, prompts_of, room
+from gspo.assembly.models import (
+    check_experts,
+    check_routers,
+    models_of,
+    named,
+    outline_of,
+    prompts_of,
+    room,
+    trained_outline,
+)
 from gspo.backends.hf.files import Outline, outline
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
@@ -73,7 +82,7 @@ def test_what_the_prompts_need_is_known_without_weights(saved):
 def test_experts_that_ranks_cannot_share_are_refused_before_weights_are_read(saved):
     config = of(saved, scale={"ranks": 3, "expert_parallel": 3})
     with pytest.raises(ValueError, match=r"scale.expert_parallel = 3 does not divide the 4 experts of model.path"):
-        outline_of(config, CallInputs(), None)
+        trained_outline(config, CallInputs(), None)
 
 
 def test_the_room_for_a_prompt():

@@ -26,6 +26,7 @@ from gspo.assembly.models import (
     models_of,
     outline_of,
     prompts_of,
+    trained_outline,
 )  # fmt: skip
 from gspo.assembly.queries import OtherSources, curriculum
 from gspo.assembly.samplers import evaluator_of, samplers_of, samplings
@@ -172,7 +173,7 @@ def load_queries(start: Start, scorer: Rewards | AlreadyScored) -> tuple[Start, 
     if config.refresh.every and config.refresh.source is not None:
         refresh_function(config.refresh.source, config.refresh.every)
     overlap = Overlap(config.task, tables)
-    outline = outline_of(config, given, last)
+    outline = trained_outline(config, given, last)
     config = dated(config, outline.tokenizer)
     prompts, held_out = prompts_of(config, given, outline, tables, overlap)
     scorer.check([*prompts, *held_out])
@@ -252,7 +253,7 @@ def imitating(
     """Yields a supervised run ready for sft.fit, and its model."""
     with started(config, resume, given, allowed, "sft") as start:
         with loading("the rows", start.heard):
-            outline = outline_of(config, start.given, start.last)
+            outline = trained_outline(config, start.given, start.last)
             start = dataclasses.replace(start, config=(config := dated(start.config, outline.tokenizer)))
             encoder = Encoder(outline.tokenizer, config.task)
             # Rows that `gspo train` would hold out of the same source are held out here too.

@@ -54,13 +54,16 @@ def check_here(config: Config, given: CallInputs, last: Path | None) -> None:
 
 
 def outline_of(config: Config, given: CallInputs, last: Path | None) -> Outline:
-    """Tokenizer and config of the model, without weights: all that the prompts need. Raises ValueError for experts that
-    scale.expert_parallel does not divide.
-    """
+    """Tokenizer and config of the model, without weights: all that the prompts need."""
     if given.holds_model:
         return outline(given.model, given.tokenizer)
     whole = last is not None and not config.lora.rank  # a checkpoint of adapters holds nothing else
-    found = read_outline(named(config, last if whole else None))
+    return read_outline(named(config, last if whole else None))
+
+
+def trained_outline(config: Config, given: CallInputs, last: Path | None) -> Outline:
+    """`outline_of` a model to train. Raises ValueError for experts that scale.expert_parallel does not divide."""
+    found = outline_of(config, given, last)
     check_expert_parallel(config.model, config.scale.expert_parallel, expert_counts(found.config)[1])
     return found
 
