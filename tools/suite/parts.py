@@ -22,6 +22,7 @@ ENVIRONMENTS = {
         ["make test-vllm SHARE=1/2"],
         ["src/gspo/backends/vllm/", "tests/backends/vllm/engine/"],
     ),
+    "what each command needs": (["make test-needs"], ["pyproject.toml", "constraints.txt", "src/gspo/config/needs.py"]),
     "a pretrained model": (
         ["make test-real"],
         ["src/gspo/demo/", "src/gspo/backends/hf/gguf", "examples/smollm2/", "tests/real/"],

@@ -14,7 +14,7 @@ from gspo.backends.hf.load import check_end, without_weights
 from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.model import HFModel
 from gspo.config.answer_format import default_system
-from gspo.config.checks import installed
+from gspo.config.needs import readable
 from gspo.config.policy import ModelConfig
 from gspo.config.rollout import RolloutConfig, TaskConfig
 from gspo.config.schema import Config
@@ -28,7 +28,7 @@ from gspo.types import Prompt
 
 def checked_prompts(config: Config, here: ModelConfig, count: int) -> tuple[list[Prompt], str]:
     """Checks the settings that the model can rule out. Returns the first training prompts, and the first one as the model
-    reads it, for the terminal; ([], "") for a source on the Hub and for prompts that an environment writes.
+    reads it, for the terminal; ([], "") for a source on the Hub, for prompts of an environment, and without needed packages.
 
     Args:
         config: The settings of any command.
@@ -38,6 +38,8 @@ def checked_prompts(config: Config, here: ModelConfig, count: int) -> tuple[list
     Raises:
         ValueError: As the run itself would, before or while it loads the model.
     """
+    if not readable(config):
+        return [], ""
     tokenizer = load_tokenizer(here)
     limit = check_model(config, here, tokenizer)
     config = dated(config, tokenizer)
@@ -55,9 +57,8 @@ def rows_here(task: TaskConfig, count: int) -> Table | None:
     """
     of = None if played(task) or not task.source else kind(task.source)
     if of == "generated":
-        return generate(task.source, task, count, 0)[0] if installed("reasoning_gym") else None
-    here = of in ("file", "function") or (of == "saved" and installed("datasets"))
-    return read(task.source, task, task.split) if here else None
+        return generate(task.source, task, count, 0)[0]
+    return read(task.source, task, task.split) if of in ("file", "function", "saved") else None
 
 
 def check_model(config: Config, here: ModelConfig, tokenizer: Any) -> int | None:
@@ -72,7 +73,7 @@ def check_model(config: Config, here: ModelConfig, tokenizer: Any) -> int | None
     check_end(made)
     check_experts(config, made)
     check_routers(config, made)
-    if config.lora.rank and installed("peft"):
+    if config.lora.rank:
         model.name_or_path = here.path
         adapted(made, config.lora)
     # `gspo sft` leaves [rollout] as it is, and `gspo serve` has no task.

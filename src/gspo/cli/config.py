@@ -21,11 +21,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     from gspo.config.algorithm import resolve
     from gspo.config.checks import check_queries
+    from gspo.config.needs import readable, warn_of_needs
     from gspo.data.splits import check_sources
 
     config = load(arguments.config, fields)
     check_queries(config)
-    check_sources(config.task, config.stage, config.refresh)
+    warn_of_needs(config)
+    if readable(config):
+        check_sources(config.task, config.stage, config.refresh)
     if (here := local_copy(config.model)) is not None:
         with importing():
             from gspo.assembly.early_checks import checked_prompts

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from gspo.cli.arguments import Command, path, seed
+from gspo.config.needs import check_package
 from gspo.launch.processes import importing
 
 logger = logging.getLogger(__name__)
@@ -29,16 +30,19 @@ def _folder_of(arguments: argparse.Namespace) -> Path:
 
 
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    with importing():
-        from gspo.demo import smollm2, stages
-
     def run_kind(kind: str) -> int:
+        if kind == "moe":
+            check_package("`gspo demo --moe`", "reasoning_gym")
+        with importing():
+            from gspo.demo import stages
         arguments.kind = kind
         return stages.run_demo(_folder_of(arguments), arguments.seed, arguments.resume, kind)
 
     try:
         return run_kind(arguments.kind)
-    except smollm2.Unavailable as error:
+    except RuntimeError as error:
+        if type(error).__name__ != "Unavailable":  # of gspo.demo.smollm2, whose import takes torch
+            raise
         logger.warning("%s; the demo trains a tiny mixture of experts instead (gspo demo --moe)", error)
         return run_kind("moe")
 

@@ -59,9 +59,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if _on_a_benchmark(arguments):
+        from gspo.eval.settings import configured
+
+        options = _options_of(arguments)
+        configured(options, fields)  # refuses before torch is imported
         with importing():
             from gspo.eval.run import evaluate
-        return evaluate(_options_of(arguments), fields)
+        return evaluate(options, fields)
     check_typed(fields)
     config = load(arguments.config, fields)
     check_command(config, "eval")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gspo.cli.arguments import Command, path
+from gspo.config.needs import check_package
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +16,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
+    if arguments.merge:
+        check_package("--merge", "peft")
     from gspo.assembly.export import export
 
     print(f"model   {export(arguments.run, arguments.out, arguments.merge, arguments.push)}")

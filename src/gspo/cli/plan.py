@@ -6,6 +6,7 @@ import argparse
 
 from gspo.cli.arguments import Command, add_config, natural, positive
 from gspo.config.files import load
+from gspo.config.needs import check_needs, warn_of_needs
 from gspo.launch.processes import importing
 from gspo.safe import visible
 
@@ -22,6 +23,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     config = load(arguments.config, fields)
+    check_needs(config, "plan")
+    warn_of_needs(config)
     with importing():
         from gspo.plan.plan import lengths_of, render
     lengths = lengths_of(config, arguments.prompt_tokens, arguments.completion_tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.util
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -16,6 +15,7 @@ from gspo.config.schema import Config
 from gspo.config.source_kind import FUNCTION, VERIFIERS
 from gspo.config.stages import SETS, rollout_at
 from gspo.config.suggestions import nearest
+from gspo.config.training import TRACKERS
 from gspo.config.values import shown
 from gspo.safe import HIDDEN, hidden_keys
 
@@ -46,11 +46,8 @@ def check(config: Config) -> None:
         if colon and library not in LIBRARIES and (close := nearest(library, LIBRARIES)):
             raise ValueError(f"{key} = {source!r}: {library} is unknown{close.removesuffix('?')}:{name}?")
     for tracker in config.log.trackers:
-        if tracker not in ("tensorboard", "wandb", "trackio"):
-            raise ValueError(
-                f"log.trackers: {tracker!r} is none of tensorboard, wandb, trackio"
-                + nearest(tracker, ("tensorboard", "wandb", "trackio"))
-            )
+        if tracker not in TRACKERS:
+            raise ValueError(f"log.trackers: {tracker!r} is none of {', '.join(TRACKERS)}{nearest(tracker, TRACKERS)}")
     if not config.log.dir.strip():
         raise ValueError("log.dir = '': name a folder for the run")
     if config.task.system in ("none", "null"):
@@ -200,22 +197,3 @@ def check_queries(config: Config) -> None:
             raise ValueError(f"{key} = {source!r}: tasks of verifiers cannot be replaced while a run goes on: leave it out")
     if refresh.source is not None and not FUNCTION.fullmatch(refresh.source):
         raise ValueError(f"refresh.source = {refresh.source!r}: expected module:function, such as rows:new of rows.py")
-
-
-def check_installed(config: Config) -> None:
-    """Checks that the library of 8-bit and 4-bit kernels is there, if it is used. Raises ValueError."""
-    used = {
-        "optimizer.name": config.optimizer.name if config.optimizer.name != "adamw" else "",
-        "model.quantize": config.model.quantize if config.model.quantize != "none" else "",
-    }
-    for key, value in used.items():
-        if value and not installed("bitsandbytes"):
-            raise ValueError(f'{key} = {value!r} needs bitsandbytes: pip install "gspo[quantized]"')
-
-
-def installed(library: str) -> bool:
-    """Whether an optional library is installed, without importing it."""
-    try:
-        return importlib.util.find_spec(library) is not None
-    except ValueError:  # sys.modules holds a stand-in without a spec
-        return False

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from gspo.config.algorithm import resolved
-from gspo.config.checks import check_installed, check_queries, check_required
+from gspo.config.checks import check_queries, check_required
 from gspo.config.conflicts import ENGINE, ENVIRONMENT, LEARN, SERVE, TRAIN, check_conflicts
 from gspo.config.engines import ENGINES, engine_function
+from gspo.config.needs import check_needs
 from gspo.config.schema import Config
 from gspo.config.unused import check_unused
 
 
 def check_command(config: Config, command: str) -> None:
-    """Raises ValueError, with a remedy, for settings that a command cannot work with or would ignore.
+    """Raises ValueError, with a remedy, for settings that a command cannot work with or would ignore, and for
+    packages that it lacks.
 
     Args:
         config: The unresolved configuration.
@@ -26,6 +28,6 @@ def check_command(config: Config, command: str) -> None:
     check_unused(config, command, filled=resolved(Config())[0] if command == "sft" else None)
     if command != "eval":
         check_conflicts(config, LEARN)
-        check_installed(config)
     if command in ("train", "serve"):
         resolved(config, samples=command == "train")
+    check_needs(config, command)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gspo.config.policy import ModelConfig
 
+ADAPTER = "adapter_config.json"  # marks a folder that holds only an adapter
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Each of them marks a folder that holds a tokenizer."""
 

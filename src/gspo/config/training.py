@@ -88,6 +88,9 @@ class ServeConfig:
     """Maximum age of a turn to train on, in weight versions. Older turns are left out and counted."""
 
 
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
+
 @dataclass(frozen=True)
 class LogConfig:
     """Output of a run: its folder, the trackers, the logged rollouts."""

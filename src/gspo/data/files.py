@@ -89,11 +89,9 @@ def _csv(path: Path) -> list[dict[str, Any]]:
 
 
 def _parquet(path: Path) -> list[dict[str, Any]]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ValueError(f"{path} needs pyarrow: pip install 'gspo[tasks]' ({error})") from None
+    import pyarrow
+    from pyarrow import parquet
+
     try:
         return parquet.read_table(path).to_pylist()
     except pyarrow.ArrowException as error:

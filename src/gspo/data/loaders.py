@@ -146,17 +146,9 @@ def _call(source: str, task: TaskConfig, key: str) -> Table:
     return table(rows, source)
 
 
-def _datasets(where: str) -> Any:
-    """The library datasets. Raises ValueError if it is not installed."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(f"{where} needs datasets: pip install 'gspo[tasks]' ({error})") from None
-    return datasets
-
-
 def _hugging_face(source: str, task: TaskConfig, split: str, where: str) -> Table:
-    datasets = _datasets(where)
+    import datasets
+
     try:
         rows = datasets.load_dataset(source, split=split, **task.config)
     except Exception as error:
@@ -169,7 +161,8 @@ def _hugging_face(source: str, task: TaskConfig, split: str, where: str) -> Tabl
 
 
 def _saved(folder: Path, split: str, where: str) -> Table:
-    datasets = _datasets(where)
+    import datasets
+
     try:
         rows = datasets.load_from_disk(str(folder))
     except Exception as error:

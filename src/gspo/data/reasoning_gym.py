@@ -41,11 +41,9 @@ class ItemsRequest:
 
 def open_task(source: str, config: dict[str, Any], seed: int, size: int) -> Any:
     """The library's dataset `reasoning_gym:NAME`. Raises ValueError for an unknown name or bad options."""
-    try:
-        from reasoning_gym.composite import DatasetSpec
-        from reasoning_gym.factory import DATASETS, create_dataset
-    except ImportError as error:
-        raise ValueError(f"{source} needs reasoning-gym: pip install 'gspo[tasks]' ({error})") from None
+    from reasoning_gym.composite import DatasetSpec
+    from reasoning_gym.factory import DATASETS, create_dataset
+
     name = source.removeprefix(PREFIX)
     if name not in DATASETS:
         raise ValueError(f"task.source = {source!r}: reasoning-gym has no such task{nearest(name, DATASETS)}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from gspo.config.checks import check_url
 from gspo.config.files import from_home, load, read_toml
+from gspo.config.needs import check_needs
 from gspo.config.rewards import runs_programs
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
@@ -86,6 +87,7 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     # Requests to an endpoint use sampler.timeout, whatever the engine.
     usual_timeout = replace(config.sampler, timeout=SamplerConfig.timeout)
     check_unused(replace(config, sampler=usual_timeout) if options.url else config, "eval")
+    check_needs(config, "endpoint" if options.url else "benchmark")
     return config
 
 

@@ -75,10 +75,7 @@ def connected(patience: float, sampler: SamplerConfig) -> Iterator[tuple[Start, 
             "the cluster"
         )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise ValueError(f"scale.launcher = \"ray\" needs ray: pip install 'gspo[ray]' ({error})") from None
+    import ray
 
     # A cluster of our own inherits this signal mask: it must outlive the run.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

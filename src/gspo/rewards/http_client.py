@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from gspo.config.import_function import describe
+from gspo.config.needs import check_package
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +73,9 @@ class EndpointClient:
 
     def __init__(self, name: str, url: str, key: str, timeout: float, retries: int, max_concurrent: int) -> None:
         """Raises ValueError without the package openai."""
-        try:
-            import openai
-        except ImportError:
-            raise ValueError(f"{name}: asking over HTTP needs the package openai: pip install 'gspo[agents]'") from None
+        check_package(name, "openai")  # gspo.Judge and gspo.RewardModel come here without a configuration
+        import openai
+
         self.name, self.url, self.timeout = name, url.rstrip("/"), timeout
         self._key, self._errors = key, openai
         self.total: Counter[str] = Counter()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 import logging
 import os
@@ -226,8 +225,6 @@ def _check(specs: list[str], task: TaskConfig, scored: bool) -> None:
             use = f'"{named(name.removeprefix(BENCHMARK)).reward}"'
         raise ValueError(f'reward.functions: {name} has no scorer of its own for "task"; use {use}')
     check_names(specs)
-    if "task" in specs and importlib.util.find_spec("reasoning_gym") is None:
-        raise ValueError("reward task needs the package reasoning_gym: pip install 'gspo[tasks]'")
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from gspo.runs import checkpoint, disk
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog, recorded
 from gspo.runs.progress import Progress
-from gspo.runs.trackers import check_trackers, open_trackers
+from gspo.runs.trackers import open_trackers
 from gspo.safe import without_secrets
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -38,7 +38,6 @@ def claimed(
         ValueError: For other settings that differ.
         RuntimeError: For a damaged checkpoint.
     """
-    check_trackers(config.log.trackers)
     check_allowed(allowed)
     if allowed and not resume:
         raise ValueError(f"allow = {next(iter(allowed))!r}: has no effect without {RESUME}; leave it out")

@@ -7,7 +7,6 @@ stored in the run folder (`run_id`).
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import uuid
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ def open_trackers(names: Sequence[str], folder: Path, project: str, config: dict
         step: The step of the checkpoint to resume from. TensorBoard discards later steps.
 
     Raises:
-        RuntimeError: If a library is missing or does not start.
+        RuntimeError: If one does not start.
     """
     opened: list[Any] = []
     try:
@@ -40,20 +39,12 @@ def open_trackers(names: Sequence[str], folder: Path, project: str, config: dict
     return opened
 
 
-def check_trackers(names: Sequence[str]) -> None:
-    """Raises RuntimeError if a tracker's library is missing."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            _load(name)
-
-
 class TensorBoard:
     """Scalars in `tensorboard/` of the run folder. See https://www.tensorflow.org/tensorboard."""
 
     name = "tensorboard"
 
     def __init__(self, folder: Path, config: dict[str, Any], step: int) -> None:
-        _load(self.name)
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only needed here
 
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None, flush_secs=10)
@@ -78,7 +69,7 @@ class Hosted:
     """
 
     def __init__(self, name: str, folder: Path, project: str, config: dict[str, Any]) -> None:
-        library, run, id = _load(name), folder.resolve().name, _run_id(folder)
+        library, run, id = importlib.import_module(name), folder.resolve().name, _run_id(folder)
         self.name = name
         options: dict[str, Any] = {"name": f"{run}-{id}", "embed": False}  # Trackio finds a run by its name
         if name == "wandb":  # its console would capture the live view
@@ -96,15 +87,6 @@ class Hosted:
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
-
-
-def _load(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise RuntimeError(
-            f"log.trackers: {name!r} needs a library that is not installed ({error}): pip install 'gspo[trackers]'"
-        ) from error
 
 
 def _run_id(folder: Path) -> str:

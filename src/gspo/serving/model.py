@@ -16,6 +16,7 @@ from gspo.agents.matching import matched
 from gspo.agents.threads import begin
 from gspo.agents.trajectories import TrainCall, groups_of, trajectories_of
 from gspo.config.names import RESUME
+from gspo.config.needs import check_package
 from gspo.distributed.ranks import RankLost
 from gspo.learner.memory import OutOfMemory
 from gspo.rollout.external import ExternalSource
@@ -63,10 +64,9 @@ class ServedModel:
 
     def openai_client(self, **options: Any) -> Any:
         """An openai.AsyncOpenAI for this endpoint. Raises ValueError if openai is not installed."""
-        try:
-            from openai import AsyncOpenAI
-        except ImportError:
-            raise ValueError('openai_client() needs the package openai: pip install "gspo[agents]"') from None
+        check_package("openai_client()", "openai")
+        from openai import AsyncOpenAI
+
         return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, **options)
 
     def __getattr__(self, name: str) -> Any:

@@ -11,7 +11,6 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from gspo.backends.hf import gguf as reader
 from gspo.backends.hf.files import read_outline
 from gspo.backends.hf.load import load_model
 from gspo.config.policy import ModelConfig
@@ -28,14 +27,18 @@ def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.fixture(scope="module")
-def model():
+def llama():
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(TOKENS), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False, rope_theta=1e4,
     )  # fmt: skip
     return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return llama()
 
 
 def write(path, model, kind=KIND.F32, architecture="llama", leave_out=(), template=TEMPLATE):
@@ -134,15 +137,6 @@ def test_files_that_cannot_be_read(model, tmp_path, subtests):
     with pytest.raises(ValueError, match=r"model.revision = 'main': has no effect on the file"):
         load(whole, revision="main")
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_dir() and "models" in path.parent.name]
-
-
-def test_a_missing_package_is_named(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "NEEDED", ("gguf", "no_such_package"))
-    file, message = write(tmp_path / "tiny.gguf", model), r'needs no_such_package: pip install "gspo\[gguf\]"'
-    with pytest.raises(ValueError, match=message):
-        load(file)
-    with pytest.raises(ValueError, match=message):  # as the demo calls it
-        reader.convert(file, tmp_path / "out", "float32")
 
 
 def test_without_a_chat_template_prompts_stay_plain(model, tmp_path):

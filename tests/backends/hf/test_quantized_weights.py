@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 import weakref
 
 import pytest
@@ -176,16 +175,12 @@ def test_evaluations_keep_their_device_and_whole_weights(tmp_path):
     assert logits(whole).equal(logits(plain))
 
 
-def test_fine_tuning_on_4_bits_by_rows_and_what_it_refuses(tmp_path, monkeypatch):
+def test_fine_tuning_on_4_bits_by_rows(tmp_path):
     rows = [{"prompt": f"{i}+1=", "completion": "ab"} for i in range(8)]
     four = {"model": {"quantize": "nf4"}, "lora": {"rank": 4}, "optimizer": {"name": "adamw_8bit", "lr": 1e-2}}
     base = model()
     config = four | {"train": {"steps": 4, "batch_size": 4}, "log": {"dir": str(tmp_path / "run")}}
     assert gspo.sft(base.model, rows, tokenizer=base.tokenizer, config=config).finished
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    for more, key in (({}, "optimizer.name"), ({"optimizer": {}}, "model.quantize")):
-        with pytest.raises(ValueError, match=rf"{key} = .* needs bitsandbytes"):
-            gspo.sft(base.model, rows, tokenizer=base.tokenizer, config=config | more)
 
 
 def test_the_sampler_samples_what_the_trainer_scores():
@@ -218,7 +213,7 @@ def test_a_run_on_4_bits_learns_and_resumes_bit_for_bit(tmp_path):
     assert "adapter_model.safetensors" in files and "model.safetensors" not in files
 
 
-def test_bad_input(monkeypatch):
+def test_bad_input():
     for family in OTHERS:
         with pytest.raises(ValueError, match=r'model.quantize = "nf4": the experts of a .* in a way of their own'):
             made(family)
@@ -226,10 +221,6 @@ def test_bad_input(monkeypatch):
         check_command(from_dict({"model": {"path": "m", "quantize": "nf4"}, "task": {"source": "x.jsonl"}}), "train")
     with pytest.raises(ValueError, match=r"model.quantize = 'fp4': allowed are none, nf4, int8"):
         from_dict({"model": {"quantize": "fp4"}})
-    four = {"model": {"path": "m", "quantize": "nf4"}, "task": {"source": "x.jsonl"}, "lora": {"rank": 4}}
     with pytest.raises(ValueError, match=r'model.quantize = "nf4": the layers of a gpt2 .* nothing to pack: leave it out'):
         gpt2 = build_tiny({"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2}, model().tokenizer)
         packed(adapted(gpt2, LoraConfig(rank=2, targets=["c_attn"])), ModelConfig(quantize="nf4"))
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ValueError, match=r'model.quantize = .nf4. needs bitsandbytes: pip install "gspo\[quantized\]"'):
-        check_command(from_dict(four), "train")

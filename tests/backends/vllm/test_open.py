@@ -26,7 +26,7 @@ from tests.tiny_run import ROWS, likes_a, model, settings
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, r"vLLM is not installed here: .*sampler\.python"),
+        ({}, r"sampler.engine = 'vllm' needs vllm: .*sampler\.python"),
         ({"python": "/no/such/python"}, "sampler.python = '/no/such/python': no such program"),
         ({"urls": ["http://127.0.0.1:9"], "weight_dir": "/no/such"}, "sampler.weight_dir = '/no/such': no such folder"),
         (

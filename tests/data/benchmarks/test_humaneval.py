@@ -1,6 +1,5 @@
 import pytest
 
-from gspo.data.benchmarks import humaneval
 from gspo.data.benchmarks.humaneval import humaneval_row, packaged
 
 ROW = {
@@ -24,12 +23,6 @@ def test_another_schema_is_refused(name):
 def test_a_problem_without_checks_is_refused():
     with pytest.raises(ValueError, match=r"there are no tests: .* in test"):
         humaneval_row(ROW | {"test": "pass"}, 0)
-
-
-def test_without_the_package_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setattr(humaneval, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'gspo\[benchmarks\]'"):
-        packaged()
 
 
 def test_a_package_whose_file_is_broken_is_an_error(monkeypatch, tmp_path):

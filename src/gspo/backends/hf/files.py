@@ -16,11 +16,10 @@ from transformers.utils.hub import cached_file, extract_commit_hash
 
 from gspo.backends.hf.gguf import converted, gguf_file
 from gspo.config.import_function import pick_device
-from gspo.config.local_model import TOKENIZER_FILES
+from gspo.config.local_model import ADAPTER, TOKENIZER_FILES
 from gspo.config.policy import ModelConfig
 from gspo.config.values import type_of
 
-ADAPTER = "adapter_config.json"  # marks a folder that holds only an adapter
 KEPT_KEYS = "keep_window_size"  # config key of models whose tokens attend to at most this many keys, chosen by the model
 # Config keys, by model family, for the number of experts per token and the total number of experts.
 EXPERT_KEYS = (

@@ -15,12 +15,11 @@ import torch
 from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gspo.config.checks import installed
+from gspo.config.local_model import ADAPTER
 from gspo.config.policy import ModelConfig
 from gspo.runs.disk import cache_folder, write_folder
 
 logger = logging.getLogger(__name__)
-NEEDED = ("gguf", "accelerate")
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 EXACT = {"F32", "F16", "BF16", "F64"}
 """Types of tensors that are not quantized."""
@@ -33,7 +32,7 @@ def gguf_file(path: str) -> Path | None:
     """
     place = Path(path)
     if place.is_dir():
-        if (place / "config.json").is_file() or (place / "adapter_config.json").is_file():
+        if (place / "config.json").is_file() or (place / ADAPTER).is_file():
             return None
         found = sorted(place.glob("*.gguf"))
     else:
@@ -56,7 +55,7 @@ def converted(cfg: ModelConfig) -> ModelConfig:
     The first call converts the file to weights of the dtype model.dtype. A conversion that is interrupted leaves nothing.
 
     Raises:
-        ValueError: transformers cannot read the file, or a package is missing.
+        ValueError: transformers cannot read the file.
         SaveError: The disk refused the folder.
     """
     file = gguf_file(cfg.path)
@@ -79,14 +78,11 @@ def convert(file: Path, folder: Path, dtype: str) -> None:
         dtype: "float32" or "bfloat16".
 
     Raises:
-        ValueError: transformers cannot read the file, or a package is missing.
+        ValueError: transformers cannot read the file.
         SaveError: The disk refused the folder.
     """
     if folder.is_dir():
         return
-    missing = [name for name in NEEDED if not installed(name)]
-    if missing:
-        raise ValueError(f'model.path = {str(file)!r} needs {" and ".join(missing)}: pip install "gspo[gguf]"')
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # another rank or run may be converting it
         if folder.is_dir():

@@ -35,12 +35,9 @@ BELOW = re.compile(r"(\.base_layer)+(?=\.)")  # in weight names: one level per a
 
 
 def peft() -> Any:
-    """The module peft. Raises ValueError if it is not installed."""
-    try:
-        with quiet():  # PEFT imports bitsandbytes if it is installed
-            import peft
-    except ImportError:
-        raise ValueError('lora.rank above 0 and adapters need peft: pip install "gspo[lora]"') from None
+    """The module peft."""
+    with quiet():  # PEFT imports bitsandbytes if it is installed
+        import peft
     return peft
 
 

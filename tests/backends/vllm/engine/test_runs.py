@@ -41,7 +41,7 @@ def test_a_run_learns_and_resumes(tmp_path):
     [
         ({"urls": ["http://127.0.0.1:9"]}, r"sampler.urls: .*nothing answers.*gspo_vllm.py"),
         ({"python": "/no/such/python"}, r"sampler.python = '/no/such/python'"),
-        ({}, r"vLLM is not installed here: .*sampler.python"),
+        ({}, r"sampler.engine = 'vllm' needs vllm: .*sampler.python"),
         ({"python": PYTHON, "engine_args": {"no_such_argument": 1}}, r"vLLM ended with status 2: .*no-such-argument"),
         ({"python": PYTHON, "weight_dir": "/no/such/folder"}, "sampler.weight_dir"),
     ],
