@@ -53,6 +53,12 @@ def pytest_collectstart(collector):
         seed()
 
 
+@pytest.fixture
+def all_installed(monkeypatch):
+    """As if every optional package were installed."""
+    monkeypatch.setattr("gspo.config.needs.installed", lambda package: True)
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """What a test draws is the same each time, alone and among others."""

@@ -54,6 +54,7 @@ def test_supervised_training_on_two_ranks(place):
         ({"launcher": "ray"}, 'scale.launcher = "ray": start the ranks by `gspo train`'),
     ],
 )
+@pytest.mark.usefixtures("all_installed")
 def test_a_script_trains_in_one_process_and_says_so(tmp_path, scale, message):
     model = tiny_run.model()
     with pytest.raises(ValueError, match=message):

@@ -12,6 +12,7 @@ from gspo.config.names import all_keys
 from gspo.config.schema import SECTIONS, Config
 from gspo.config.unused import check_unused
 
+pytestmark = pytest.mark.usefixtures("all_installed")
 BASE = {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}, "reward": {"functions": ["exact"]}}
 
 # Who reads a field in `gspo train` where nothing else is set.

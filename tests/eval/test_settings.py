@@ -4,6 +4,7 @@ import pytest
 
 from gspo.eval.settings import Options, configured, folder_of
 
+pytestmark = pytest.mark.usefixtures("all_installed")
 FILE = """
 [judge]
 model = "m"
