@@ -70,7 +70,7 @@ rows = [row | {"completion": row["answer"]} for row in ROWS]
 open(f"{folder}/rows.jsonl", "w").writelines(json.dumps(row) + "\\n" for row in rows)
 parquet.write_table(pyarrow.Table.from_pylist(rows), f"{folder}/rows.parquet")
 small = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 4096}
-tokenizer = longest_match_tokenizer([chr(c) for c in range(32, 127)] + ["\\n"])
+tokenizer = longest_match_tokenizer([*map(chr, range(32, 127)), *"\\n≤➞"])
 build_tiny(tiny_qwen3_moe(**small, tie_word_embeddings=False), tokenizer, 0).save(f"{folder}/model")
 write(f"{folder}/model.gguf", llama())
 """
