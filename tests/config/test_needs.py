@@ -43,7 +43,7 @@ CASES = [  # commands, the package that is missing, settings, the beginning of t
     ("train sft serve", "ray", {"scale": {"launcher": "ray"}}, "scale.launcher = 'ray' needs ray: pip install 'gspo[ray]'"),
     ("serve", "uvicorn", {}, "`gspo serve` needs uvicorn: pip install 'gspo[agents]'"),
     ("serve", "fastapi", {}, "`gspo serve` needs fastapi: pip install 'gspo[agents]'"),
-    ("endpoint", "openai", {}, "--url needs openai: pip install 'gspo[agents]'"),
+    ("endpoint", "openai", {}, "an evaluation at an endpoint needs openai: pip install 'gspo[agents]'"),
     ("train eval", "openai", JUDGE, "reward.functions = ['judge'] needs openai: pip install 'gspo[agents]'"),
     ("train eval", "openai", SERVED, "reward_model.url = 'http://127.0.0.1:1' needs openai: pip install 'gspo[agents]'"),
     *(

@@ -109,7 +109,7 @@ NEEDS = (
     ),
     Need(("ray",), "ray", TRAIN, setting("scale.launcher", lambda c: c.scale.launcher == "ray")),
     Need(("fastapi", "uvicorn"), "agents", ("serve",), lambda c: ["`gspo serve`"]),
-    Need(("openai",), "agents", ("endpoint",), lambda c: ["--url"]),
+    Need(("openai",), "agents", ("endpoint",), lambda c: ["an evaluation at an endpoint"]),
     Need(
         ("openai",), "agents", SCORE,
         setting("reward.functions", lambda c: "judge" in c.reward.functions and not played(c.task)),
