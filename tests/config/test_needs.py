@@ -26,6 +26,15 @@ ADAPTER = {"model": {"path": "adapter"}}
 CASES = [  # commands, the package that is missing, settings, the beginning of the message
     ("train sft serve plan", "peft", {"lora": {"rank": 8}}, "lora.rank = 8 needs peft: pip install 'gspo[lora]'"),
     ("train sft eval serve benchmark", "peft", ADAPTER, "model.path = 'adapter' needs peft: pip install 'gspo[lora]'"),
+    *(
+        (
+            "train sft eval serve benchmark",
+            package,
+            {"model": {"path": "m", "attention": name}},
+            f"model.attention = '{name}' needs {package.replace('_', '-')}: install it, or leave model.attention at sdpa",
+        )
+        for name, package in (("flash_attention_2", "flash_attn"), ("flash_attention_3", "flash_attn_interface"))
+    ),
     ("train sft serve", "bitsandbytes", FOUR, "model.quantize = 'nf4' needs bitsandbytes: pip install 'gspo[quantized]'"),
     (
         "train",

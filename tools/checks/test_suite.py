@@ -144,12 +144,17 @@ def test_more_than_the_core_may_take_is_named(monkeypatch):
     assert [*plugin.over(meter, 2.0)] == []  # a machine that is half as fast
 
 
-def test_a_day_has_one_environment_and_a_change_its_own():
+def test_a_day_has_one_environment_and_a_change_its_own_as_far_as_they_fit():
     count = len(parts.ENVIRONMENTS)
     names = [parts.of_day(day, ["README.md"]) for day in range(2 * count)]
-    assert {name for (name,) in names} == {*parts.ENVIRONMENTS} and names[:count] == names[count:]
-    assert parts.of_day(1, ["src/gspo/backends/vllm/server.py"]) == ["vllm, first half", "vllm, second half"]
-    for _, paths in parts.ENVIRONMENTS.values():
+    assert {name for (name,), _ in names} == {*parts.ENVIRONMENTS} and names[:count] == names[count:]
+    for day in range(count):  # two of 25 minutes are more than the 30 that there are
+        taken, left = parts.of_day(day, ["src/gspo/backends/vllm/server.py"])
+        assert sorted(taken + left) == ["vllm, first half", "vllm, second half"] and len(taken) == 1
+        taken, left = parts.of_day(day, ["src/gspo/launch/ray_launch.py", "src/gspo/eval/run.py"])
+        assert sorted(taken) == ["ray", "verifiers and benchmarks"] and not left
+    for minutes, _, paths in parts.ENVIRONMENTS.values():
+        assert minutes <= parts.LIMIT
         for path in paths:  # each names something
             assert [*ROOT.glob(f"{path}*")] or path.endswith("/"), path
 

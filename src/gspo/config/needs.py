@@ -90,11 +90,23 @@ def _tracks(name: str, config: Config) -> bool:
     return name in config.log.trackers
 
 
+def _attends(name: str, config: Config) -> bool:
+    return name == config.model.attention
+
+
 NEEDS = (
     Need(("peft",), "lora", (*TRAIN, "plan"), setting("lora.rank", lambda c: c.lora.rank)),
     Need(
         ("peft",), "lora", (*TRAIN, "eval", "benchmark"),
         setting("model.path", lambda c: c.model.path and (Path(c.model.path) / ADAPTER).is_file()),
+    ),
+    *(
+        Need(
+            (package,), "", (*TRAIN, "eval", "benchmark"),
+            setting("model.attention", partial(_attends, name)),
+            "install it, or leave model.attention at sdpa",
+        )
+        for name, package in (("flash_attention_2", "flash_attn"), ("flash_attention_3", "flash_attn_interface"))
     ),
     Need(("bitsandbytes",), "quantized", TRAIN, setting("model.quantize", lambda c: c.model.quantize != "none")),
     Need(("bitsandbytes",), "quantized", TRAIN, setting("optimizer.name", lambda c: c.optimizer.name != "adamw")),
