@@ -20,6 +20,7 @@ class Says:
     """A completer with a script: texts, and whether each ends with EOS; in the tokenizer's own tokens or one a character."""
 
     version = 1
+    still = counts = load = rest = None  # asked for by nobody here
 
     def __init__(self, template, *script, spelled=False):
         self.tokenizer, self.script, self.spelled, self.asked = tokenizer(template), list(script), spelled, []
@@ -99,14 +100,15 @@ def test_texts_are_completed_and_gone_on_with():
 
 
 def test_tool_calls_become_messages_and_malformed_ones_stay_text():
-    talk = chat("chatml", completer=Says("chatml", (f"so\n{CALL}", "eos"), ("<tool_call>{oops", "eos"), (CALL, "eos")))
-    good, bad = turns(talk, ASK, ASK, tools=TOOLS)
+    deep = '<tool_call>{"name": "lookup", "arguments": ' + "[" * 2000 + "</tool_call>"  # more than Python can parse
+    said = f"so\n{CALL}", "<tool_call>{oops", deep, CALL
+    talk = chat("chatml", completer=Says("chatml", *((one, "eos") for one in said)))
+    good, bad, nested = turns(talk, ASK, ASK, ASK, tools=TOOLS)
     (call,) = good.message["tool_calls"]
     assert good.message["content"] == "so" and call["function"]["name"] == "lookup"
     assert json.loads(call["function"]["arguments"]) == {"key": "é"}
-    assert (
-        bad.message["content"] == "<tool_call>{oops" and "never closed" in bad.message["malformed"] and talk.malformed == 1
-    )
+    assert bad.message["content"] == "<tool_call>{oops" and "never closed" in bad.message["malformed"]
+    assert "tool_calls" not in nested.message and nested.message["malformed"] and talk.malformed == 2
     assert turns(talk, ASK)[0].message["content"] == CALL  # nobody offered a tool
 
 
@@ -120,13 +122,6 @@ def test_the_schema_of_a_tool_says_what_an_argument_in_tags_is():
     (turn,) = turns(Chat(talk.completer, encoder, talk.sampling, 4096), ASK, tools=tools)
     (call,) = turn.message["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"key": "42", "n": 42}
-
-
-def test_calls_that_nobody_could_read_are_malformed():
-    for said in ('{"name": "lookup", "arguments": ' + "[" * 2000, r'{"name": "\ud800", "arguments": {}}'):
-        talk = chat("chatml", completer=Says("chatml", (f"<tool_call>{said}</tool_call>", "eos")))
-        (turn,) = turns(talk, ASK, tools=TOOLS)
-        assert "tool_calls" not in turn.message and turn.message["malformed"] and talk.malformed == 1
 
 
 def test_how_it_was_sampled_decides_whether_it_may_be_trained_on():

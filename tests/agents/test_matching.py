@@ -121,9 +121,6 @@ def test_two_turns_in_the_same_words_are_two_where_their_ids_say_so():
     two = Trajectory([*ASK, choice(call)], 1.0, turn_rewards=[0.0, 0.0], additional_histories=[History([*ASK, again])])
     result = found_in(talk, pair(talk, two))
     assert result.calls > {call.id, "again"} and not result.reasons()
-    elsewhere = [History([*ASK, choice(replace(call, id=name))]) for name in ("chatcmpl-1", "chatcmpl-2", "chatcmpl-1")]
-    result = found_in(talk, pair(talk, Trajectory([*ASK, choice(call)], 1.0, additional_histories=elsewhere)))
-    assert sum(result.left_out.values()) == 2
 
 
 def test_what_is_left_out_and_why():
@@ -153,11 +150,10 @@ def test_trajectories_that_are_unusable():
     talk = chat(seed=2)
     made_up = [*ASK, {"role": "assistant", "content": "I made this up"}]
     result = found_in(talk, group(Trajectory(made_up, 1.0)), group(Trajectory(ASK, 1.0)), group())
-    assert result.unusable == Counter({"none of its turns can be trained on": 2}) and result.empty == 1
-    assert "2 trajectories" in result.reasons() and "1 groups without" in result.reasons() and not result.groups
-    for reward in (math.nan, math.inf):
-        result = found_in(talk, group(*pair(talk, Trajectory([], reward)), *pair(talk, Trajectory([], reward))))
-        assert result.unusable == Counter({UNFIT: 2}) and len(result.groups[0].rollouts) == 2
+    assert result.unusable == Counter({"none of its turns can be trained on": 2}) and not result.groups
+    assert "2 trajectories: none of its turns" in result.reasons()
+    result = found_in(talk, group(*pair(talk, Trajectory([], math.nan)), *pair(talk, Trajectory([], math.inf))))
+    assert result.unusable == Counter({UNFIT: 2}) and len(result.groups[0].rollouts) == 2
     huge = group(Trajectory(talked(talk)[0], 1e308, turn_rewards=[1e308]))
     assert found_in(talk, huge).unusable == Counter({UNFIT: 1})
     result = found_in(talk, group(Trajectory(talked(talk)[0], 1.0)))
@@ -169,8 +165,6 @@ def test_trajectories_that_are_unusable():
 def test_what_is_no_message():
     for item, why in (
         (5, "holds an int"),
-        ({"role": "assistant", "content": "", "tool_calls": [5]}, "a tool call that is none"),
-        ({"role": "assistant", "content": "", "tool_calls": 5}, "a tool call that is none"),
         ({"role": "assistant", "content": "", "tool_calls": [{"function": 5}]}, "a tool call that is none"),
         ({"content": "x"}, "no role"),
     ):

@@ -3,8 +3,6 @@
 import threading
 from functools import partial
 
-import pytest
-
 from gspo.agents.threads import begin
 from tests.patience import PATIENCE
 
@@ -30,12 +28,3 @@ def test_who_stops_waiting_does_not_stop_the_call(capfd):
     go.set()
     call.result(PATIENCE).join(PATIENCE)
     assert not capfd.readouterr().err  # no thread complains
-
-
-def test_a_thread_that_cannot_be_started():
-    before = threading.stack_size(1 << 47)  # more than there is
-    try:
-        with pytest.raises(RuntimeError, match=r"can't start new thread beside .*end what hangs"):
-            begin(lambda: 3)
-    finally:
-        threading.stack_size(before)

@@ -7,7 +7,6 @@ from typing import Any
 
 from gspo.agents.trajectories import TrainCall
 
-NOTHING = "there is nothing like it"
 # Arguments of art.TrainConfig, art.dev.TrainConfig and the backends' `train`: neutral value, and where gspo sets it.
 ELSEWHERE: dict[str, tuple[Any, str]] = {
     "kl_penalty_coef": (0, "algorithm.beta"),
@@ -22,14 +21,6 @@ ELSEWHERE: dict[str, tuple[Any, str]] = {
     "save_checkpoint": (True, "train.save_every"),
     "verbose": (False, "the run folder's events.jsonl and metrics.jsonl"),
     "logprob_calculation_chunk_size": (1024, "train.micro_batch_tokens"),
-    "advantage_balance": (0, NOTHING),
-    "max_negative_advantage_importance_sampling_weight": (None, NOTHING),
-    "mask_prob_ratio": (False, NOTHING),
-    "kimi_k2_tau": (None, NOTHING),
-    "allow_training_without_logprobs": (False, NOTHING),
-    "plot_tensors": (False, NOTHING),
-    "scale_learning_rate_by_reward_std_dev": (False, NOTHING),
-    "num_trajectories_learning_rate_multiplier_power": (0, NOTHING),
 }
 OURS = ("learning_rate", "importance_sampling_level")
 # Members of art.Model and art.TrainableModel, with gspo's counterparts.
@@ -49,7 +40,8 @@ def settings(config: Any, arguments: Mapping[str, Any]) -> TrainCall:
     """
     values = {} if config is None else dict(vars(config))
     values |= arguments.get("_config") or {}
-    values |= {name: value for name, value in arguments.items() if name != "_config"}
+    values |= arguments
+    values.pop("_config", None)
     for name, value in values.items():
         if name in OURS:
             continue
@@ -57,6 +49,5 @@ def settings(config: Any, arguments: Mapping[str, Any]) -> TrainCall:
             raise TypeError(f"train() has no argument {name!r}: it takes {', '.join(OURS)}")
         neutral, where = ELSEWHERE[name]
         if value != neutral:
-            remedy = where if where == NOTHING else f"the run has it as {where}"
-            raise ValueError(f"{name} = {value!r}: train() cannot set it for one call; {remedy}")
+            raise ValueError(f"{name} = {value!r}: train() cannot set it for one call; the run has it as {where}")
     return TrainCall(**{name: values[name] for name in OURS if name in values})

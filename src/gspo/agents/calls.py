@@ -59,25 +59,17 @@ class Call:
         """Text of the prompt and of all sampled tokens."""
         return self.prompt_text + self.sampled_text
 
-    def begins(self, text: str) -> bool:
-        """Whether `text` begins with the text of this call."""
-        return text.startswith(self.prompt_text) and text.startswith(self.sampled_text, len(self.prompt_text))
-
 
 def follow(trace: bytes, message: Message) -> bytes:
     """Hash of a conversation after one more message, chained from the hash so far (b"" at the start). Conversations with the
     same messages (role, text and tool calls) have the same hash.
     """
-    return hashlib.sha256(trace + json.dumps(_key(message)).encode()).digest()
-
-
-def _key(message: Message) -> tuple[str, str, str]:
-    """Role, text and tool calls of a message."""
     calls = []
     for function in functions_of(message):
         arguments = function.get("arguments", "")
         calls.append([function.get("name"), arguments if isinstance(arguments, str) else json.dumps(arguments)])
-    return role_of(message), content_of(message), json.dumps(calls)
+    key = role_of(message), content_of(message), calls
+    return hashlib.sha256(trace + json.dumps(key).encode()).digest()
 
 
 def usage(calls: Sequence[Call]) -> dict[str, int]:
@@ -129,11 +121,10 @@ class Calls:
                 self._by_id[call.id] = kept
                 self._by_trace.setdefault(trace, {})[call.id] = call
                 self.held += kept.size
-                while self._surplus(kept.since) and len(self._by_id) > 1:
-                    self._drop(next(iter(self._by_id.values())))
-
-    def _surplus(self, now: float) -> bool:
-        return self.held > MOST or now - next(iter(self._by_id.values())).since > LONGEST
+                oldest = next(iter(self._by_id.values()))
+                while oldest is not kept and (self.held > MOST or kept.since - oldest.since > LONGEST):
+                    self._drop(oldest)
+                    oldest = next(iter(self._by_id.values()))
 
     def get(self, id: str) -> Call | None:
         """The call with this id, or None."""
@@ -149,7 +140,7 @@ class Calls:
         """The text completion whose prompt and sampled text form the longest prefix of `text`, or None."""
         with self._lock:
             texts = [kept.call for kept in self._by_id.values() if kept.call.messages[0].get("role") == TEXT]
-        begun = [call for call in texts if call.begins(text)]
+        begun = [call for call in texts if text.startswith(call.text)]
         return max(begun, key=lambda call: len(call.text), default=None)
 
     def evict(self, before: int) -> None:

@@ -120,7 +120,7 @@ class Chat:
             for call in self.calls.ending(traces[at]):
                 rendered = [*call.rendered, {"role": "assistant", "content": call.words}, *readable[at + 1 :]]
                 text = self._text(rendered, tools)
-                if call.begins(text):
+                if text.startswith(call.text):
                     return Encoded(messages, rendered, text, self._tokens(call, text))
         text = self._text(readable, tools)
         return Encoded(messages, readable, text, tuple(self.encoder.bare(text)))

@@ -7,8 +7,6 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -109,32 +107,21 @@ class ToolEnvironment:
         function = self._functions.get(name)
         if function is None:
             return f"error: there is no tool {name!r}, only {', '.join(self._functions)}", "unknown"
-        late = f"error: {name} took more than {self.tool_timeout:g} seconds", "timeouts"
         limit = asyncio.timeout(self.tool_timeout)
         try:
             values = json.loads(arguments)
-            inspect.signature(function).bind(**values)
-            if not inspect.iscoroutinefunction(function):
-                return await _within(self.tool_timeout, begin(partial(_answer, function, values))) or late
             async with limit:
-                return str(await function(**values)), ""
+                if inspect.iscoroutinefunction(function):
+                    return str(await function(**values)), ""
+                return await asyncio.wrap_future(begin(partial(_answer, function, values)))
         except (Exception, SystemExit) as error:
-            return late if limit.expired() else _failed(error)  # a tool's own TimeoutError is an error
-
-
-async def _within(seconds: float, answer: Future[tuple[str, str]]) -> tuple[str, str] | None:
-    """A thread's answer within `seconds`, or None. An answer that is ready counts, however late the event loop sees it."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await asyncio.wrap_future(answer)
-    return answer.result() if answer.done() else None
+            if limit.expired():  # a tool's own TimeoutError is an error
+                return f"error: {name} took more than {self.tool_timeout:g} seconds", "timeouts"
+            return _failed(error)
 
 
 def _answer(function: Callable[..., Any], values: Mapping[str, Any]) -> tuple[str, str]:
-    """Calls a plain function. Returns its output and the kind of failure. Everything that it raises in its thread is a tool
-    error: no KeyboardInterrupt or CancelledError is meant for the episode, and an asyncio future cannot hold a
-    StopIteration.
-    """
+    """Calls a plain function in its thread. Nothing that it raises is meant for the episode's task."""
     try:
         return str(function(**values)), ""
     except BaseException as error:

@@ -7,7 +7,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Self
@@ -21,7 +20,7 @@ from gspo.agents.tool_calls import UnknownConvention
 from gspo.data.chat_template import Encoder
 from gspo.data.messages import Message
 from gspo.data.reward_bounds import unfit
-from gspo.interfaces import Job, Sampler, SamplerError, StreamingCompleter, Weights, seed_of
+from gspo.interfaces import Job, Sampler, SamplerError, StreamingCompleter, seed_of
 from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -46,6 +45,8 @@ class WholeEpisodes:
 
     def __init__(self, sampler: Sampler, completer: StreamingCompleter, encoder: Encoder, context: int | None) -> None:
         self.sampler, self.completer, self.encoder, self.context = sampler, completer, encoder, context
+        self.counts, self.load, self.rest = sampler.counts, sampler.load, sampler.rest
+        self.still = completer.still
         self._loop = LoopThread()
         self._left_out: set[str] = set()
 
@@ -56,11 +57,6 @@ class WholeEpisodes:
         self._loop.close()
 
     @property
-    def still(self) -> AbstractContextManager[Any]:
-        """Lock that is held while the weights change."""
-        return self.completer.still
-
-    @property
     def version(self) -> int:
         """Version of the current weights."""
         return self.sampler.version
@@ -69,18 +65,6 @@ class WholeEpisodes:
     def probes(self) -> list[Rollout]:
         """Completions of the current weights, if the sampler verifies weight updates."""
         return self.sampler.probes
-
-    def counts(self) -> dict[str, float]:
-        """The sampler's counters."""
-        return self.sampler.counts()
-
-    def load(self, weights: Weights) -> None:
-        """Loads these weights."""
-        self.sampler.load(weights)
-
-    def rest(self) -> None:
-        """Pauses the sampler: no episode runs until the next `load`."""
-        self.sampler.rest()
 
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
@@ -110,11 +94,11 @@ class WholeEpisodes:
         """Starts an episode for the prompt of `so_far`; a finished `so_far` is returned as it is. An environment's state
         cannot be saved, so a running episode reports no partial result.
         """
+        future: Future[Rollout] = Future()
         if so_far.stop:
-            ended: Future[Rollout] = Future()
-            ended.set_result(so_far)
-            return Job(ended, lambda: so_far)
-        future = self._loop.begin(self._play(so_far.prompt, seed, sampling))
+            future.set_result(so_far)
+        else:
+            future = self._loop.begin(self._play(so_far.prompt, seed, sampling))
 
         def now() -> Rollout:
             well = future.done() and not future.cancelled() and future.exception() is None
@@ -126,13 +110,13 @@ class WholeEpisodes:
         """The parts of an episode's reward: `own` first, then what the environment gave under other names. Warns once for
         each name whose value is dropped.
         """
-        lost = {name for name in own.keys() & given.keys() if own[name] not in (None, given[name])} - self._left_out
-        self._left_out |= lost
-        for name in sorted(lost):
-            logger.warning(
-                f"the environment gives a metric {name!r}, which is left out: reward/{name} is another number. Give the "
-                "metric another name"
-            )
+        for name in own.keys() & given.keys() - self._left_out:
+            if own[name] not in (None, given[name]):
+                self._left_out.add(name)
+                logger.warning(
+                    f"the environment gives a metric {name!r}, which is left out: reward/{name} is another number. Give the "
+                    "metric another name"
+                )
         return {**own, **{name: value for name, value in given.items() if name not in own}}
 
     def _chat(self, sampling: Sampling) -> Chat:

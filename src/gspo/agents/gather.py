@@ -31,31 +31,6 @@ class Gathered(list[TrajectoryGroup]):
         self.failed, self.dropped = failed, dropped
 
 
-class Tally:
-    """Counts finished and failed runs.
-
-    Attributes:
-        total: Number of runs.
-        done: Number of finished runs, failed ones included.
-        failed: Number of failed runs, by reason.
-    """
-
-    def __init__(self, total: int, max_exceptions: float) -> None:
-        self.total, self.done, self.failed = total, 0, Counter[str]()
-        self.max_exceptions = max_exceptions
-        self.allowed = math.floor(max_exceptions * total) if 0 < max_exceptions < 1 else max_exceptions
-
-    def fail(self, error: Exception) -> None:
-        """Counts a failed run. Raises RuntimeError if more failed than allowed."""
-        self.failed[f"{type(error).__name__}: {error}"[:200]] += 1
-        if self.failed.total() > self.allowed:
-            count, limit = f"{self.failed.total()} of {self.total}", f"more than max_exceptions = {self.max_exceptions:g}"
-            raise RuntimeError(f"{count} runs of the agent failed, {limit}: {_reasons(self.failed)}") from error
-
-    def __str__(self) -> str:
-        return f"{self.failed.total()} of {self.total} runs of the agent failed: {_reasons(self.failed)}"
-
-
 async def gather(
     groups: Iterable[Iterable[Awaitable[Any]]],
     *,
@@ -82,37 +57,51 @@ async def gather(
         RuntimeError: More runs failed than allowed. The rest are cancelled.
     """
     runs = [_runs(f"groups[{number}]", group, False) for number, group in enumerate(_runs("groups", groups))]
-    tally = Tally(sum(map(len, runs)), max_exceptions)
-    limit = asyncio.Semaphore(at_once or max(1, tally.total))
+    total, done, failed = sum(map(len, runs)), 0, Counter[str]()
+    allowed = math.floor(max_exceptions * total) if 0 < max_exceptions < 1 else max_exceptions
+    limit = asyncio.Semaphore(at_once or max(1, total))
 
     async def run_one(run: Awaitable[Any]) -> Any:
+        nonlocal done
         try:
             async with limit:
-                trajectory = await _trajectory(run)
+                result = await run
+            if not hasattr(result, "messages_and_choices"):
+                raise TypeError(f"it returned {type_of(result)}, not a trajectory")
         except Exception as error:
-            tally.fail(error)
-            trajectory = error
+            failed[f"{type(error).__name__}: {error}"[:200]] += 1
+            if failed.total() > allowed:
+                raise RuntimeError(f"max_exceptions = {max_exceptions:g}, but {_failures(failed, total)}") from error
+            result = error
         finally:
             if inspect.iscoroutine(run):
                 run.close()  # in case it never started
-        tally.done += 1
-        show("agent", tally.done, tally.total)
-        return trajectory
+        done += 1
+        show("agent", done, total)
+        return result
 
     with ExitStack() as stack:
         show = progress or stack.enter_context(Progress(0, title="agent")).phase
         tasks = [[asyncio.ensure_future(run_one(run)) for run in group] for group in runs]
+        every = [task for group in tasks for task in group]
         try:
-            await asyncio.gather(*(task for group in tasks for task in group))
+            await asyncio.gather(*every)
         finally:
-            for task in (task for group in tasks for task in group):
+            for task in every:
                 task.cancel()
     all_groups = [TrajectoryGroup(task.result() for task in group) for group in tasks]
     kept_groups = [group for group in all_groups if len(group) > 1]
     dropped = len(all_groups) - len(kept_groups)
-    if tally.failed:
-        tell(f"{tally}; {dropped} of {len(all_groups)} groups are dropped, for fewer than two are left in them")
-    return Gathered(kept_groups, tally.failed, dropped)
+    if failed:
+        count = f"{dropped} of {len(all_groups)} groups"
+        tell(f"{_failures(failed, total)}; {count} are dropped, for fewer than two are left in them")
+    return Gathered(kept_groups, failed, dropped)
+
+
+def _failures(failed: Counter[str], total: int) -> str:
+    """The failed runs, with the most frequent reasons."""
+    reasons = [f"{count} x {reason}" for reason, count in failed.most_common(3)] + ["..."] * (len(failed) > 3)
+    return f"{failed.total()} of {total} runs of the agent failed: {', '.join(reasons)}"
 
 
 def _runs(name: str, given: Any, nested: bool = True) -> list[Any]:
@@ -120,21 +109,8 @@ def _runs(name: str, given: Any, nested: bool = True) -> list[Any]:
     alone = inspect.isawaitable(given) or not isinstance(given, Iterable)
     runs = [given] if alone else list(given)
     if alone or any(inspect.isawaitable(run) == nested for run in runs):
-        for run in filter(inspect.iscoroutine, runs):
-            run.close()  # it never starts
         raise ValueError(
             f"{name} = {given!r:.80}, {type_of(given)}: groups of runs that are still to be awaited are expected, "
             "such as [[agent(client, question) for _ in range(8)] for question in questions]"
         )
     return runs
-
-
-async def _trajectory(run: Awaitable[Any]) -> Any:
-    result = await run
-    if not hasattr(result, "messages_and_choices"):
-        raise TypeError(f"it returned {type_of(result)}, not a trajectory")
-    return result
-
-
-def _reasons(failed: Counter[str]) -> str:
-    return ", ".join(f"{count} x {reason}" for reason, count in failed.most_common(3)) + (", ..." if len(failed) > 3 else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,21 +32,18 @@ class Matched:
         groups: Groups with something to train on.
         left_out: Number of turns left out, by reason.
         unusable: Number of trajectories left out, by reason.
-        empty: Number of groups without a trajectory.
         calls: Ids of the calls to train on.
     """
 
     groups: list[Group] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     unusable: Counter[str] = field(default_factory=Counter)
-    empty: int = 0
     calls: set[str] = field(default_factory=set)
 
     def reasons(self) -> str:
         """Everything that was left out, as text."""
         reasons = [f"{count} turns: {why}" for why, count in self.left_out.items()]
         reasons += [f"{count} trajectories: {why}" for why, count in self.unusable.items()]
-        reasons += [f"{self.empty} groups without a trajectory"] * bool(self.empty)
         return "; ".join(reasons)
 
 
@@ -62,7 +59,6 @@ def matched(groups: Iterable[TrajectoryGroup], calls: Calls, trained: set[str], 
     result = Matched()
     for number, group in enumerate(groups):
         result.unusable += Counter({FAILED: len(group.exceptions)})
-        result.empty += not group.trajectories
         before = set(result.calls)
         rollouts = [_rollout(f"group {number}", trajectory, calls, trained, oldest, result) for trajectory in group]
         usable = [rollout for rollout in rollouts if rollout is not None]
@@ -112,8 +108,7 @@ class _Reading:
         self.chosen: list[tuple[int, Call]] = []
         self.left_out: Counter[str] = Counter()
         self.dialogue: list[dict[str, Any]] = []
-        self._seen: defaultdict[bytes, set[str | None]] = defaultdict(set)  # ids of turns, by conversation hash
-        self._ids: set[str] = set()
+        self._seen: set[bytes | str] = set()  # conversation hashes, and ids of calls
 
     def history(self, items: Sequence[Any], rewards: Sequence[float]) -> None:
         """Reads a conversation. What an earlier history already contained is not logged or counted again."""
@@ -121,32 +116,20 @@ class _Reading:
         for item in items:
             message = plain(item)
             trace = follow(trace, message)
-            entry: dict[str, Any] = {"role": message.get("role"), "content": content_of(message)}
+            is_turn = message["role"] == "assistant"
+            call, why = _call(id_of(item), trace, self.calls) if is_turn else (None, "")
+            key = trace if call is None else call.id
+            if key in self._seen:
+                continue
+            self._seen |= {key, trace}
+            entry: dict[str, Any] = {"role": message["role"], "content": content_of(message)}
             if functions := functions_of(message):
                 entry["tool_calls"] = functions
-            if message.get("role") == "assistant":
-                call, why = _call(id_of(item), trace, self.calls)
-                if self._again(id_of(item) if call is None else call.id, call is not None, trace):
-                    continue
+            if is_turn:
                 entry |= self._turn(call, why)
                 if self.turns <= len(rewards):
                     entry["reward"] = rewards[self.turns - 1]
-            elif trace in self._seen:
-                continue
-            else:
-                self._seen[trace] = set()
             self.dialogue.append(entry)
-
-    def _again(self, id: str | None, known: bool, trace: bytes) -> bool:
-        """Whether a turn was already counted: one with the same id, or, if its call is unknown, one with the same
-        conversation hash `trace`, unless both have ids. `id` is the id of the call, or the one in the trajectory.
-        """
-        same = self._seen[trace]
-        again = id in self._ids or (not known and bool(same) and (id is None or None in same))
-        same.add(id)
-        if id is not None:
-            self._ids.add(id)
-        return again
 
     def _turn(self, call: Call | None, why: str) -> dict[str, Any]:
         turn, self.turns = self.turns, self.turns + 1

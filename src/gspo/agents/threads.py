@@ -27,9 +27,5 @@ def begin(call: Callable[[], Result]) -> Future[Result]:
         else:
             future.set_result(result)
 
-    try:
-        threading.Thread(target=run, daemon=True).start()
-    except RuntimeError as error:
-        running = threading.active_count()
-        raise RuntimeError(f"{error} beside {running} that run: raise `ulimit -u`, or end what hangs") from error
+    threading.Thread(target=run, daemon=True).start()
     return future

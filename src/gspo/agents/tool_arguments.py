@@ -23,19 +23,18 @@ def typed(calls: Sequence[tuple[str, Arguments]], tools: Tools) -> list[tuple[st
     as JSON. One that may be a string stays text, unless the schema also allows the type of its JSON value. Without a type in
     the schema, it is JSON if it parses, else text.
     """
-    schemas = {function.get("name"): function.get("parameters") for function in map(_function, tools)}
-    return [(name, {key: _value(value, schemas.get(name), key) for key, value in values.items()}) for name, values in calls]
+    functions = [tool.get("function", tool) for tool in tools]
+    schemas = {function.get("name"): function.get("parameters") or {} for function in functions}
+    return [
+        (name, {key: _value(value, key, schemas.get(name, {})) for key, value in arguments.items()})
+        for name, arguments in calls
+    ]
 
 
-def _function(tool: Any) -> dict[str, Any]:
-    function = tool.get("function", tool) if isinstance(tool, dict) else {}
-    return function if isinstance(function, dict) else {}
-
-
-def _value(value: Any, schema: Any, key: str) -> Any:
+def _value(value: Any, key: str, schema: dict[str, Any]) -> Any:
     if not isinstance(value, Untyped):
         return value
-    text, types = str(value), _types(_property(schema, key), schema)
+    text, types = str(value), _types(schema.get("properties", {}).get(key), schema)
     if types == {"string"}:
         return text
     try:
@@ -52,49 +51,34 @@ def _python(text: str, types: set[str] | None) -> Any:
     return value if types is not None and name in types else text
 
 
-def _property(schema: Any, key: str) -> Any:
+def _types(schema: Any, root: dict[str, Any]) -> set[str] | None:
+    """The JSON types that a value may have by its schema within `root`; None if the schema does not say."""
     if not isinstance(schema, dict):
-        return None
-    properties = schema.get("properties")
-    found = properties.get(key) if isinstance(properties, dict) else None
-    return schema.get("additionalProperties") if found is None else found
-
-
-def _types(schema: Any, root: Any, depth: int = 8) -> set[str] | None:
-    """The JSON types that a value may have by its schema within `root`; None if the schema does not say. `depth` limits
-    recursive references.
-    """
-    if not isinstance(schema, dict) or not depth:
         return None
     each: list[set[str] | None] = []  # what each keyword says; None: nothing
     for keyword, value in schema.items():
-        match keyword, value:
-            case "type", list():
-                each.append({str(name) for name in value})
-            case "type", _:
-                each.append({str(value)})
-            case "enum", list():
+        match keyword:
+            case "type":
+                each.append(set(value) if isinstance(value, list) else {value})
+            case "enum":
                 each.append({name for one in value for name in _of(one)})
-            case "const", _:
+            case "const":
                 each.append(_of(value))
-            case "$ref", str():
-                each.append(_types(_referred(value, root), root, depth - 1))
-            case "anyOf" | "oneOf", list():
-                choices = [_types(one, root, depth - 1) for one in value]
-                known = [types for types in choices if types is not None]
-                each.append(set().union(*known) if len(known) == len(choices) else None)
-            case "allOf", list():
-                each += [_types(one, root, depth - 1) for one in value]
+            case "$ref":
+                each.append(_types(_referred(value, root), root))
+            case "anyOf" | "oneOf":
+                choices = [_types(one, root) for one in value]
+                each.append(None if None in choices else {name for types in choices for name in types or ()})
+            case "allOf":
+                each += [_types(one, root) for one in value]
     known = [types for types in each if types is not None]
-    if not known:
-        return None
-    return set.intersection(*known) | ({"null"} if schema.get("nullable") is True else set())  # OpenAPI's notation
+    return set.intersection(*known) if known else None
 
 
-def _referred(path: str, root: Any) -> Any:
-    """The schema that a reference such as "#/$defs/NAME" points to."""
-    found = root
-    for name in path.removeprefix("#").strip("/").split("/"):
+def _referred(path: str, root: dict[str, Any]) -> Any:
+    """The schema that a reference such as "#/$defs/NAME" points to; None if there is none."""
+    found: Any = root
+    for name in path.removeprefix("#/").split("/"):
         found = found.get(name) if isinstance(found, dict) else None
     return found
 

@@ -78,58 +78,55 @@ class TrajectoryGroup:
         return len(self.trajectories)
 
 
-GROUPS = "groups of trajectories are expected, such as [gspo.TrajectoryGroup([a, b]), ...] or [[a, b], ...]"
-TRAJECTORY = "a trajectory is expected, such as gspo.Trajectory(messages, reward=1.0)"
-
-
 def groups_of(given: Any) -> list[TrajectoryGroup]:
     """The trajectories given for training, as groups. Raises ValueError for anything else, with its value and position."""
-    if not _listed(given) or hasattr(given, "trajectories"):
-        raise _wrong("groups", given, GROUPS)
-    return [_group_of(group, f"groups[{number}]") for number, group in enumerate(given)]
+    if hasattr(given, "trajectories"):
+        raise _no_group("groups", given)
+    return [_group_of(group, f"groups[{number}]") for number, group in enumerate(_listed("groups", given))]
 
 
 def trajectories_of(given: Any) -> list[Any]:
     """The trajectories of groups, or of one group, without exceptions. Raises ValueError for anything else."""
-    if not _listed(given):
-        raise _wrong("groups", given, GROUPS)
-    groups = groups_of([item if _listed(item) or hasattr(item, "trajectories") else [item] for item in given])
+    items = _listed("groups", given)
+    groups = groups_of([[item] if hasattr(item, "reward") or isinstance(item, Exception) else item for item in items])
     return [trajectory for group in groups for trajectory in group]
 
 
 def _group_of(given: Any, name: str) -> TrajectoryGroup:
-    results = getattr(given, "trajectories", given)
-    if not _listed(results):
-        raise _wrong(name, given, GROUPS)
-    group = TrajectoryGroup(results, getattr(given, "metadata", None))
+    group = TrajectoryGroup(_listed(name, getattr(given, "trajectories", given)), getattr(given, "metadata", None))
     group.exceptions += getattr(given, "exceptions", ())
     for number, trajectory in enumerate(group):
         _check(trajectory, f"{name}[{number}]")
     return group
 
 
-def _listed(value: Any) -> bool:
-    """Whether a value is a collection. A trajectory of ART is not, although iterating over it gives its fields."""
-    return isinstance(value, Iterable) and not (isinstance(value, (str, bytes, dict)) or hasattr(value, "reward"))
+def _listed(name: str, value: Any) -> Iterable[Any]:
+    """The value if it is a collection. A trajectory of ART is not, although iterating over it gives its fields."""
+    if not isinstance(value, Iterable) or isinstance(value, (str, dict)) or hasattr(value, "reward"):
+        raise _no_group(name, value)
+    return value
 
 
-def _wrong(name: str, value: Any, expected: str) -> ValueError:
-    return ValueError(f"{name} = {value!r:.80}, {type_of(value)}: {expected}")
+def _no_group(name: str, value: Any) -> ValueError:
+    return ValueError(
+        f"{name} = {value!r:.80}, {type_of(value)}: groups of trajectories are expected, such as "
+        "[gspo.TrajectoryGroup([a, b]), ...] or [[a, b], ...]"
+    )
 
 
 def _check(trajectory: Any, name: str) -> None:
     if not hasattr(trajectory, "messages_and_choices") or not hasattr(trajectory, "reward"):
-        raise _wrong(name, trajectory, TRAJECTORY)
-    for history in (trajectory, *(getattr(trajectory, "additional_histories", None) or ())):
-        if not _listed(getattr(history, "messages_and_choices", None)):
-            raise ValueError(f"{name}: messages_and_choices is no list, in {history!r:.80}")
-    numbers = {"reward": trajectory.reward, **(getattr(trajectory, "metrics", None) or {})}
+        raise ValueError(
+            f"{name} = {trajectory!r:.80}, {type_of(trajectory)}: a trajectory is expected, such as "
+            "gspo.Trajectory(messages, reward=1.0)"
+        )
+    numbers = {"reward": trajectory.reward, **trajectory.metrics}
     numbers |= {f"turn_rewards[{i}]": value for i, value in enumerate(getattr(trajectory, "turn_rewards", None) or ())}
     for key, value in numbers.items():
         try:
             float(value)
         except (TypeError, ValueError):
-            raise _wrong(f"{name}: {key}", value, "a number is expected") from None
+            raise ValueError(f"{name}: {key} = {value!r:.80}, {type_of(value)}: a number is expected") from None
 
 
 @dataclass(frozen=True)
@@ -153,15 +150,13 @@ class TrainCall:
 
 def plain(item: Any) -> dict[str, Any]:
     """The message as a dict, from a dict, a choice, a response, or a message object of a client library."""
-    if isinstance(item, dict):
-        message = item.get("message", item)
-        if not isinstance(message, dict):
-            raise ValueError(f"a trajectory holds a choice whose message is {type_of(message)}: a dict is expected")
-        return message
-    message = getattr(_choice_of(item), "message", _choice_of(item))
+    choice = _choice_of(item)
+    message = item.get("message", item) if isinstance(item, dict) else getattr(choice, "message", choice)
     if hasattr(message, "model_dump"):
-        return message.model_dump(exclude_none=True)
-    raise ValueError(f"a trajectory holds {type_of(item)}: messages (dicts) and choices of responses are expected")
+        message = message.model_dump(exclude_none=True)
+    if not isinstance(message, dict):
+        raise ValueError(f"a trajectory holds {type_of(message)}: messages (dicts) and choices of responses are expected")
+    return message
 
 
 def id_of(item: Any) -> str | None:
