@@ -3,7 +3,6 @@ import gc
 import json
 import tracemalloc
 from functools import reduce
-from types import SimpleNamespace
 
 import pytest
 from torch import Tensor
@@ -32,16 +31,6 @@ def test_calls_are_evicted_by_version_and_by_size(monkeypatch):
     assert len(few) == 2 and few.held == two.held and few.get(calls[0].id) is None
     developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))
     assert follow(b"", developer) == follow(b"", system) != follow(b"x", system)
-
-
-def test_calls_are_evicted_by_age(monkeypatch):
-    _, calls = talked(chat(seed=2), 3)
-    soon, now = Calls(), [0.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    soon.add(*calls[:2])
-    now[0] = module.LONGEST + 1
-    soon.add(calls[2])
-    assert [call.id in soon for call in calls] == [False, False, True]
 
 
 @pytest.mark.parametrize(("n", "words"), [(1, 1), (1, 200), (8, 200)])

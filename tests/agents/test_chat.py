@@ -20,7 +20,6 @@ class Says:
     """A completer with a script: texts, and whether each ends with EOS; in the tokenizer's own tokens or one a character."""
 
     version = 1
-    still = counts = load = rest = None  # asked for by nobody here
 
     def __init__(self, template, *script, spelled=False):
         self.tokenizer, self.script, self.spelled, self.asked = tokenizer(template), list(script), spelled, []
@@ -168,8 +167,7 @@ def test_tools_of_a_template_that_is_not_understood_are_refused_before_anything_
     encoder.template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     encoder.tokenizer.name_or_path = "some/model"
     other = Chat(talk.completer, encoder, talk.sampling, 4096)
-    known = r"""<tool_call>.*, '"parameters":' with arguments after it: set"""
-    with pytest.raises(UnknownConvention, match=rf"tools: the chat template of 'some/model' .* does not know.*{known}"):
+    with pytest.raises(UnknownConvention, match=r"tools: the chat template of 'some/model' .* not known.*<tool_call>"):
         turns(other, ASK, tools=TOOLS)
     assert not talk.completer.asked
     assert turns(other, ASK)[0].message["content"] == "done"  # without tools it talks

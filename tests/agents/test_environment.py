@@ -148,8 +148,6 @@ def test_a_tool_that_hangs_keeps_no_program_from_ending():
 class Falls(ToolEnvironment):
     """Its tools raise what its row says, and tell whose they are."""
 
-    tool_timeout = PATIENCE
-
     def functions_of(self):
         return [self.fall, self.fall_later, self.who]
 

@@ -121,11 +121,12 @@ class Talk:
 @contextmanager
 def playing(sampler, make=Talk, k=1, stream=None, timeout=PATIENCE, context=512, **sizes):
     """A source of groups of episodes. sampler: with its model as `hf`."""
-    encoder = Encoder(sampler.hf.tokenizer, TaskConfig())
+    task = TaskConfig(max_turns=4, step_timeout=timeout)
+    encoder = Encoder(sampler.hf.tokenizer, task)
     config = RolloutConfig(
         **{"num_prompts": P, "num_generations": G, "max_staleness": k, "max_completion_length": LONGEST} | sizes
     )
-    with Episodes(sampler, sampler, encoder, context, make, "prompt", 4, timeout) as episodes:
+    with Episodes(sampler, sampler, encoder, context, task, make) as episodes:
         yield AsynchronousSource(stream or InOrder(), episodes, AlreadyScored(), config, SAMPLING)
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -18,7 +17,6 @@ from gspo.types import Rollout
 
 TEXT = "text"  # role of a plain text to complete
 MOST = 4 << 30  # bytes of memory for the cache
-LONGEST = 86400.0  # seconds; no conversation lasts this long
 # Bytes of memory: of a call apart from its texts and tokens, of a message, and of a token in a prompt's tuple.
 CALL, MESSAGE, TOKEN = 8000, 1500, 40
 
@@ -92,13 +90,10 @@ class _Kept:
     call: Call
     trace: bytes  # hash of the conversation, this turn included
     size: int  # bytes
-    since: float  # when it was added, monotonic seconds
 
 
 class Calls:
-    """Thread-safe cache of a run's calls, by id and by conversation. Evicts the oldest first: those beyond MOST bytes of
-    memory, and those older than LONGEST seconds.
-    """
+    """Thread-safe cache of a run's calls, by id and by conversation. Beyond MOST bytes, it evicts the oldest."""
 
     def __init__(self) -> None:
         self.held = 0  # bytes
@@ -116,15 +111,13 @@ class Calls:
         """Adds the calls of one request, and evicts old ones."""
         for call in calls:
             trace = reduce(follow, (*call.messages, call.message), b"")
-            kept = _Kept(call, trace, size(call, len(calls)), time.monotonic())
+            kept = _Kept(call, trace, size(call, len(calls)))
             with self._lock:
                 self._by_id[call.id] = kept
                 self._by_trace.setdefault(trace, {})[call.id] = call
                 self.held += kept.size
-                oldest = next(iter(self._by_id.values()))
-                while oldest is not kept and (self.held > MOST or kept.since - oldest.since > LONGEST):
-                    self._drop(oldest)
-                    oldest = next(iter(self._by_id.values()))
+                while self.held > MOST and len(self._by_id) > 1:
+                    self._drop(next(iter(self._by_id.values())))
 
     def get(self, id: str) -> Call | None:
         """The call with this id, or None."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from gspo.agents.calls import TEXT, Call, Calls, follow
 from gspo.agents.tool_arguments import Tools, typed
-from gspo.agents.tool_calls import CONVENTIONS, LLAMA, Malformed, UnknownConvention, convention
+from gspo.agents.tool_calls import CONVENTIONS, Malformed, UnknownConvention, convention
 from gspo.data.chat_template import Encoder, decoded
 from gspo.data.messages import Message, templated
 from gspo.interfaces import StreamingCompleter
@@ -107,12 +107,10 @@ class Chat:
         if not messages:
             raise ValueError("messages: at least one is needed")
         if tools and self._parse is None:
-            name = self.encoder.tokenizer.name_or_path
-            marks = ", ".join([*CONVENTIONS, f"'{LLAMA}' with arguments after it"])
             raise UnknownConvention(
-                f"tools: the chat template of {name!r} has them called in a way that gspo does not know, so no call would "
-                f"be seen. It knows templates with {marks}: set tokenizer.chat_template to such a one, set "
-                "tokenizer.response_template, or offer no tools"
+                f"tools: the chat template of {self.encoder.tokenizer.name_or_path!r} has them called in a way that is not "
+                f"known, so no call would be seen. Known are templates with one of {', '.join(CONVENTIONS)}, and Llama's. "
+                "Set tokenizer.chat_template to one of these, set tokenizer.response_template, or offer no tools"
             )
         readable = [templated(message) for message in messages]
         traces = list(itertools.accumulate(messages, follow, initial=b""))[1:]
@@ -173,12 +171,8 @@ class Chat:
         for end in sampling.stop if rollout.stop == "stop" else ():
             content = content.partition(end)[0]
         message = self._message(id, content, tools) if tools else {"role": "assistant", "content": content}
-        wrong = [
-            f"{name} {getattr(sampling, name):g} (trained at {getattr(self.sampling, name):g})"
-            for name in DISTRIBUTION
-            if getattr(sampling, name) != getattr(self.sampling, name)
-        ]
-        unfit = f"sampled at {', '.join(wrong)}" if wrong else ""
+        used, trained = ({name: getattr(one, name) for name in DISTRIBUTION} for one in (sampling, self.sampling))
+        unfit = ", ".join(f"sampled at {name} {value:g}" for name, value in used.items() if value != trained[name])
         sampled_text = self.decode(sampled)
         return Call(id, list(asked.messages), message, asked.rendered, asked.text, sampled_text, words, rollout, unfit)
 

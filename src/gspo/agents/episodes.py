@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Self
@@ -17,16 +18,16 @@ from gspo.agents.environment import Environment, Step
 from gspo.agents.loop_thread import LoopThread, cancelled
 from gspo.agents.token_tree import merge_turns
 from gspo.agents.tool_calls import UnknownConvention
+from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.messages import Message
 from gspo.data.reward_bounds import unfit
-from gspo.interfaces import Job, Sampler, SamplerError, StreamingCompleter, seed_of
+from gspo.interfaces import Job, Sampler, SamplerError, StreamingCompleter, Weights, seed_of
 from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout, Sampling
 
 logger = logging.getLogger(__name__)
 
-Make = Callable[[Mapping[str, Any]], Environment]
 Parts = dict[str, float | None]
 
 
@@ -45,8 +46,6 @@ class WholeEpisodes:
 
     def __init__(self, sampler: Sampler, completer: StreamingCompleter, encoder: Encoder, context: int | None) -> None:
         self.sampler, self.completer, self.encoder, self.context = sampler, completer, encoder, context
-        self.counts, self.load, self.rest = sampler.counts, sampler.load, sampler.rest
-        self.still = completer.still
         self._loop = LoopThread()
         self._left_out: set[str] = set()
 
@@ -57,6 +56,11 @@ class WholeEpisodes:
         self._loop.close()
 
     @property
+    def still(self) -> AbstractContextManager[Any]:
+        """Lock that is held while the weights change."""
+        return self.completer.still
+
+    @property
     def version(self) -> int:
         """Version of the current weights."""
         return self.sampler.version
@@ -65,6 +69,18 @@ class WholeEpisodes:
     def probes(self) -> list[Rollout]:
         """Completions of the current weights, if the sampler verifies weight updates."""
         return self.sampler.probes
+
+    def counts(self) -> dict[str, float]:
+        """The sampler's counters."""
+        return self.sampler.counts()
+
+    def load(self, weights: Weights) -> None:
+        """Loads these weights."""
+        self.sampler.load(weights)
+
+    def rest(self) -> None:
+        """Pauses the sampler: no episode runs until the next `load`."""
+        self.sampler.rest()
 
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
@@ -134,10 +150,8 @@ class Episodes(WholeEpisodes):
 
     Args:
         sampler, completer, encoder, context: See WholeEpisodes.
+        task: Names the prompt's column, and limits the turns of an episode and the seconds of each step.
         make: Creates an environment from a row.
-        column: Name of the prompt's column.
-        max_turns: Turns after which an episode is truncated.
-        step_timeout: Seconds that an environment may take to start, and for each step.
     """
 
     def __init__(
@@ -146,13 +160,11 @@ class Episodes(WholeEpisodes):
         completer: StreamingCompleter,
         encoder: Encoder,
         context: int | None,
-        make: Make,
-        column: str,
-        max_turns: int,
-        step_timeout: float,
+        task: TaskConfig,
+        make: Callable[[Mapping[str, Any]], Environment],
     ) -> None:
         super().__init__(sampler, completer, encoder, context)
-        self.make, self.column, self.max_turns, self.step_timeout = make, column, max_turns, step_timeout
+        self.task, self.make = task, make
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         return await Episode(self, self._chat(sampling), prompt, seed).play()
@@ -161,8 +173,8 @@ class Episodes(WholeEpisodes):
 class Episode:
     """The state of one running episode."""
 
-    def __init__(self, rules: Episodes, chat: Chat, prompt: Prompt, seed: int) -> None:
-        self.rules, self.chat, self.prompt, self.seed = rules, chat, prompt, seed
+    def __init__(self, episodes: Episodes, chat: Chat, prompt: Prompt, seed: int) -> None:
+        self.episodes, self.task, self.chat, self.prompt, self.seed = episodes, episodes.task, chat, prompt, seed
         self.calls: list[Call] = []
         self.rewards: list[float] = []
         self.metrics: defaultdict[str, float] = defaultdict(float)
@@ -186,10 +198,10 @@ class Episode:
 
     async def _turns(self) -> bool:
         """Plays the turns. Returns whether the episode was truncated."""
-        row = {**self.prompt.columns, self.rules.column: self.prompt.messages}
-        environment = self.rules.make(deepcopy(row))  # episodes must not see each other's changes
+        row = {**self.prompt.columns, self.task.prompt_column: self.prompt.messages}
+        environment = self.episodes.make(deepcopy(row))  # episodes must not see each other's changes
         self._add(await self._in_time(environment.start()))
-        for turn in range(self.rules.max_turns):
+        for turn in range(self.task.max_turns):
             try:
                 (call,) = await self.chat.turn(self.messages, environment.tools, TurnOptions(seed=self.seed + turn))
             except TooLong:
@@ -215,7 +227,7 @@ class Episode:
         self.dialogue.extend({"role": one.get("role"), "content": one.get("content")} for one in messages)
 
     async def _in_time(self, made: Any) -> Any:
-        async with asyncio.timeout(self.rules.step_timeout):
+        async with asyncio.timeout(self.task.step_timeout):
             return await made
 
     def _rollout(self, reward: float | None, error: str | None) -> Rollout:
@@ -227,7 +239,7 @@ class Episode:
         return replace(
             rollout,
             reward=reward,
-            reward_parts=self.rules.parts(own, self.metrics),
+            reward_parts=self.episodes.parts(own, self.metrics),
             turn_rewards=None if reward is None else tuple(self.rewards),
             text=self.calls[-1].words,
             dialogue=tuple(self.dialogue),

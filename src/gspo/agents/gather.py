@@ -18,19 +18,6 @@ from gspo.runs.progress import Progress
 logger = logging.getLogger(__name__)
 
 
-class Gathered(list[TrajectoryGroup]):
-    """The groups with at least two successful runs.
-
-    Attributes:
-        failed: Number of failed runs, by reason.
-        dropped: Number of groups left out.
-    """
-
-    def __init__(self, groups: Iterable[TrajectoryGroup], failed: Counter[str], dropped: int) -> None:
-        super().__init__(groups)
-        self.failed, self.dropped = failed, dropped
-
-
 async def gather(
     groups: Iterable[Iterable[Awaitable[Any]]],
     *,
@@ -38,7 +25,7 @@ async def gather(
     max_exceptions: float = 0,
     progress: Callable[[str, int, int], None] | None = None,
     tell: Callable[[str], None] = logger.warning,
-) -> Gathered:
+) -> list[TrajectoryGroup]:
     """Awaits runs of an agent, each of which returns a trajectory:
 
         groups = await gspo.gather([agent(client, question) for _ in range(8)] for question in questions)
@@ -90,12 +77,11 @@ async def gather(
             for task in every:
                 task.cancel()
     all_groups = [TrajectoryGroup(task.result() for task in group) for group in tasks]
-    kept_groups = [group for group in all_groups if len(group) > 1]
-    dropped = len(all_groups) - len(kept_groups)
+    kept = [group for group in all_groups if len(group) > 1]
     if failed:
-        count = f"{dropped} of {len(all_groups)} groups"
-        tell(f"{_failures(failed, total)}; {count} are dropped, for fewer than two are left in them")
-    return Gathered(kept_groups, failed, dropped)
+        dropped = f"{len(all_groups) - len(kept)} of {len(all_groups)} groups are dropped"
+        tell(f"{_failures(failed, total)}; {dropped}, for fewer than two are left in them")
+    return kept
 
 
 def _failures(failed: Counter[str], total: int) -> str:

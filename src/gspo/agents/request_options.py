@@ -24,16 +24,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 def check_granted(body: Mapping[str, Any], granted: Collection[str]) -> None:
     """Raises ValueError if a request has an option, besides the `granted` ones, that asks for something unsupported."""
     for name, value in body.items():
-        if name not in granted and name not in HARMLESS and value is not None and not _is_neutral(name, value):
+        if name not in granted and name not in HARMLESS and value is not None and value not in NEUTRAL.get(name, ()):
             near = "" if name in NEUTRAL else nearest(name, [*granted, *HARMLESS, *NEUTRAL])
             raise ValueError(f"{name} = {value!r:.60} cannot be granted here: leave it out{near}")
-
-
-def _is_neutral(name: str, value: Any) -> bool:
-    """Whether a value is the option's neutral one; False does not count as 0."""
-    return any(
-        value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in NEUTRAL.get(name, ())
-    )
 
 
 def turn_options(body: Mapping[str, Any], seed: int | None) -> TurnOptions:

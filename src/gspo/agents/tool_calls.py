@@ -215,8 +215,7 @@ CONVENTIONS: dict[str, Parse] = {
     "<tool_call>": Marked("<tool_call>", "</tool_call>", _object),
     "[TOOL_CALLS]": Marked("[TOOL_CALLS]", "", _listed),
 }  # fmt: skip
-LLAMA = '"parameters":'
-_LLAMA = re.compile(rf"""\{{"name": function name, {LLAMA}|{LLAMA}(?:(?!parameters)[^|:]){{0,60}}?\barguments\b""")
+_LLAMA = re.compile(r"""\{"name": function name, "parameters":|"parameters":(?:(?!parameters)[^|:]){0,60}?\barguments\b""")
 """Llama's marker also occurs in tool schemas. It counts only in the template's instruction, or if `arguments` follows
 closely, without a filter (|) or a key (:) in between.
 """

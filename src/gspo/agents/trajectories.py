@@ -160,11 +160,8 @@ def plain(item: Any) -> dict[str, Any]:
 
 
 def id_of(item: Any) -> str | None:
-    """The id of the call that produced a choice or a response; None without one."""
-    if isinstance(item, dict):
-        id = item.get("id") if "message" in item or item.get("role") == "assistant" else None
-    else:
-        id = getattr(_choice_of(item), "id", None)
+    """The id of the call that produced a turn: a choice, a response or its message; None without one."""
+    id = item.get("id") if isinstance(item, dict) else getattr(_choice_of(item), "id", None)
     return id if isinstance(id, str) else None
 
 

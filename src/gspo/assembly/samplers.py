@@ -117,8 +117,7 @@ def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sample
 
             opened: Any = VerifiersEpisodes(sampler, speaker, encoder, context, task)
         else:
-            rules = task.prompt_column, task.max_turns, task.step_timeout
-            opened = Episodes(sampler, speaker, encoder, context, make, *rules)
+            opened = Episodes(sampler, speaker, encoder, context, task, make)
         with opened as episodes:
             yield episodes
 
