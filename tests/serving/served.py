@@ -11,6 +11,9 @@ from gspo.serving.connections import EndpointServer
 from tests.agents.talking import tokenizer
 from tests.patience import PATIENCE
 
+ASK = [{"role": "user", "content": "what is in the box"}]
+GOOD = {"model": "policy", "messages": ASK}  # nothing is wrong with this request
+
 
 def tiny(template="chatml", context=512):
     """A model that says anything, with a chat template."""

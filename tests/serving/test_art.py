@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tests.agents.talking import TOOLS
-from tests.serving.served import serving
-from tests.serving.test_model import ASK, worth
+from tests.serving.served import ASK, serving
+from tests.serving.test_model import worth
 
 art = pytest.importorskip("art")
 

@@ -1,4 +1,4 @@
-"""Clients without the key, and clients that are slow on purpose, at a small application with the endpoint's limits."""
+"""Clients that mean no good, at a small application with the endpoint's limits."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,6 @@ from gspo.config.training import ServeConfig
 from gspo.serving import connections
 from gspo.serving.connections import EndpointServer, address_of, listener, running
 from gspo.serving.limits import RequestLimits
-from tests.leap import leap
 from tests.patience import PATIENCE
 
 KEY = "x"
@@ -23,10 +22,6 @@ class Small:
 
     def __init__(self):
         self.waiting, self.server = threading.Semaphore(0), None
-
-    def leap(self):
-        """The server's time runs ahead, by more than it gives anybody."""
-        leap(self.server.servers[0].get_loop())
 
     async def __call__(self, scope, receive, send):
         while (await receive()).get("more_body"):
@@ -40,19 +35,18 @@ class Small:
 
 @contextlib.contextmanager
 def small(**settings):
-    """The application, its RequestLimits and its address."""
+    """The application and its address."""
     serve, app = ServeConfig(**settings), Small()
-    limits = RequestLimits(app, KEY, serve)
     with contextlib.closing(listener(serve)) as listening:
-        app.server = EndpointServer(limits, listening, serve)
+        app.server = EndpointServer(RequestLimits(app, KEY, serve), listening, serve)
         with running(app.server):
-            yield app, limits, listening.getsockname()
+            yield app, listening.getsockname()
 
 
 def test_a_request_that_the_end_of_the_server_cuts_off_is_told_so(monkeypatch):
     monkeypatch.setattr(connections, "FAREWELL", PATIENCE)
     monkeypatch.setattr(connections, "GRACE", 1)
-    with small() as (app, _, address):
+    with small() as (app, address):
         waiting = opened(address, asking("/wait"))
         assert app.waiting.acquire(timeout=PATIENCE)
     received = b"".join(iter(lambda: waiting.recv(1000), b""))
@@ -81,7 +75,7 @@ def answered(connection):
 
 def test_too_many_connections_are_refused_until_some_close(monkeypatch):
     monkeypatch.setattr(connections, "SPARE", 2)
-    with small(max_concurrent=2) as (app, _, address):
+    with small(max_concurrent=2) as (app, address):
         with contextlib.ExitStack() as stack:
             for _ in range(4):
                 stack.enter_context(opened(address))
@@ -93,49 +87,20 @@ def test_too_many_connections_are_refused_until_some_close(monkeypatch):
             assert answered(after)
 
 
-def test_a_body_that_drips_is_given_up():
-    more = "Transfer-Encoding: chunked\r\n"
-    with small(timeout=PATIENCE) as (app, limits, address), opened(address, asking("/", "POST", more)) as connection:
-        connection.settimeout(0.05)
-        while not limits.running:
-            time.sleep(0.01)
-        with pytest.raises(ConnectionError):  # closed in the end, though it goes on and on
-            while True:
-                connection.sendall(b"1\r\nx\r\n")
-                with contextlib.suppress(TimeoutError):
-                    connection.recv(1000)
-                app.leap()
-        while limits.running:
-            time.sleep(0.01)
-
-
 ODD = [
     (b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000, b"400"),
-    (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: x\r\n" * 10_000, b"400"),
-    (b"GET /" + b"x" * 100_000, b"400"),
     (asking("/", "POST", "Content-Length: -1\r\n"), b"400"),
-    (asking("/", "POST", "Content-Length: 1\r\nContent-Length: 2\r\n"), b"400"),
-    (asking("/", "POST", f"Content-Length: {'9' * 30}\r\n"), b"400"),
     (asking("/", "POST", f"Content-Length: {1 << 60}\r\n"), b"413"),
-    (asking("/", "POST", "Transfer-Encoding: chunked\r\n") + b"zz\r\n", b"400"),
-    (asking("/", "POST", "Transfer-Encoding: gzip\r\n"), b"400"),
-    (asking("/", "HEAD"), b"200"),
     (asking("/", more="Connection: Upgrade\r\nUpgrade: websocket\r\n"), b"200"),
     (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 TLS\r\n\r\n", b"400"),
-    (b"\x00" * 1000 + b"\r\n\r\n", b"400"),
-    (b"GET / HTTP/0.9\r\n\r\n", b"401"),
 ]
 
 
 def test_odd_requests_are_answered(capfd, subtests):
-    with small() as (_, _, address):
+    with small() as (_, address):
         for number, (sent, status) in enumerate(ODD):
             with subtests.test(number=number), opened(address, sent) as connection:
                 assert connection.recv(12) == b"HTTP/1.1 " + status
-        with opened(address, asking() * 3) as connection:  # one after the other on one connection
-            received = b""
-            while received.count(b"here") < 3:
-                received += connection.recv(1000)
     assert capfd.readouterr().err == ""
 
 
@@ -158,6 +123,6 @@ def test_addresses(host, url, reachable):
 
 def test_where_nothing_can_listen():
     with listener(ServeConfig()) as taken:
-        for host, port in (("127.0.0.1", taken.getsockname()[1]), ("203.0.113.1", 0), ("a..b", 0), ("x" * 300, 0)):
+        for host, port in (("127.0.0.1", taken.getsockname()[1]), ("203.0.113.1", 0), ("a..b", 0)):
             with pytest.raises(ValueError, match="nothing can listen there"):
                 listener(ServeConfig(host=host, port=port))

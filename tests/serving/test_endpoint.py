@@ -11,8 +11,7 @@ import torch
 from gspo.learner import layout
 from gspo.rollout.credit import completion_of
 from tests.agents.talking import TOOLS
-from tests.serving.served import post, server_of
-from tests.serving.tools import ASK
+from tests.serving.served import ASK, post, server_of
 
 
 def respond(model, **request):
@@ -46,29 +45,6 @@ def test_n_seed_and_lengths(model):
     assert words == [choice.message.content for choice in second.choices] and len(set(words)) > 1
     assert respond(model, max_tokens=2).usage.completion_tokens <= 2
     assert respond(model, max_completion_tokens=3).usage.completion_tokens <= 3
-
-
-def test_many_at_once_are_sampled_together(model):
-    sizes, generate = [], model.run.sampler.generate
-
-    def counted(prompts, n, sampling):
-        sizes.append(len(prompts))
-        return generate(prompts, n, sampling)
-
-    model.run.sampler.generate = counted
-    try:
-
-        async def all_of_them():
-            async with model.openai_client() as client:
-                asks = [client.chat.completions.create(model="policy", messages=ASK, seed=i) for i in range(20)]
-                return await asyncio.gather(*asks)
-
-        responses = asyncio.run(all_of_them())
-    finally:
-        del model.run.sampler.generate
-    assert sum(sizes) == 20 and max(sizes) >= 5
-    alone = respond(model, seed=3)  # whoever is sampled beside it changes nothing
-    assert responses[3].choices[0].message.content == alone.choices[0].message.content
 
 
 def test_streams(model):
@@ -126,26 +102,14 @@ async def _disconnecting(model, under_way):
             await asking
 
 
-def test_the_smallest_top_p_leaves_the_likeliest_token(model):
-    (least,), (best,) = [respond(model, **settings).choices for settings in ({"top_p": 5e-324}, {"temperature": 0})]
-    assert least.message.content == best.message.content
-
-
 def test_bodies_that_are_none_are_no_error_of_ours(model):
-    bodies = [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"[" * 10_000, b'{"model": "policy", "prompt": ""}']
+    bodies = [b"", b"{", b"[]", b"\xff\xfe", b'{"model": "policy", "prompt": ""}']
     requests = [(path, body) for path in ("/chat/completions", "/completions", "/train") for body in bodies]
     for trajectory in (
         {"messages_and_choices": [], "reward": 1, "additional_histories": [{}]},
-        {"messages_and_choices": [{"role": "user", "content": 5}], "reward": 1},
         {"messages_and_choices": [{"role": "assistant", "content": [{"type": "image_url"}]}], "reward": 1},
         {"messages_and_choices": [{"role": "assistant", "content": "x", "tool_calls": [5]}], "reward": 1},
-        {"messages_and_choices": [{"role": "assistant", "content": "x", "tool_calls": 5}], "reward": 1},
-        {"messages_and_choices": [{"role": "assistant", "content": "x", "tool_calls": [{"function": 5}]}], "reward": 1},
-        {"messages_and_choices": [{"role": "assistant", "content": "x", "id": []}], "reward": 1},
-        {"messages_and_choices": [{"role": []}], "reward": 1},
         {"messages_and_choices": [{"message": 5}], "reward": 1},
-        {"messages_and_choices": [{"message": {}, "id": {}}], "reward": 1},
-        {"messages_and_choices": ["message"], "reward": 1},
         {"messages_and_choices": [], "reward": 1, "metrics": {"a": "x"}},
     ):
         requests.append(("/train", json.dumps({"groups": [{"trajectories": [trajectory]}]}).encode()))

@@ -15,9 +15,8 @@ import pytest
 from tests.campaign import CAMPAIGN
 from tests.leap import leap
 from tests.patience import PATIENCE
-from tests.serving.served import post, server_of, serving, tiny
+from tests.serving.served import GOOD, post, server_of, serving, tiny
 
-GOOD = {"model": "policy", "messages": [{"role": "user", "content": "what is in the box"}]}
 MOST = 8  # requests at once
 # Examples for each route; the phase `coverage` makes a thousand more, and takes a minute.
 EXAMPLES, PHASES, SEED = (60, "coverage,fuzzing", 1) if CAMPAIGN else (6, "fuzzing", 1)
@@ -88,14 +87,8 @@ STREAM = json.dumps(GOOD | {"n": 4, "stream": True}).encode()
 
 @pytest.mark.parametrize(
     ("body", "length", "read"),
-    [
-        (BODY[:20], len(BODY), 0),
-        (BODY[:20], None, 0),
-        (BODY, len(BODY), 0),
-        (STREAM, len(STREAM), 0),
-        (STREAM, len(STREAM), 40),
-    ],
-    ids=["in its body", "in a chunked body", "before the response", "before the stream", "in the stream"],
+    [(BODY[:20], None, 0), (BODY, len(BODY), 0), (STREAM, len(STREAM), 40)],
+    ids=["in its body", "before the response", "in the stream"],
 )
 def test_clients_that_drop_the_connection_leave_room_for_others(model, body, length, read):
     for _ in range(2 * MOST):

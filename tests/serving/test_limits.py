@@ -5,12 +5,11 @@ import httpx
 import openai
 
 from tests.patience import PATIENCE
-from tests.serving.served import post
-from tests.serving.tools import ASK, GOOD
+from tests.serving.served import ASK, GOOD, post
 
 
 def test_who_has_no_key_gets_nothing(model):
-    for key in ("y", "x", model.api_key[:-1]):
+    for key in ("y", model.api_key[:-1]):
         answer = post(model, "/chat/completions", GOOD, key=key)
         assert answer.status_code == 401 and "API key" in answer.json()["error"]["message"]
     assert httpx.get(f"{model.base_url}/models", timeout=PATIENCE).status_code == 401
@@ -18,11 +17,10 @@ def test_who_has_no_key_gets_nothing(model):
 
 
 def test_methods_that_there_are_none_of(model):
-    for method in ("HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"):
-        for path in ("/models", "/chat/completions", "/train"):
-            assert post(model, path, method=method, key="x").status_code == 401
-            answer = post(model, path, method=method)
-            assert answer.status_code == 405 and (method == "HEAD" or answer.json()["error"]["message"])
+    for method in ("OPTIONS", "PUT"):
+        assert post(model, "/train", method=method, key="x").status_code == 401
+        answer = post(model, "/train", method=method)
+        assert answer.status_code == 405 and answer.json()["error"]["message"]
 
 
 def test_what_is_too_large_is_refused_with_and_without_a_length(model):

@@ -16,9 +16,7 @@ from gspo.runs import checkpoint
 from gspo.runs.folder import RunFolder
 from tests.agents.talking import TOOLS
 from tests.rollout.test_asynchronous_episodes import gaps
-from tests.serving.served import post, serving, tiny
-
-ASK = [{"role": "user", "content": "what is in the box"}]
+from tests.serving.served import ASK, post, serving, tiny
 
 
 def worth(text):
@@ -73,8 +71,6 @@ def test_an_agent_of_two_turns_learns(tmp_path):
             assert await model.log(metrics={"mine": 4.0}, step=7) == {"val/mine": 4.0}
             with pytest.raises(ValueError, match="no trajectory"):
                 await model.log([])
-            with pytest.raises(ValueError, match="a trajectory is expected"):
-                await model.log([1])
             return rewards
 
     rewards = asyncio.run(main())
@@ -83,23 +79,6 @@ def test_an_agent_of_two_turns_learns(tmp_path):
     assert {row["turn"] for row in lines[-1]["dialogue"] if "turn" in row} == {0, 1}
     assert (tmp_path / "run" / "report.html").exists() and (tmp_path / "run" / "model" / "model.safetensors").exists()
     assert "val/reward" in (tmp_path / "run" / "metrics.jsonl").read_text()
-
-
-def test_old_answers_are_trained_on_until_they_are_too_old(tmp_path):
-    async def main():
-        async with serving(tmp_path / "run", serve={"max_age": 1}) as model:
-            first, second, third = [await collected(model) for _ in range(3)]
-            assert (await model.train(first))["staleness"] == 0
-            stale = await model.train(second)
-            assert all(id in model.chat.calls for id in model._trained)
-            assert stale["staleness"] == 1 and stale["ratio/noise_floor"] < 1e-5  # of fresh completions, whatever is stale
-            with pytest.raises(ValueError, match=r"nothing to train on: 8 turns: .*(too old|long gone)"):
-                await model.train(third)
-            with pytest.raises(ValueError, match="nothing to train on: 8 turns"):
-                await model.train(second)
-            assert model.step == 2
-
-    asyncio.run(main())
 
 
 def test_conversations_go_on_while_the_model_learns(tmp_path):
@@ -159,11 +138,9 @@ def test_what_cannot_be_trained_on_is_named_and_the_rest_trained(tmp_path):
             assert metrics["turns/trained"] == 7 and metrics["groups/dropped"] == 0
             assert metrics["trajectories/left_out"] == 1 + 1 + 1 + 4  # nan, alone, without a turn, handed over twice
             for groups, config, why in (
-                ([], None, "no group was given"),
-                ([TrajectoryGroup([])], None, "1 groups without"),
+                ([], None, "no trajectory was given"),
                 ([[1, 2]], None, r"groups\[0\]\[0\] = 1, an int: a trajectory is expected"),
                 (await collected(model), gspo.TrainCall(importance_sampling_level="token"), 'algorithm.name = "grpo"'),
-                (await collected(model), gspo.TrainCall(importance_sampling_level="word"), "allowed are sequence"),
             ):
                 with pytest.raises(ValueError, match=why):
                     await model.train(groups, config)
@@ -283,13 +260,7 @@ def test_turns_are_credited_for_what_follows_them(tmp_path):
 def test_bad_settings(tmp_path):
     for sections, why in (
         ({"eval": {"every": 1}}, r"eval.every = 1: .*model\.log"),
-        ({"rollout": {"dynamic_sampling_rounds": 1}}, "rollout.dynamic_sampling_rounds = 1: agents choose"),
-        ({"rollout": {"top_p": 0.5}}, "whole distribution"),
-        ({"algorithm": {"credit": "turn"}}, "one advantage a completion"),
-        ({"algorithm": {"discount": 0.5}}, r"needs algorithm\.credit"),
-        ({"serve": {"port": 70000}}, "serve.port"),
         ({"serve": {"host": "203.0.113.1"}}, "nothing can listen there"),
-        ({"serve": {"host": ""}}, r"serve\.host = .*every address.*0\.0\.0\.0"),
     ):
         with pytest.raises(ValueError, match=why), serving(tmp_path / "run", **sections):
             pass

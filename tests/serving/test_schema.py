@@ -1,15 +1,8 @@
 import dataclasses
-import json
-from functools import reduce
 
 import gspo
 from tests.agents.talking import TOOLS
-from tests.serving.served import post
-from tests.serving.tools import ASK, GOOD
-
-
-def deep(levels):
-    return reduce(lambda inner, _: [inner], range(levels), 1)
+from tests.serving.served import ASK, GOOD, post
 
 
 def called(arguments):
@@ -23,7 +16,6 @@ def test_bad_requests_are_answered_with_the_reason(model, subtests):
             ({"model": "policy"}, 400, "messages"),
             (GOOD | {"model": "gpt-4"}, 404, "it is 'policy'"),
             (GOOD | {"messages": []}, 400, "at least 1"),
-            (GOOD | {"messages": "hello"}, 400, "messages"),
             (GOOD | {"messages": [{"role": "king", "content": "x"}]}, 400, "role"),
             (GOOD | {"messages": [{"role": "user"}]}, 400, "without content"),
             (
@@ -31,34 +23,21 @@ def test_bad_requests_are_answered_with_the_reason(model, subtests):
                 400,
                 "messages",
             ),
-            (GOOD | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "surrogate"),
             (GOOD | {"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "reads at most 512"),
-            (GOOD | {"messages": [{"role": "user", "content": "x", "more": deep(101)}]}, 400, "100 levels deep"),
-            (json.dumps(GOOD)[:-1] + ', "user": ' + "[" * 950 + "]" * 950 + "}", 400, ""),
             (GOOD | {"messages": [*ASK, called("[" * 10_000), {"role": "tool", "content": "x"}]}, 400, "reads at most 512"),
             (GOOD | {"n": 0}, 400, "n:"),
             (GOOD | {"n": "1"}, 400, "n:"),
-            (GOOD | {"stream": "yes"}, 400, "stream"),
-            (GOOD | {"logprobs": 1}, 400, "logprobs"),
+            (GOOD | {"seed": -1}, 400, "seed:"),
             (GOOD | {"temperature": 1e-300}, 400, "at least 0.01"),
-            (GOOD | {"min_p": False}, 400, "min_p"),
-            (GOOD | {"n": 100000}, 400, "n:"),
-            (GOOD | {"temperature": -1}, 400, "temperature"),
-            (GOOD | {"top_p": 0}, 400, "top_p"),
-            (GOOD | {"max_tokens": 0}, 400, "max_tokens"),
             (GOOD | {"stop": [""]}, 400, "stop."),
-            (GOOD | {"frequency_penalty": 1}, 400, "frequency_penalty = 1 cannot be granted"),
             (GOOD | {"response_format": {"type": "json_object"}}, 400, "response_format"),
-            (GOOD | {"tool_choice": "required", "tools": TOOLS}, 400, "tool_choice"),
             (GOOD | {"tools": [{"type": "function"}]}, 400, "tools"),
             (GOOD | {"temprature": 0.5}, 400, "did you mean temperature"),
-            (GOOD | {"parallel_tool_calls": False}, 400, "parallel_tool_calls"),
             (GOOD | {"messages": [*ASK, {"role": "assistant", "content": "", "function_call": {}}]}, 400, "tool_calls"),
         ]
     ):
         with subtests.test(number=number, why=why):
-            content = body if isinstance(body, str) else json.dumps(body)
-            answer = post(model, "/chat/completions", content=content)
+            answer = post(model, "/chat/completions", body)
             assert answer.status_code == status and why in answer.json()["error"]["message"]
 
 
@@ -86,19 +65,16 @@ TRAJECTORY = {"messages_and_choices": ASK, "reward": 1.0}
 
 def test_a_key_of_training_that_is_not_known_is_refused(model):
     for more, group, trajectory, history, why in (
-        ({"learning_rte": 1e-3}, {}, {}, {}, "unknown key 'learning_rte', did you mean learning_rate? Known are groups"),
-        ({"beta": 0.1}, {}, {}, {}, "unknown key 'beta'. Known are groups, learning_rate, importance_sampling_level"),
-        ({}, {"reward": [1.0]}, {}, {}, "groups.0: "),
-        ({}, {}, {"rewards": 1.0}, {}, "groups.0.trajectories.0: "),
-        ({}, {}, {"turn_reward": [1.0]}, {}, "did you mean turn_rewards?"),
-        ({}, {}, {}, {"reward": 1.0}, "groups.0.trajectories.0.additional_histories.0: "),
+        ({"beta": 0.1}, {}, {}, {}, "beta: "),
+        ({}, {"reward": [1.0]}, {}, {}, "groups.0.reward: "),
+        ({}, {}, {"rewards": 1.0}, {}, "groups.0.trajectories.0.rewards: "),
+        ({}, {}, {}, {"reward": 1.0}, "groups.0.trajectories.0.additional_histories.0.reward: "),
     ):
         histories = {"additional_histories": [{"messages_and_choices": ASK} | history]}
         body = {"groups": [{"trajectories": [TRAJECTORY | histories | trajectory]} | group]} | more
         answer = post(model, "/train", body)
         assert answer.status_code == 400
-        message = answer.json()["error"]["message"]
-        assert why in message and "unknown key" in message
+        assert why + "Extra inputs are not permitted" in answer.json()["error"]["message"]
 
 
 def test_a_whole_trajectory_of_ours_or_of_art_is_read(model):

@@ -16,11 +16,9 @@ from gspo.learner.memory import OutOfMemory
 from gspo.runs import checkpoint, disk
 from gspo.runs.folder import RunFolder
 from tests.launch.started import ROOT
-from tests.logged import logs
 from tests.patience import PATIENCE
-from tests.serving.served import post, serving, tiny
+from tests.serving.served import GOOD, post, serving, tiny
 from tests.serving.test_model import body, collected
-from tests.serving.tools import GOOD
 
 
 def test_it_listens_within_the_context_alone_and_the_model_is_written(tmp_path):
@@ -164,18 +162,6 @@ def test_a_run_that_an_error_or_ctrl_c_ended_has_a_report(tmp_path):
         asyncio.run(model.log(metrics={"val/reward": 1.0}, step=1))
         signal.raise_signal(signal.SIGINT)
     assert (tmp_path / "stopped" / "report.html").exists()
-
-
-def test_a_report_that_cannot_be_written_is_warned_of(tmp_path):
-    async def play():
-        async with serving(tmp_path / "run") as model:
-            await model.log(metrics={"val/reward": 1.0}, step=1)
-            (tmp_path / "run" / "figures").rmdir()
-            (tmp_path / "run" / "figures").symlink_to(tmp_path)
-
-    with logs(match="the report could not be written"):
-        asyncio.run(play())
-    assert (tmp_path / "run" / "model").is_dir()
 
 
 def test_an_address_that_others_can_reach_is_warned_of(tmp_path):

@@ -25,8 +25,7 @@ LONGEST_HEADERS = 16384  # bytes
 def listener(serve: ServeConfig) -> socket.socket:
     """A socket that listens at serve.host and serve.port. Raises ValueError if that is impossible."""
     try:
-        found = socket.getaddrinfo(serve.host, serve.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
+        family, _, _, _, address = socket.getaddrinfo(serve.host, serve.port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address, family=family)
     except (OSError, ValueError) as error:
         raise ValueError(

@@ -17,7 +17,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from gspo.agents.calls import Call, usage
-from gspo.agents.chat import Chat, TurnOptions
+from gspo.agents.chat import Chat
 from gspo.agents.request_options import turn_options
 from gspo.config.training import ServeConfig
 from gspo.distributed.ranks import RankLost
@@ -81,7 +81,7 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
         offered = () if request.tool_choice == "none" else request.tools or ()
         tools = [tool.model_dump(exclude_none=True) for tool in offered]
         id = f"chatcmpl-{secrets.token_hex(12)}"
-        turns = chat.turn(messages, tools, _turn_options(request), request.n, id)
+        turns = chat.turn(messages, tools, turn_options(dict(request), request.seed), request.n, id)
         calls = await _while_connected(http, turns, config.timeout)
         choices = [_choice(i, call, chat, request) for i, call in enumerate(calls)]
         return _response(request, id, "chat.completion" + ".chunk" * bool(request.stream), choices, calls)
@@ -90,7 +90,7 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
     async def completions(request: CompletionRequest, http: Request) -> Any:
         check_name(request.model)
         id = f"cmpl-{secrets.token_hex(12)}"
-        turns = chat.complete(request.prompt, _turn_options(request), request.n, id)
+        turns = chat.complete(request.prompt, turn_options(dict(request), request.seed), request.n, id)
         calls = await _while_connected(http, turns, config.timeout)
         choices = [_text_choice(i, call, chat, request) for i, call in enumerate(calls)]
         return _response(request, id, "text_completion", choices, calls)
@@ -137,9 +137,7 @@ async def _failure(request: Request, error: Exception) -> JSONResponse:
     """The response to a request that failed."""
     match error:
         case RequestValidationError():
-            problems = [
-                f"{'.'.join(map(str, problem['loc'][1:])) or 'body'}: {problem['msg']}" for problem in error.errors()[:5]
-            ]
+            problems = [f"{'.'.join(map(str, found['loc'][1:])) or 'body'}: {found['msg']}" for found in error.errors()[:5]]
             return failed(400, "; ".join(problems))
         case AnyHTTPException():
             return failed(error.status_code, str(error.detail), error.headers)
@@ -167,10 +165,6 @@ async def _while_connected(http: Request, work: Awaitable[T], timeout: float) ->
     finally:
         task.cancel()
         disconnected.cancel()
-
-
-def _turn_options(request: SamplingRequest) -> TurnOptions:
-    return turn_options(dict(request), None if request.seed is None else request.seed % (1 << 64))
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -223,7 +217,6 @@ def _response(
     whole = body | {"choices": choices, "usage": usage(calls)}
     if not request.stream:
         return whole
-    events = [
-        json.dumps(chunk) for chunk in (*(body | {"choices": [choice]} for choice in choices), whole | {"choices": []})
-    ]
-    return Response("".join(f"data: {event}\n\n" for event in (*events, "[DONE]")), media_type="text/event-stream")
+    chunks = [*(body | {"choices": [choice]} for choice in choices), whole | {"choices": []}]
+    events = [*map(json.dumps, chunks), "[DONE]"]
+    return Response("".join(f"data: {event}\n\n" for event in events), media_type="text/event-stream")

@@ -24,14 +24,12 @@ def failed(status: int, message: str, headers: Mapping[str, str] | None = None) 
 
 
 class RequestLimits:
-    """Checks the key, the size of the body and the number of requests, before anything is parsed.
-
-    Attributes:
-        running: Requests under way.
-    """
+    """Checks the key, the size of the body and the number of requests, before anything is parsed."""
 
     def __init__(self, app: ASGIApp, key: str, config: ServeConfig) -> None:
-        self.app, self.key, self.config, self.running = app, key, config, 0
+        self.app, self.key, self.config = app, key, config
+        self.running = 0  # requests under way
+        self._too_large = f"the body is larger than {config.max_body} bytes (serve.max_body)"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or refuses it."""
@@ -89,7 +87,3 @@ class RequestLimits:
             if responding:
                 raise
             await failed(503, "the run has ended before there was a response")(scope, receive, send)
-
-    @property
-    def _too_large(self) -> str:
-        return f"the body is larger than {self.config.max_body} bytes (serve.max_body)"

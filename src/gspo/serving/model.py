@@ -11,10 +11,10 @@ from typing import Any
 
 from gspo.agents import art_compat
 from gspo.agents.chat import Chat
-from gspo.agents.gather import Gathered, gather
+from gspo.agents.gather import gather
 from gspo.agents.matching import matched
 from gspo.agents.threads import begin
-from gspo.agents.trajectories import TrainCall, groups_of, trajectories_of
+from gspo.agents.trajectories import TrainCall, TrajectoryGroup, groups_of, trajectories_of
 from gspo.config.names import RESUME
 from gspo.config.needs import check_package
 from gspo.distributed.ranks import RankLost
@@ -28,7 +28,6 @@ from gspo.training import trainer
 from gspo.training.state import Run, save
 from gspo.types import Metrics
 
-LEVELS = {"sequence": "gspo", "turn": "gspo_turn", "token": "grpo"}  # of the ratio, with an algorithm for each
 COLLAPSED = f"the run collapsed, and guard.action ended it: {trainer.AFTER_COLLAPSE}"
 
 
@@ -70,11 +69,10 @@ class ServedModel:
         return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, **options)
 
     def __getattr__(self, name: str) -> Any:
-        if name in art_compat.MEMBERS:
-            raise AttributeError(f"a gspo model has no {name}: what ART calls so is {art_compat.MEMBERS[name]} here")
-        raise AttributeError(f"a gspo model has no {name}")
+        ours = art_compat.MEMBERS.get(name)
+        raise AttributeError(f"a gspo model has no {name}" + (f": what ART calls so is {ours} here" if ours else ""))
 
-    async def gather(self, groups: Iterable[Iterable[Awaitable[Any]]], **options: Any) -> Gathered:
+    async def gather(self, groups: Iterable[Iterable[Awaitable[Any]]], **options: Any) -> list[TrajectoryGroup]:
         """gspo.gather, with its progress on the run's screen and its failures in the run's log."""
         return await gather(groups, progress=self.run.screen.phase, tell=self.run.log.warn, **options)
 
@@ -125,8 +123,8 @@ class ServedModel:
             own = {"reward": trajectory.reward}  # comes first, and wins over a metric of that name
             for name, value in (own | trajectory.metrics | own).items():
                 numbers.setdefault(name, []).append(float(value))
-        averages = {name: sum(values) / len(values) for name, values in numbers.items()} | dict(metrics or {})
-        averages = {f"{split}/{name}": value for name, value in averages.items()}
+        averages = {f"{split}/{name}": sum(values) / len(values) for name, values in numbers.items()}
+        averages |= {f"{split}/{name}": value for name, value in (metrics or {}).items()}
         self.run.log.metrics({"step": self.step if step is None else step} | averages)
         return averages
 
@@ -161,25 +159,20 @@ class ServedModel:
                 self.lost = error
                 raise
 
-    def _check_level(self, level: str | None) -> None:
-        if level not in (None, self.run.row.level):
-            algorithm = LEVELS.get(level)
-            remedy = f'make the run with algorithm.name = "{algorithm}"' if algorithm else f"allowed are {', '.join(LEVELS)}"
-            raise ValueError(
-                f"importance_sampling_level = {level!r}: this run's algorithm, {self.run.config.algorithm.name}, is of "
-                f"level {self.run.row.level!r}; {remedy}"
-            )
-
     def _train(self, groups: list[Any], config: TrainCall) -> Metrics:
         with self._exclusive():
             run = self.run
             if run.collapsed:
                 raise RunEnded(COLLAPSED)
-            self._check_level(config.importance_sampling_level)
+            if (level := config.importance_sampling_level) not in (None, run.row.level):
+                raise ValueError(
+                    f"importance_sampling_level = {level!r}: this run's algorithm, {run.config.algorithm.name}, is of level "
+                    f'{run.row.level!r}; make the run with algorithm.name = "gspo" (sequence), "gspo_turn" or "grpo" (token)'
+                )
             oldest = run.sampler.version - run.config.serve.max_age
             result = matched(groups, self.chat.calls, self._trained, oldest)
             if not result.groups:
-                raise ValueError(f"there is nothing to train on: {result.reasons() or 'no group was given'}")
+                raise ValueError(f"there is nothing to train on: {result.reasons() or 'no trajectory was given'}")
             if result.reasons():
                 run.log.warn(f"step {run.step + 1} leaves out {result.reasons()}")
             self.source.metrics = {

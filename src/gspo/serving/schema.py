@@ -5,18 +5,15 @@ The types of the package openai would not do: they admit images, audio and optio
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from gspo.agents.request_options import HARMLESS, NEUTRAL, check_granted
-from gspo.config.checks import nearest
+from gspo.config.field import COOLEST
 
 MOST_TURNS = 128
 MOST_MESSAGES = 10_000
-DEEPEST = 100  # levels of a JSON value; Python's own limit is not far beyond
-COOLEST = 0.01  # least temperature above 0: logits divided by less overflow
 UNREADABLE = {"function_call": "give it as one of tool_calls", "audio": "give its text as content"}
 
 
@@ -55,18 +52,10 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
-HAS_CONTENT: dict[str, Any] = {
-    "anyOf": [
-        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
-        {"required": ["tool_calls"], "properties": {"role": {"const": "assistant"}, "tool_calls": {"minItems": 1}}},
-    ]
-}
-
-
 class Message(BaseModel):
     """A message for the policy to read."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=HAS_CONTENT)
+    model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
     name: str | None = None
@@ -99,34 +88,13 @@ class Tool(BaseModel):
     function: ToolFunction
 
 
-class Body(BaseModel):
-    """A whole body."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _sound(cls, body: Any) -> Any:
-        _check_depth(body)
-        try:
-            json.dumps(body, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ValueError("holds half a surrogate pair, which no tokenizer reads") from None
-        return body
-
-
-def _check_depth(value: Any, depth: int = 0) -> None:
-    if depth > DEEPEST:
-        raise ValueError(f"is nested more than {DEEPEST} levels deep")
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_depth(item, depth + 1)
-
-
 def _document_options(schema: dict[str, Any]) -> None:
     neutral = {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
     schema["properties"] |= {name: {} for name in sorted(HARMLESS)} | neutral
     schema["additionalProperties"] = False
 
 
-class SamplingRequest(Body):
+class SamplingRequest(BaseModel):
     """The options that both kinds of request share."""
 
     model_config = ConfigDict(strict=True, json_schema_extra=_document_options)
@@ -135,7 +103,7 @@ class SamplingRequest(Body):
     temperature: Temperature | None = None
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, le=1 << 30)
-    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    seed: int | None = Field(None, ge=0, lt=1 << 63)
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     max_tokens: Size | None = None
     stream: bool | None = False
@@ -169,15 +137,6 @@ class TrainPart(BaseModel):
     """A part of a request to train. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _all_known(cls, body: Any) -> Any:
-        for name in body if isinstance(body, dict) else ():
-            if name not in cls.model_fields:
-                near, fields = nearest(name, cls.model_fields) or ".", ", ".join(cls.model_fields)
-                raise ValueError(f"unknown key {name!r:.60}{near} Known are {fields}")
-        return body
 
 
 class HistoryBody(TrainPart):
@@ -213,7 +172,7 @@ class GroupBody(TrainPart):
     logs: Any = None
 
 
-class TrainRequest(Body, TrainPart):
+class TrainRequest(TrainPart):
     """POST /v1/train."""
 
     groups: list[GroupBody] = Field(min_length=1)
