@@ -91,13 +91,6 @@ def test_what_is_read_again_in_other_words():
     assert "what is in the bag" in second.prompt_text and "box" not in second.prompt_text
 
 
-def test_texts_are_completed_and_gone_on_with():
-    talk = chat("chatml", completer=Says("chatml", ("two pears", "eos"), ("done", "eos"), spelled=True))
-    (first,) = asyncio.run(talk.complete("in the box: "))
-    (second,) = asyncio.run(talk.complete(first.text + "\nin the bag: "))
-    assert list(second.rollout.prompt.tokens[: len(first.rollout.tokens)]) == first.rollout.tokens.tolist()
-
-
 def test_tool_calls_become_messages_and_malformed_ones_stay_text():
     deep = '<tool_call>{"name": "lookup", "arguments": ' + "[" * 2000 + "</tool_call>"  # more than Python can parse
     said = f"so\n{CALL}", "<tool_call>{oops", deep, CALL

@@ -63,20 +63,13 @@ def test_streams(model):
     assert chunks[-1].usage.completion_tokens == response.usage.completion_tokens
 
 
-def test_completions_and_models(model):
+def test_models(model):
     async def all_of_it():
         async with model.openai_client() as client:
-            completion = await client.completions.create(model="policy", prompt="in the box ", n=2, seed=1, logprobs=1)
-            stream = await client.completions.create(model="policy", prompt="in the box ", seed=1, stream=True)
-            pieces = [piece async for piece in stream]
-            return completion, pieces, await client.models.list(), await client.models.retrieve("policy")
+            return await client.models.list(), await client.models.retrieve("policy")
 
-    completion, pieces, listed, model_named = asyncio.run(all_of_it())
-    assert len(completion.choices) == 2 and len(completion.choices[0].logprobs.tokens) == len(
-        completion.choices[0].logprobs.token_logprobs
-    )
-    assert "".join(choice.text for piece in pieces for choice in piece.choices) == completion.choices[0].text
-    assert [model_listed.id for model_listed in listed.data] == ["policy"] == [model_named.id]
+    listed, named = asyncio.run(all_of_it())
+    assert [one.id for one in listed.data] == ["policy"] == [named.id]
 
 
 def test_what_is_asked_by_nobody_is_not_kept(model):
@@ -103,8 +96,7 @@ async def _disconnecting(model, under_way):
 
 
 def test_bodies_that_are_none_are_no_error_of_ours(model):
-    bodies = [b"", b"{", b"[]", b"\xff\xfe", b'{"model": "policy", "prompt": ""}']
-    requests = [(path, body) for path in ("/chat/completions", "/completions", "/train") for body in bodies]
+    requests = [(path, body) for path in ("/chat/completions", "/train") for body in (b"", b"{", b"[]", b"\xff\xfe")]
     for trajectory in (
         {"messages_and_choices": [], "reward": 1, "additional_histories": [{}]},
         {"messages_and_choices": [{"role": "assistant", "content": [{"type": "image_url"}]}], "reward": 1},

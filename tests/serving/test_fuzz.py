@@ -56,9 +56,8 @@ def test_generated_requests(model, tmp_path):
     assert process.returncode == 0, process.stdout[-5000:]
     entries = json.loads(archive.read_text())["log"]["entries"]
     statuses = Counter((urlsplit(entry["request"]["url"]).path, entry["response"]["status"]) for entry in entries)
-    for path in ("/v1/chat/completions", "/v1/completions"):
-        assert statuses[path, 200] and statuses[path, 400]
-    assert statuses["/v1/train", 400] and sum(statuses.values()) > 3 * EXAMPLES
+    assert statuses["/v1/chat/completions", 200] and statuses["/v1/chat/completions", 400]
+    assert statuses["/v1/train", 400] and sum(statuses.values()) > 2 * EXAMPLES
     answers(model)
 
 

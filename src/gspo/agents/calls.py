@@ -15,7 +15,6 @@ from torch import Tensor
 from gspo.data.messages import Message, content_of, functions_of, role_of
 from gspo.types import Rollout
 
-TEXT = "text"  # role of a plain text to complete
 MOST = 4 << 30  # bytes of memory for the cache
 # Bytes of memory: of a call apart from its texts and tokens, of a message, and of a token in a prompt's tuple.
 CALL, MESSAGE, TOKEN = 8000, 1500, 40
@@ -128,13 +127,6 @@ class Calls:
         """The calls whose conversation, including their own turn, has the hash `trace` (see `follow`); newest first."""
         with self._lock:
             return list(reversed(self._by_trace.get(trace, {}).values()))
-
-    def begun(self, text: str) -> Call | None:
-        """The text completion whose prompt and sampled text form the longest prefix of `text`, or None."""
-        with self._lock:
-            texts = [kept.call for kept in self._by_id.values() if kept.call.messages[0].get("role") == TEXT]
-        begun = [call for call in texts if text.startswith(call.text)]
-        return max(begun, key=lambda call: len(call.text), default=None)
 
     def evict(self, before: int) -> None:
         """Drops calls that were finished by weights older than version `before`."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gspo.agents.calls import TEXT, Call, Calls, follow
+from gspo.agents.calls import Call, Calls, follow
 from gspo.agents.tool_arguments import Tools, typed
 from gspo.agents.tool_calls import CONVENTIONS, Malformed, UnknownConvention, convention
 from gspo.data.chat_template import Encoder, decoded
@@ -90,19 +90,11 @@ class Chat:
         """
         return await self._sample(self.encoded(messages, tools), options, n, id, tools)
 
-    async def complete(self, text: str, options: TurnOptions = TurnOptions(), n: int = 1, id: str = "") -> list[Call]:
-        """Samples `n` continuations of a text."""
-        messages = [{"role": TEXT, "content": text}]
-        earlier = self.calls.begun(text)
-        tokens = self.encoder.plain(text) if earlier is None else self._tokens(earlier, text)
-        return await self._sample(Encoded(messages, messages, text, tokens), options, n, id)
-
     def encoded(self, messages: Sequence[Message], tools: Tools = ()) -> Encoded:
         """The policy's prompt."""
         if self.encoder.template is None:
             raise ValueError(
-                "the model's tokenizer has no chat template (or task.template is none): ask for completions of a text, or "
-                "set tokenizer.chat_template"
+                "the model's tokenizer has no chat template (or task.template is none): set tokenizer.chat_template"
             )
         if not messages:
             raise ValueError("messages: at least one is needed")

@@ -15,7 +15,7 @@ HARMLESS = {
 }  # fmt: skip
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"), "response_format": ({"type": "text"},), "best_of": (1,), "echo": (False,),
-    "top_logprobs": (0,), "suffix": ("",), "functions": ([],), "modalities": (["text"],), "logit_bias": ({},),
+    "top_logprobs": (0,), "functions": ([],), "modalities": (["text"],), "logit_bias": ({},),
     "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "min_p": (0,),
     "parallel_tool_calls": (True,),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The endpoint: OpenAI's chat completions and completions, sampled from the current policy (FastAPI)."""
+"""The endpoint: OpenAI's chat completions, sampled from the current policy (FastAPI)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gspo.distributed.ranks import RankLost
 from gspo.interfaces import SamplerError
 from gspo.learner.memory import OutOfMemory
 from gspo.serving.limits import RequestLimits, failed
-from gspo.serving.schema import ChatRequest, CompletionRequest, Failure, SamplingRequest, TrainRequest
+from gspo.serving.schema import ChatRequest, Failure, TrainRequest
 
 T = TypeVar("T")
 AGAIN = 30  # Retry-After in seconds, while a run on several ranks restarts
@@ -83,17 +83,7 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
         id = f"chatcmpl-{secrets.token_hex(12)}"
         turns = chat.turn(messages, tools, turn_options(dict(request), request.seed), request.n, id)
         calls = await _while_connected(http, turns, config.timeout)
-        choices = [_choice(i, call, chat, request) for i, call in enumerate(calls)]
-        return _response(request, id, "chat.completion" + ".chunk" * bool(request.stream), choices, calls)
-
-    @app.post("/v1/completions", **ASKED)
-    async def completions(request: CompletionRequest, http: Request) -> Any:
-        check_name(request.model)
-        id = f"cmpl-{secrets.token_hex(12)}"
-        turns = chat.complete(request.prompt, turn_options(dict(request), request.seed), request.n, id)
-        calls = await _while_connected(http, turns, config.timeout)
-        choices = [_text_choice(i, call, chat, request) for i, call in enumerate(calls)]
-        return _response(request, id, "text_completion", choices, calls)
+        return _response(request, id, [_choice(i, call, chat, request) for i, call in enumerate(calls)], calls)
 
     @app.post("/v1/train", **SENT)
     async def train_on(request: TrainRequest) -> dict[str, Any]:
@@ -124,8 +114,7 @@ def _described(app: FastAPI, name: str) -> dict[str, Any]:
     """The OpenAPI document, with the name of the only model, and without FastAPI's 422, in whose place we return 400."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        for request in (ChatRequest, CompletionRequest):
-            document["components"]["schemas"][request.__name__]["properties"]["model"]["enum"] = [name]
+        document["components"]["schemas"]["ChatRequest"]["properties"]["model"]["enum"] = [name]
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
@@ -177,41 +166,29 @@ def _reason(call: Call) -> str:
     return "tool_calls" if call.message.get("tool_calls") else "stop"
 
 
-def _logprobs(call: Call, chat: Chat) -> tuple[list[str], list[float]]:
-    """Text and log-probability of each sampled token."""
-    rollout = call.rollout
-    tokens = [chat.decode([token]) for token in rollout.tokens[rollout.sampled].tolist()]
-    return tokens, rollout.logp[rollout.sampled].tolist()
-
-
 def _choice(index: int, call: Call, chat: Chat, request: ChatRequest) -> dict[str, Any]:
     """A choice of a chat completion. `id` is our extension: it identifies the sampled tokens."""
-    message, entries = dict(call.message) | {"refusal": None}, None
+    rollout, logprobs = call.rollout, None
+    message = dict(call.message) | {"refusal": None}
     if calls := message.get("tool_calls"):
         message["content"] = message["content"] or None
         message["tool_calls"] = [{"index": i, **called} for i, called in enumerate(calls)] if request.stream else calls
     if request.logprobs:
-        pairs = zip(*_logprobs(call, chat))
+        texts = [chat.decode([token]) for token in rollout.tokens[rollout.sampled].tolist()]
+        pairs = zip(texts, rollout.logp[rollout.sampled].tolist())
         entries = [{"token": t, "logprob": x, "bytes": list(t.encode()), "top_logprobs": []} for t, x in pairs]
+        logprobs = {"content": entries, "refusal": None}
     return {
         "index": index, "id": call.id, "delta" if request.stream else "message": message, "finish_reason": _reason(call),
-        "logprobs": None if entries is None else {"content": entries, "refusal": None},
+        "logprobs": logprobs,
     }  # fmt: skip
 
 
-def _text_choice(index: int, call: Call, chat: Chat, request: CompletionRequest) -> dict[str, Any]:
-    logprobs = None if request.logprobs is None else dict(zip(("tokens", "token_logprobs"), _logprobs(call, chat)))
-    return {
-        "index": index, "id": call.id, "text": call.message["content"], "finish_reason": _reason(call), "logprobs": logprobs
-    }  # fmt: skip
-
-
-def _response(
-    request: SamplingRequest, id: str, kind: str, choices: list[dict[str, Any]], calls: list[Call]
-) -> dict[str, Any] | Response:
+def _response(request: ChatRequest, id: str, choices: list[dict[str, Any]], calls: list[Call]) -> dict[str, Any] | Response:
     """A response, or a stream of it: an event for each choice and one for the usage, all at once."""
     body = {
-        "id": id, "object": kind, "created": int(time.time()), "model": request.model,
+        "id": id, "object": "chat.completion" + ".chunk" * bool(request.stream), "created": int(time.time()),
+        "model": request.model,
         "system_fingerprint": f"version-{int(calls[0].rollout.version.max())}",
     }  # fmt: skip
     whole = body | {"choices": choices, "usage": usage(calls)}

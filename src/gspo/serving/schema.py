@@ -94,11 +94,15 @@ def _document_options(schema: dict[str, Any]) -> None:
     schema["additionalProperties"] = False
 
 
-class SamplingRequest(BaseModel):
-    """The options that both kinds of request share."""
+class ChatRequest(BaseModel):
+    """POST /v1/chat/completions."""
 
     model_config = ConfigDict(strict=True, json_schema_extra=_document_options)
     model: str
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    logprobs: bool | None = False
     n: int = Field(1, ge=1, le=MOST_TURNS)
     temperature: Temperature | None = None
     top_p: float | None = Field(None, gt=0, le=1)
@@ -106,6 +110,7 @@ class SamplingRequest(BaseModel):
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     max_tokens: Size | None = None
+    max_completion_tokens: Size | None = None
     stream: bool | None = False
 
     @model_validator(mode="before")
@@ -114,23 +119,6 @@ class SamplingRequest(BaseModel):
         if isinstance(body, dict):
             check_granted(body, cls.model_fields)
         return body
-
-
-class ChatRequest(SamplingRequest):
-    """POST /v1/chat/completions."""
-
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
-    tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    logprobs: bool | None = False
-    max_completion_tokens: Size | None = None
-
-
-class CompletionRequest(SamplingRequest):
-    """POST /v1/completions."""
-
-    prompt: Annotated[Text, Field(min_length=1)]
-    logprobs: int | None = Field(None, ge=0, le=1)
 
 
 class TrainPart(BaseModel):
