@@ -52,10 +52,18 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
+HAS_CONTENT: dict[str, Any] = {
+    "anyOf": [
+        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+        {"required": ["tool_calls"], "properties": {"role": {"const": "assistant"}, "tool_calls": {"minItems": 1}}},
+    ]
+}
+
+
 class Message(BaseModel):
     """A message for the policy to read."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=HAS_CONTENT)
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
     name: str | None = None
