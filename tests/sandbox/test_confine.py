@@ -149,28 +149,8 @@ def test_a_filter_leaves_threads_and_takes_processes():
     assert "PermissionError" in filtered(lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CPU))
 
 
-@pytest.mark.skipif(os.uname().machine not in confine.MACHINES, reason="no filter is written for this machine")
-def test_a_filter_keeps_a_process_from_files_that_it_only_names(tmp_path):
-    file = tmp_path / "f"
-    file.write_text("text")
-    before = file.stat()
-    for work in (
-        lambda: os.chmod(file, 0),
-        lambda: os.chown(file, os.getuid(), os.getgid()),
-        lambda: os.utime(file, (1, 1)),
-        lambda: os.truncate(file, 0),
-        lambda: os.setxattr(file, "user.a", b"b"),
-    ):
-        assert "PermissionError" in filtered(work)
-    after = file.stat()
-    assert (after.st_mode, after.st_mtime_ns, after.st_ctime_ns) == (before.st_mode, before.st_mtime_ns, before.st_ctime_ns)
-
-
 def test_an_unknown_machine_gets_no_filter(monkeypatch):
-    class Other:
-        machine = "riscv64"
-
-    monkeypatch.setattr(os, "uname", Other)
+    monkeypatch.setattr(os, "uname", lambda: type("Uname", (), {"machine": "riscv64"}))
     with pytest.raises(OSError, match="no seccomp filter is written for riscv64"):
         confine.bpf_filter()
 
@@ -227,16 +207,10 @@ def test_no_file_that_may_be_read_or_not_is_emptied_in_any_abi(folder_of_all, ve
         rules = confine.Landlock(["/usr", str(folder / "shown")], own=str(folder / "own"))
         rules.enter()
         confine.SyscallFilter().enter()
-        flags = [
-            os.O_TRUNC | more for more in (0, os.O_WRONLY, os.O_RDWR, 3, os.O_CREAT, os.O_PATH, os.O_APPEND, os.O_NOATIME)
-        ]
-        works = [lambda path, f=f: os.open(path, f) for f in flags]
+        flags = (0, os.O_WRONLY, os.O_RDWR, 3, os.O_CREAT, os.O_PATH, os.O_APPEND, os.O_NOATIME)
+        works = [lambda path, f=f: os.open(path, os.O_TRUNC | f) for f in flags]
         works += [lambda path: os.truncate(path, 0), lambda path: os.ftruncate(os.open(path, os.O_RDONLY), 0)]
-        works += [
-            os.unlink,
-            lambda path: os.rename(path, folder / "own" / "g"),
-            lambda path: os.link(path, folder / "own" / "h"),
-        ]
+        works += [os.unlink, lambda path: os.rename(path, folder / "own/g"), lambda path: os.link(path, folder / "own/h")]
         works += [lambda path: os.open(f"/proc/self/fd/{os.open(path, os.O_RDONLY)}", os.O_RDONLY | os.O_TRUNC)]
         for work in works:
             for name in names:

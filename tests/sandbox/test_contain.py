@@ -23,9 +23,7 @@ TOKEN = "gspo-attack-token-5150"
 USER = 54_321
 """An ordinary user for tests that run as root."""
 
-pytestmark = [
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="the attempts use the numbers of x86-64"),
-]
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the attempts use the numbers of x86-64")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +33,7 @@ def host(folder_of_all):
     secret = folder / "secret"
     secret.write_text(TOKEN)
     secret.chmod(0o666)
-    before, os.environ["GSPO_ATTACK_TOKEN"] = os.environ.get("GSPO_ATTACK_TOKEN"), TOKEN
+    os.environ["GSPO_ATTACK_TOKEN"] = TOKEN
     servers = [socket.socket(), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
     abstract = f"gspo-attack-{os.getpid()}"
     for server, address in zip(servers, (("127.0.0.1", 0), f"{folder}/unix", f"\0{abstract}")):
@@ -55,8 +53,6 @@ def host(folder_of_all):
     for server in (*servers, datagrams):
         server.close()
     del os.environ["GSPO_ATTACK_TOKEN"]
-    if before is not None:
-        os.environ["GSPO_ATTACK_TOKEN"] = before
 
 
 @pytest.fixture

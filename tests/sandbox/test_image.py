@@ -56,9 +56,3 @@ def test_images_that_nobody_uses_and_folders_of_killed_processes_are_removed(cac
     with image.scratch(os.getuid()) as folder:
         assert os.listdir(folder) == []
     assert not os.path.exists(folder)
-
-
-def test_without_a_compiler_the_package_is_named(cache, monkeypatch):
-    monkeypatch.setattr(image, "COMPILER", "/no/g++")
-    with pytest.raises(RuntimeError, match=r"need /no/g\+\+: install the package g\+\+"):
-        image.SandboxImage(sys.executable).header()

@@ -10,11 +10,10 @@ import pytest
 
 import gspo
 from gspo.sandbox import drivers, open
-from gspo.sandbox.image import no_compiler
-from gspo.sandbox.open import Sandbox, describe_driver, open_sandbox
+from gspo.sandbox.open import Sandbox, open_sandbox
 from gspo.sandbox.types import Case, Limits, Outcome, Program
 from tests.patience import PATIENCE
-from tests.sandbox.boxes import SUM, box_of, in_time, opened
+from tests.sandbox.boxes import SUM, box_of, in_time
 
 
 def test_programs_functions_and_their_outcomes(box):
@@ -112,12 +111,8 @@ def test_cpp_compiles_once_and_says_what_is_wrong(box):
 
 
 def test_where_nothing_works_the_remedy_is_named(monkeypatch):
-    monkeypatch.setattr(drivers, "pythons", list)
-    with pytest.raises(RuntimeError, match=r"no sandbox works here.*apt-get install bubblewrap"):
-        open_sandbox("auto")
-    monkeypatch.undo()
     monkeypatch.setattr(drivers, "bwrap", lambda: None)
-    with pytest.raises(RuntimeError, match="there is no program bwrap"):
+    with pytest.raises(RuntimeError, match=r"no sandbox works here .*there is no program bwrap.*apt-get install bubblewrap"):
         open_sandbox("bwrap")
 
 
@@ -152,11 +147,3 @@ def test_nothing_is_run_without_a_sandbox_unless_asked(monkeypatch):
     with pytest.raises(RuntimeError, match="no sandbox works here"):
         open_sandbox("auto")
     assert set(tried) <= {"bwrap", "landlock"} and tried
-
-
-def test_what_works_here_is_told():
-    lines = describe_driver().splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["sandbox bwrap", "sandbox landlock", "C++"]
-    there = [not isinstance(opened(driver), str) for driver in ("bwrap", "landlock")] + [not no_compiler()]
-    assert [": works" in line for line in lines] == there
-    assert all("its tests are left out, " in line for line, works in zip(lines, there) if not works)

@@ -4,7 +4,10 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -81,22 +84,13 @@ def test_a_verdict_does_not_depend_on_load(box):
         while not done.is_set():
             sum(range(100_000))
 
-    threads = [threading.Thread(target=burn) for _ in range(2 * (os.cpu_count() or 1))]
-    for thread in threads:
-        thread.start()
-    outcomes = []
-    lanes = [
-        threading.Thread(
-            target=lambda: outcomes.extend(box.run(Program(source), [Case("")], Limits(seconds=4 * alone + 0.2)))
-        )
-        for _ in range(4)
-    ]
-    for lane in lanes:
-        lane.start()
-    for lane in lanes:
-        lane.join()
+    for _ in range(2 * (os.cpu_count() or 1)):
+        threading.Thread(target=burn).start()
+    with ThreadPoolExecutor(4) as lanes:
+        run = partial(box.run, Program(source), [Case("")], Limits(seconds=4 * alone + 0.2))
+        outcomes = [lane.result() for lane in [lanes.submit(run) for _ in range(4)]]
     done.set()
-    assert [outcome.status for outcome in outcomes] == ["ok"] * 4
+    assert [outcome.status for (outcome,) in outcomes] == ["ok"] * 4
 
 
 def test_nothing_is_left_of_many_replies(box):
@@ -111,7 +105,5 @@ def test_nothing_is_left_of_many_replies(box):
 
 def _left():
     """Descriptors, folders of sandboxes, and KiB of memory of this process."""
-    import tempfile
-
     folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(f"gspo-scratch-{os.getpid()}-")]
     return len(os.listdir("/proc/self/fd")), folders, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

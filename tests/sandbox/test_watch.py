@@ -34,10 +34,8 @@ def test_a_process_is_waited_for_as_long_as_it_works(monkeypatch):
 def test_a_process_that_waits_for_a_processor_is_not_idle(monkeypatch):
     monkeypatch.setattr(watch, "PATIENCE", 0.1)
     monkeypatch.setattr(watch, "TICK", 0.05)
-    monkeypatch.setattr(
-        watch.TaskTimes, "now", lambda self: (0.01, time.monotonic() - begin)
-    )  # it only ever waits in the queue
     begin = time.monotonic()
+    monkeypatch.setattr(watch.TaskTimes, "now", lambda self: (0.01, time.monotonic() - begin))  # it only waits in the queue
     assert watch.watch(started("import time; time.sleep(1)").pid, 0.1)[::2] == (0, b"")
 
 

@@ -31,7 +31,6 @@ class Interpreter:
     """The Python interpreter inside the sandbox.
 
     Attributes:
-        program: Its path.
         readable: Files and folders that it needs.
         hidden: Its site-packages: an installed package, such as a benchmark, may contain the right answers.
     """
@@ -43,9 +42,8 @@ class Interpreter:
 
 def pythons() -> list[Interpreter]:
     """The interpreters to try: the one that runs gspo, then the system's ones."""
-    own = os.path.realpath(sys.executable)
-    found = [own, *(path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path))]
-    return [found_at(path) for path in dict.fromkeys(map(os.path.realpath, found))]
+    paths = map(os.path.realpath, (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"))
+    return [found_at(path) for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
 def found_at(program: str) -> Interpreter:
@@ -115,7 +113,7 @@ def bubblewrap(python: Interpreter, image: str, scratch: int) -> list[str]:
     """
     program = bwrap()
     if program is None:
-        raise RuntimeError("there is no bwrap")
+        raise RuntimeError("there is no program bwrap")
     words = [program, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1"]
     words += ["--clearenv", "--setenv", *HASHES, "--cap-drop", "ALL", "--hostname", "sandbox"]
     for path in (*SYSTEM, *ETC, *python.readable):

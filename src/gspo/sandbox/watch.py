@@ -117,17 +117,15 @@ class TaskTimes:
         for task in os.listdir(f"/proc/{pid}/task"):
             folder = f"/proc/{pid}/task/{task}"
             try:
-                self._read(folder, task)
+                with open(f"{folder}/schedstat") as file:
+                    ran, waited, _ = map(int, file.read().split())
+                with open(f"{folder}/children") as file:  # only a compiler has children
+                    children = file.read().split()
             except OSError:
-                if os.path.exists(folder):  # else it has ended
+                if os.path.exists(folder):
                     raise
-
-    def _read(self, folder: str, task: str) -> None:
-        with open(f"{folder}/schedstat") as file:
-            numbers = file.read().split()
-        self.seen[task] = int(numbers[0]), int(numbers[1])
-        with open(f"{folder}/children") as file:  # only a compiler has children
-            children = file.read().split()
-        for child in children:
-            with Suppressed(OSError):  # it has ended
-                self._look(int(child))
+                continue  # it has ended
+            self.seen[task] = ran, waited
+            for child in children:
+                with Suppressed(OSError):  # it has ended
+                    self._look(int(child))

@@ -68,7 +68,7 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    with contextlib.suppress(AttributeError, OSError):  # Linux only
+    with contextlib.suppress(AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
