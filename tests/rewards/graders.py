@@ -63,14 +63,6 @@ def slow_for_many(prompts, completions, path):
     return [1.0] * len(completions)
 
 
-async def slow_for_many_async(prompts, completions, path):
-    with open(path[0], "a") as file:
-        file.write(f"{len(completions)}\n")
-    if len(completions) > 1:
-        await run_late()
-    return [1.0] * len(completions)
-
-
 def hangs_in_c(prompts, completions, **columns):
     if "hang" in completions:
         hang(BURN)
@@ -88,14 +80,7 @@ def dies(prompts, completions, **columns):
 
 
 def odd_values(prompts, completions, **columns):
-    values = {
-        "nan": float("nan"),
-        "inf": float("inf"),
-        "text": "1.0",
-        "none": None,
-        "list": [1],
-        "true": True,
-    }
+    values = {"nan": float("nan"), "inf": float("inf"), "text": "1.0", "none": None, "list": [1], "true": True}
     return [values[completion] for completion in completions]
 
 

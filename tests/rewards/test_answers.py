@@ -2,8 +2,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
@@ -23,18 +21,6 @@ from gspo.rewards.answers import boxed, final, found, integer, normal, same, tag
 )  # fmt: skip
 def test_the_last_box_wins(text, box):
     assert boxed(text) == box
-
-
-@settings(deadline=None)
-@given(st.text("a{}\\b ", max_size=30))
-def test_a_box_around_balanced_text_gives_it_back(text):
-    depth = 0
-    for before, c in zip(" " + text, text):
-        depth += (c == "{") - (c == "}") if before != "\\" else 0
-        if depth < 0:
-            return
-    if depth == 0 and "\\\\" not in text and not text.endswith("\\"):
-        assert boxed(rf"so \boxed{{{text}}} is it") == text.strip()
 
 
 def test_a_long_completion_of_boxes_and_braces_is_read_quickly():
@@ -116,23 +102,17 @@ def test_a_result_without_a_box_is_the_last_one_or_the_one_that_is_called_the_an
         assert found(text, right) == is_right, text
 
 
-@pytest.mark.parametrize(
-    ("completion", "right"),
-    [
-        (r"\boxed{12} no wait \boxed{33}", 1), (r"\boxed{33} no wait \boxed{12}", 0), (r"\boxed{33\%}", 0),
-        ("It is 33%.", 0), (r"It is $33\%$.", 0), ("It is 33.", 1), (r"\boxed{\$33}", 1), (r"\boxed{\$34}", 0),
-        (r"\boxed{\$33.00}", 1), (r"\boxed{\$\frac{66}{2}}", 1), (r"\boxed{33} and so \boxed{3", 0), (r"\boxed{33", 0),
-        (r"\boxed{033}", 1), (r"\boxed{\text{33}}", 1), (r"\boxed{\frac{330}{10}}", 1),
-        (r"<think>\boxed{33}</think> \boxed{12}", 0), ("", 0), (r"<think>\boxed{33}", 0),
-    ],
-)  # fmt: skip
-def test_the_reward_math_reads_the_last_box(completion, right):
+def test_the_reward_math_reads_the_last_box(subtests):
     score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
-    assert score(graders.RewardInput("?", completion, "", {"answer": "33"})) == right
-
-
-def test_the_right_answer_is_read_from_a_box_or_refused():
-    score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
-    assert score(graders.RewardInput("?", r"\boxed{33}", "", {"answer": r"So it is $\boxed{033}$."})) == 1
+    for completion, answer, right in (
+        (r"\boxed{12} no wait \boxed{33}", "33", 1), (r"\boxed{33} no wait \boxed{12}", "33", 0),
+        ("It is 33.", "33", 1), (r"It is $33\%$.", "33", 0), (r"\boxed{\$33.00}", "33", 1), (r"\boxed{33", "33", 0),
+        (r"\boxed{33} and so \boxed{3", "33", 0), (r"<think>\boxed{33}</think> \boxed{12}", "33", 0),
+        (r"<think>\boxed{33}", "33", 0), (r"\boxed{33}", r"It is $\boxed{033}$.", 1), (r"<think>8</think> \boxed{7}", 7, 1),
+        ("<answer>1234</answer>", "1,234", 1), ("first 3, then the answer is 72.", "why\n#### 72", 1), ("", "7", 0),
+        (r"\boxed{x^2+2x+1}", "$(x+1)^2$", 1), (r"\boxed{(1, 2]}", "(1,2)", 0),
+    ):  # fmt: skip
+        with subtests.test(completion):
+            assert score(graders.RewardInput("?", completion, "", {"answer": answer})) == right
     with pytest.raises(ValueError, match="there is nothing to compare in the right answer"):
-        score(graders.RewardInput("?", r"\boxed{33}", "", {"answer": r"$$"}))
+        score(graders.RewardInput("?", r"\boxed{33}", "", {"answer": "$$"}))

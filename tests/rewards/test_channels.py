@@ -28,7 +28,6 @@ __all__ = ["hang", "statuses"]
 @pytest.mark.parametrize(
     ("grader", "completions", "rewards", "error"),
     [
-        ("length", ["", "ab"], [0, 2], None),
         ("raises", ["1", "x", "3"], [1, None, 3], "raises: ValueError: could not convert string to float: 'x'"),
         ("one_short", ["a", "b", "c"], [None] * 3, "WrongLength: returned 2 values for 3 completions: return"),
         ("odd_values", ["true", "nan", "inf", "text", "list"], [1, None, None, None, None], "not a finite number"),
@@ -54,7 +53,6 @@ def test_what_functions_return(subtests):
     for returned, rewards, error in (
         ([1.0], [None] * 3, "returned 1 values for 3 completions"),
         ({1.0, 2.0, 3.0}, [None] * 3, "returned a set, expected a list of"),
-        ("abc", [None] * 3, "returned a str, expected"),
         (1.0, [None] * 3, "returned a float, expected a list of 1 numbers or None"),
         ([1e9, -1e9, 1.1e9], [1e9, -1e9, None], "beyond 1e+09: scale"),
         ([True, "1.0", -1e308], [1, None, None], ""),
@@ -68,7 +66,10 @@ def test_what_functions_return(subtests):
 
 
 def test_callables_that_fail(hang):
+    loops = set()
+
     async def judge(prompts, completions, **columns):
+        loops.add(asyncio.get_running_loop())
         if "hang" in completions:
             await graders_that_misbehave.run_late()
         return [1 / ("zero" not in completions)] * len(completions)
@@ -82,21 +83,9 @@ def test_callables_that_fail(hang):
         got, errors = outcome(in_process(function, timeout=limit), "a", "hang", "b")
         assert got == [1, None, 1]
         assert errors[1].endswith(f"took longer than {limit:g} s (reward.timeout)")
+    assert len(loops) == 1  # so that it may keep what belongs to its loop
     got, errors = outcome(in_process(judge), "a", "zero", "b")
     assert (got, errors[1]) == ([1, None, 1], "judge: ZeroDivisionError: division by zero")
-
-
-def test_an_async_function_may_keep_what_belongs_to_its_loop():
-    loops = set()
-
-    async def judge(prompts, completions, **columns):
-        loops.add(asyncio.get_running_loop())
-        return [1.0]
-
-    with in_process(judge) as rewards:
-        for _ in range(3):
-            rewards.score([rollout("a")])
-    assert len(loops) == 1
 
 
 def sizes(tmp_path):
@@ -107,22 +96,20 @@ def sizes(tmp_path):
     return found
 
 
-@pytest.mark.parametrize(("grader", "limit"), [("slow_for_many", LIMIT), ("slow_for_many_async", PATIENCE)])
-def test_a_batch_that_timed_out_is_not_tried_again(grader, limit, tmp_path, hang):
+def test_a_batch_that_timed_out_is_not_tried_again(tmp_path, hang):
     completions = [rollout(completion, path=str(tmp_path / "calls")) for completion in "abc"]
-    with named(grader, timeout=limit) as rewards:
+    with named("slow_for_many", timeout=LIMIT) as rewards:
         with logs() as told:
             assert [r.reward for r in rewards.score(completions)] == [1, 1, 1]
         assert sizes(tmp_path) == [3, 1, 1, 1]
         with silent():
             assert [r.reward for r in rewards.score(completions)] == [1, 1, 1]
         assert sizes(tmp_path) == [1, 1, 1]
-    (text,) = told
-    assert text == (
-        f"reward {grader}: a call for 3 completions took longer than {limit:g} s (reward.timeout) and was given up. From "
-        "now on each completion gets a call of its own. Raise reward.timeout to wait for all at once, or make the function "
-        "handle a single bad completion"
-    )
+    assert told == [
+        "reward slow_for_many: a call for 3 completions took longer than 0.2 s (reward.timeout), so from now on each "
+        "completion gets a call of its own. Raise reward.timeout to wait for all at once, or return None for a completion "
+        "that it cannot score"
+    ]
 
 
 def test_async_calls_stay_concurrent_after_a_time_out():
@@ -172,7 +159,7 @@ def test_a_batch_that_raised_is_tried_again():
         return [float(completion) for completion in completions]
 
     with in_process(judge) as rewards:
-        with logs(match="reward judge: a call for 2 completions failed .ValueError: .*'x'.*None for it"):
+        with logs(match="reward judge: a call for 2 completions failed .ValueError: .*'x'.*Mend the function"):
             rewards.score([rollout("1"), rollout("x")])
         with silent():
             rewards.score([rollout("x"), rollout("2")])
@@ -187,13 +174,9 @@ def test_not_every_completion_may_hang(monkeypatch):
         scored = rewards.score([rollout(completion) for completion in ["hang"] * 2 + ["good"] * 50])
     late = "took longer than 0.1 s (reward.timeout)"
     skipped = f"hangs: not scored: 2 calls before it hung or crashed: {late}"
-    assert [one.error for one in scored] == [f"hangs: {late}"] * 2 + [skipped] * 50
-    assert ". All 2 completions that were tried failed too. Raise reward.timeout, or mend" in told[0]
-
-
-def test_a_single_completion_that_hangs_says_nothing_about_many():
-    with named("hangs", timeout=0.1) as rewards, silent():
-        assert rewards.score([rollout("hang")])[0].error == "hangs: took longer than 0.1 s (reward.timeout)"
+    assert [one.error for one in scored] == [f"hangs: {late}"] * 2 + [skipped] * 50 and len(told) == 1
+    with named("hangs", timeout=0.1) as rewards, silent():  # one alone says nothing about many
+        assert rewards.score([rollout("hang")])[0].error == f"hangs: {late}"
         assert rewards.modes["hangs"].level == graders.BATCH
 
 
@@ -279,7 +262,6 @@ def test_a_worker_gets_the_variables_that_are_named(monkeypatch):
             assert [r.reward for r in rewards.score(columns)] == expected
 
 
-@pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
 @pytest.mark.parametrize("completions", [["a", "b"], ["a", "hang"]])
 def test_programs_that_a_grader_started_end_with_it(completions, tmp_path, hang):
     path = tmp_path / "pids"
@@ -300,11 +282,3 @@ def test_a_late_reader_of_a_closed_worker_takes_nothing_of_the_next(statuses):
         with pytest.raises(Lost, match="SIGKILL"):
             old.process.receive(PATIENCE)
         assert rewards.score([rollout("a")])[0].reward == 1
-
-
-def test_rewards_start_in_the_background():
-    with named("length") as rewards:
-        assert not rewards.workers[0].ready
-        rewards.wait()
-        assert rewards.workers[0].ready
-    assert rewards.workers[0].process.popen.poll() is not None

@@ -25,32 +25,14 @@ def test_the_reasoning_gym_scorer():
 @pytest.mark.parametrize(
     ("completion", "answer", "right"),
     [
-        ("42", "42", 1), (" 42\n", 42, 1), ("it is 42", "42", 0), ("<answer> 42 </answer> bye", "42", 1),
-        ("<answer>1</answer> no, <answer>42</answer>", "42", 1),
-        ("use <answer> tags: <answer>42</answer>", "42", 1),
-        ("<answer>42</answer></answer>", "42", 1), ("<answer>42", "42", 0), ("<think>7</think>42", "42", 1),
-        ("<think>42", "42", 0), ("42", 42.0, 1), ("42.00", 42, 1), ("-7", -7, 1), ("0.5", Decimal("0.50"), 1), ("43", 42, 0),
-        ("many", 42, 0), ("42.0", "42", 0), ("1" * 5000, 42, 0), ("72", "half of it\n#### 72", 1), ("#### 72", "72", 0),
-        ("Paris", "paris", 0), ("New York", "NewYork", 0),
+        (" 42\n", "42", 1), ("it is 42", "42", 0), ("<answer>1</answer> no, <answer> 42 </answer> bye", "42", 1),
+        ("<answer>42", "42", 0), ("<think>7</think>42", "42", 1), ("<think>42", "42", 0), ("42", 42.0, 1), ("42.00", 42, 1),
+        ("0.5", Decimal("0.50"), 1), ("43", 42, 0), ("many", 42, 0), ("42.0", "42", 0),
+        ("72", "half of it\n#### 72", 1), ("#### 72", "72", 0), ("Paris", "paris", 0), ("New York", "NewYork", 0),
     ],
 )  # fmt: skip
 def test_exact(completion, answer, right):
     score = graders.load("exact", RewardConfig(functions=["exact"]), TaskConfig(), CodeConfig()).score
-    assert score(graders.RewardInput("?", completion, "", {"answer": answer})) == right
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer", "right"),
-    [
-        ("\\boxed{0.5}", "\\frac{1}{2}", 1), ("\\boxed{0.4}", "\\frac{1}{2}", 0), ("x is $5$", "x=5", 1),
-        ("<answer>1234</answer>", "1,234", 1), ("first 3, then the answer is 72.", "why\n#### 72", 1),
-        ("<think>7", "7", 0), ("<think>8</think> \\boxed{7}", 7, 1), ("\\boxed{2\\sqrt{3}}", "\\sqrt{12}", 1),
-        ("\\boxed{(1, 2]}", "(1,2)", 0), ("\\boxed{x^2+2x+1}", "$(x+1)^2$", 1), ("", "7", 0),
-        ("no idea", "7", 0),
-    ],
-)  # fmt: skip
-def test_math(completion, answer, right):
-    score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig(), CodeConfig()).score
     assert score(graders.RewardInput("?", completion, "", {"answer": answer})) == right
 
 
@@ -71,11 +53,6 @@ def test_an_unreadable_right_answer_is_an_error():
     got, errors = outcome(named("math", "exact"), "7", answer="why\n#### ")
     assert got == [None]
     assert errors == ["math: ValueError: column 'answer' is empty; exact: ValueError: column 'answer' is empty"]
-
-
-def test_a_function_gets_the_columns_that_it_names():
-    got, _ = outcome(named("wants_answer"), "a", "b", answer="b", other={"anything": [1, None]})
-    assert got == [0, 1]
 
 
 def test_closures_lambdas_and_async_functions():
@@ -116,16 +93,8 @@ def test_a_function_may_have_time_outs_of_its_own():
         assert rewards.modes["judge"].level == graders.BATCH
 
 
-def shapes(rewards, count=2):
-    """The rewards of `count` groups of four, each its prompt's completions in one call."""
-    with rewards:
-        scored = rewards.score([rollout(completion, i // 4) for i, completion in enumerate("abcdefgh" * 2)][: 4 * count])
-    return [r.reward for r in scored], [r.error for r in scored]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_function_by_group_sees_whole_groups_alone(workers):
-    assert shapes(named("compares", workers=workers), 4)[0] == [0, 1, 2, 3] * 4
+def test_a_function_by_group_sees_whole_groups_alone():
+    assert outcome(named("compares", workers=2), *"abcdefghabcdefgh")[0] == [0, 1, 2, 3] * 4
 
 
 def test_async_groups_are_scored_at_the_same_time():
@@ -142,7 +111,7 @@ def test_async_groups_are_scored_at_the_same_time():
             raise ConnectionError
         return [float(sorted(completions).index(c)) for c in completions]
 
-    assert shapes(in_process(compares))[0] == [0, 1, 2, 3] + [None] * 4
+    assert outcome(in_process(compares), *"abcdefgh")[0] == [0, 1, 2, 3] + [None] * 4
     assert most == 2
 
 
@@ -167,12 +136,3 @@ def test_what_a_function_changes_no_other_call_sees():
         for _ in range(2):
             assert [list(r.reward_parts.values()) for r in rewards.score(completions)] == [[1, 2]] * 2
     assert row == {"list": [0]} and len(completions[0].prompt.messages) == 1
-
-
-def test_a_function_that_cannot_be_loaded():
-    config = RewardConfig(functions=["no_such_module:f"])
-    with (
-        Rewards(config, TaskConfig()) as rewards,
-        pytest.raises(ValueError, match=r"reward.functions = .* no module 'no_such"),
-    ):
-        rewards.score([rollout("a")])

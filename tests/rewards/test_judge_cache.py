@@ -3,16 +3,11 @@ import subprocess
 import sys
 from contextlib import closing
 
-import pytest
-
-from gspo.rewards import judge_cache
-from gspo.rewards.judge import Judge
 from gspo.rewards.judge_cache import Cache, key_of
 from tests.rewards.endpoint import listening, score
 
 ASKS = """
 import asyncio, sys
-from gspo.rewards import judge_cache
 from gspo.rewards.judge import Judge
 judge = Judge(model="m", url=sys.argv[1], key_variable="", rubric="r", cache=sys.argv[2])
 print(asyncio.run(judge(["?"] * 40, [str(i % 20) for i in range(40)])) == [0.3] * 40)
@@ -29,14 +24,6 @@ def test_processes_share_a_cache(tmp_path):
         assert file.execute("SELECT count(*) FROM answers").fetchone() == (20,)
 
 
-def test_a_file_that_is_no_cache(tmp_path):
-    path = tmp_path / "notes.txt"
-    path.write_text("not a database, but a text of some length\n" * 50)
-    with pytest.raises(ValueError, match=r"judge.cache = .* cannot be used as a cache"):
-        Judge(model="m", key_variable="", rubric="r", cache=str(path))
-    assert path.read_text().startswith("not a database")
-
-
 def test_what_was_put_is_there_for_others_and_the_first_answer_stays(tmp_path):
     path = str(tmp_path / "new" / "answers.sqlite")
     with closing(Cache(path, "here")) as one, closing(Cache(path, "here")) as other:
@@ -51,11 +38,3 @@ def test_what_was_put_is_there_for_others_and_the_first_answer_stays(tmp_path):
 def test_equal_questions_have_one_key():
     assert key_of({"a": 1, "b": "é"}) == key_of({"b": "é", "a": 1}) != key_of({"a": 1, "b": "e"})
     assert len(key_of("\ud83d")) == 64  # half a character is no error
-
-
-def test_a_full_cache_in_memory_keeps_what_it_has(monkeypatch):
-    monkeypatch.setattr(judge_cache, "PAGES", 8)
-    cache = judge_cache.Cache(None, "judge.cache")
-    for number in range(100):
-        cache.put(str(number), "x" * 1000)
-    assert cache.get("0") == "x" * 1000 and cache.get("99") is None

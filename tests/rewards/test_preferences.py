@@ -4,8 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import gspo
 from gspo.config.rewards import RewardConfig
@@ -16,17 +14,17 @@ from gspo.rewards.transcripts import rewarded
 from tests.data.tools import rollout
 
 
-def posterior(theta, games, prior):
+def posterior(theta, games):
     """As a naive loop."""
     total = 0.0
     for i in range(len(theta)):
         for j in range(len(theta)):
             total -= games[i][j] * math.log1p(math.exp(theta[j] - theta[i]))
-        total -= prior / 2 * (math.log1p(math.exp(theta[i])) + math.log1p(math.exp(-theta[i])))
+        total -= (math.log1p(math.exp(theta[i])) + math.log1p(math.exp(-theta[i]))) / 2
     return total
 
 
-def climbed(games, prior):
+def climbed(games):
     """The maximum, by coordinate steps that halve."""
     theta, size = [0.0] * len(games), 1.0
     while size > 1e-7:
@@ -34,25 +32,24 @@ def climbed(games, prior):
         for i, sign in itertools.product(range(len(theta)), (1, -1)):
             tried = [*theta]
             tried[i] += sign * size
-            if posterior(tried, games, prior) > posterior(theta, games, prior) + 1e-15:
+            if posterior(tried, games) > posterior(theta, games) + 1e-15:
                 theta, moved = tried, True
         size = size if moved else size / 2
     return theta
 
 
-@pytest.mark.parametrize("prior", [0.1, 1.0, 3.0])
-def test_strengths_are_those_of_a_naive_climber(prior):
+def test_strengths_are_those_of_a_naive_climber():
     games = np.array([[0, 3, 0.5, 1], [1, 0, 0, 0], [0.5, 2, 0, 0], [0, 0, 4, 0]])
-    assert bradley_terry(games, prior) == pytest.approx(climbed(games, prior), abs=1e-4)
+    assert bradley_terry(games) == pytest.approx(climbed(games), abs=1e-4)
 
 
 def test_strengths_by_hand():
-    """One win of a over b, prior p: theta_a = -theta_b = x with 1 - sigmoid(2x) = p (sigmoid(x) - 1/2). At p = 2 and
-    u = e^x: 1/(1 + u^2) = (u - 1)/(u + 1), that is u^3 - u^2 - 2 = 0... whose root is 1.69562.
+    """One win of a over b: theta_a = -theta_b = x with 1 - sigmoid(2x) = sigmoid(x) - 1/2. With u = e^x this is
+    1/(1 + u^2) = (u - 1)/(2 u + 2), that is u^3 - u^2 - u - 3 = 0, whose root is 2.13040.
     """
-    u = 1.6956207695598
-    assert u**3 - u**2 - 2 == pytest.approx(0, abs=1e-9)
-    assert bradley_terry(wins(2, [(0, 1, 1)]), 2.0) == pytest.approx([math.log(u), -math.log(u)])
+    u = 2.1303954347672786
+    assert u**3 - u**2 - u - 3 == pytest.approx(0, abs=1e-9)
+    assert bradley_terry(wins(2, [(0, 1, 1)])) == pytest.approx([math.log(u), -math.log(u)])
 
 
 def test_all_wins_stay_finite_and_in_order():
@@ -62,11 +59,10 @@ def test_all_wins_stay_finite_and_in_order():
     assert sum(strengths) == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("games_each", [1, 500])
-def test_equal_records_are_equal_strengths_in_any_order(games_each):
+def test_equal_records_are_equal_strengths_in_any_order():
     """Where each has met each as often, a strength depends on the number of wins alone."""
     draw = np.random.default_rng(0)
-    for _ in range(200):
+    for games_each in [1, 500] * 100:
         n = int(draw.integers(2, 9))
         played = [(i, j, draw.choice([0, 0.5, 1])) for i, j in itertools.combinations(range(n), 2)] * games_each
         games, order = wins(n, played), draw.permutation(n)
@@ -92,17 +88,6 @@ def test_win_rates_count_ties_half():
     assert win_rate(wins(3, [(0, 1, 1), (0, 2, 0.5), (1, 2, 0)])) == [0.75, 0, 0.75]
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from([0, 0.5, 1])), max_size=40))
-@settings(max_examples=60, deadline=None)
-def test_the_numbering_of_completions_does_not_matter(outcomes):
-    outcomes = [outcome for outcome in outcomes if outcome[0] != outcome[1]]
-    mirrored = [(5 - j, 5 - i, 1 - o) for i, j, o in outcomes]
-    for method in ("bradley_terry", "win_rate"):
-        a, b = rewards(6, outcomes, method), rewards(6, mirrored, method)[::-1]
-        assert [x is None for x in a] == [x is None for x in b]
-        assert [x for x in a if x is not None] == pytest.approx([x for x in b if x is not None], abs=1e-8)
-
-
 @pytest.mark.parametrize(
     ("ranks", "expected"),
     [
@@ -119,8 +104,7 @@ def test_ranks_are_evenly_spaced(ranks, expected):
     [
         (lambda: wins(2, [(0, 0, 1)]), "two different completions"), (lambda: wins(2, [(0, 2, 1)]), "numbered from 0 to 1"),
         (lambda: wins(2, [(0, 1, float("nan"))]), "expected 1 "), (lambda: wins(2, [(0, 1, 2)]), "expected 1 "),
-        (lambda: bradley_terry(np.zeros((2, 2)), 0.0), "prior = 0.0"), (lambda: from_ranks([1, float("inf")]), "finite"),
-        (lambda: rewards(2, [], "elo"), "bradley_terry, win_rate"),
+        (lambda: from_ranks([1, float("inf")]), "finite"), (lambda: rewards(2, [], "elo"), "bradley_terry, win_rate"),
         (lambda: rewarded(gspo.TrajectoryGroup([]), [1.0]), "1 rewards for 0 trajectories"),
     ],
 )  # fmt: skip

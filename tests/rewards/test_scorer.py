@@ -15,9 +15,10 @@ from tests.rewards.tools import START, in_process, named, run
 
 
 def test_weights_and_parts():
-    rewards = named("length", "odd_values", "length", weights=[2.0, 10.0, -0.5])
-    with rewards:
-        scored = rewards.score([rollout("true"), rollout("none"), rollout("nan")])
+    counts = []
+    with named("length", "odd_values", "length", weights=[2.0, 10.0, -0.5]) as rewards:
+        scored = rewards.score([rollout("true"), rollout("none"), rollout("nan")], counts.append)
+    assert counts == sorted(counts) and counts[-1] == 3
     assert scored[0].reward_parts == {"length": 4, "odd_values": 1, "length_2": 4}
     assert [r.reward for r in scored] == [2 * 4 + 10 - 2, 2 * 4 - 2, None]
     assert scored[2].reward_parts == {"length": 3, "odd_values": None, "length_2": 3}
@@ -33,13 +34,6 @@ def test_several_workers_share_whole_groups():
     groups = [{r.reward_parts["process_id"] for r in scored[i : i + 4]} for i in range(0, 20, 4)]
     assert all(len(group) == 1 for group in groups)
     assert alone[0].reward_parts["length"] == 0
-
-
-def test_progress_counts_completions():
-    counts = []
-    with named("raises", "length") as rewards:
-        rewards.score([rollout(completion) for completion in ("1", "x", "2")], counts.append)
-    assert counts == sorted(counts) and counts[-1] == 3
 
 
 def test_what_a_callable_says_of_itself(monkeypatch):
@@ -78,7 +72,7 @@ def test_bad_settings(subtests):
             {"functions": ["exact"], "env_passthrough": ["NO_KEY"]},
             {},
             (),
-            "reward.env_passthrough: there is no environment variable 'NO_KEY'",
+            "reward.env_passthrough: no environment .* 'NO_KEY'",
         ),
     ):
         with subtests.test(message=message), pytest.raises(ValueError, match=message):
@@ -89,37 +83,25 @@ def test_a_right_answer_that_is_missing_or_that_nothing_can_equal_is_refused(sub
     missing = r"there is no column 'answer'.*did you mean answr\?; set reward\.answer_col"
     with named("exact") as rewards, pytest.raises(ValueError, match=missing):
         rewards.check([rollout("a", number=3, answr=1).prompt])
-    for name, answer in itertools.product(("exact", "math"), ({"value": 7}, ["7"], ("7",), True, b"7")):
-        kind = type(answer).__name__
-        refused = rf"prompt train-3: reward.answer_column = 'answer' holds a {kind}, .*module:func"
-        with subtests.test(name=name, kind=kind), named(name) as rewards:
-            with pytest.raises(ValueError, match=refused):
+    where = "prompt train-3: reward.answer_column = 'answer' "
+    refused = dict.fromkeys((None, "", " \n", "nan", Decimal("NaN")), f"{where}is missing .*fill it in, or leave")
+    refused |= {answer: f"{where}holds a {type(answer).__name__}: .*module:func" for answer in (("7",), True, b"7")}
+    for name, (answer, message) in itertools.product(("exact", "math"), refused.items()):
+        with subtests.test(name=name, answer=repr(answer)), named(name) as rewards:
+            with pytest.raises(ValueError, match=message):
                 rewards.check([rollout("", number=3, answer=answer).prompt])
             rewards.check([rollout("", answer=right).prompt for right in ("7", 7, 7.5, "None", math.inf)])
-    for name, answer in itertools.product(
-        ("exact", "math"), (None, math.nan, "", " \n", "nan", "NaN", "<NA>", Decimal("NaN"))
-    ):
-        refused = r"prompt train-3: reward.answer_column = 'answer' is missing .*fill it in, or leave the row out"
-        with (
-            subtests.test(name=name, missing=repr(answer)),
-            named(name) as rewards,
-            pytest.raises(ValueError, match=refused),
-        ):
-            rewards.check([rollout("", number=3, answer=answer).prompt])
 
 
 def test_a_weighted_sum_has_bounds_too():
     with named("length", "length", weights=[1e6, 1e6]) as rewards:
         scored = rewards.score([rollout("a"), rollout("a" * 600)])
     assert scored[0].reward == 2e6
-    assert scored[1].reward is None
-    assert (
-        scored[1].error
-        == "the weighted sum is 1.2e+09, which is beyond 1e+09: scale the reward down, or lower reward.weights"
-    )
+    assert scored[1].reward is None and "the weighted sum is 1.2e+09, which is beyond 1e+09: scale" in scored[1].error
 
 
 def test_ctrl_c_while_scoring_leaves_nothing_behind(tmp_path, monkeypatch):
+    """In a script without a main guard, which runs once."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     (tmp_path / "hangs").mkdir()
     script = (

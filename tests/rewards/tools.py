@@ -52,7 +52,7 @@ def hang(statuses, tmp_path, monkeypatch):
     (tmp_path / "hangs").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(channels, "GRACE", 0.1)
-    worker, thread, hangs, over = channels.Worker._receive, channels.Thread._receive, threading.Event(), threading.Event()
+    worker, thread, hangs, over = channels.Worker._receive, channels.Thread.receive, threading.Event(), threading.Event()
 
     def of_worker(self, timeout):
         process = self.process
@@ -71,7 +71,7 @@ def hang(statuses, tmp_path, monkeypatch):
         return thread(self, timeout)
 
     monkeypatch.setattr(channels.Worker, "_receive", of_worker)
-    monkeypatch.setattr(channels.Thread, "_receive", of_thread)
+    monkeypatch.setattr(channels.Thread, "receive", of_thread)
     yield lambda: hangs.set() or over.wait()
     over.set()
 

@@ -7,15 +7,12 @@ import inspect
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 NOT_SUPPLIED = ("log_extra", "log_metric", "environments")
 """Arguments that TRL passes to reward functions and gspo does not."""
-ALWAYS = ("prompts", "completions")
-"""Arguments of every call."""
 TRL = {"completion_ids", "trainer_state", *NOT_SUPPLIED}
 """Parameters that mark a function as written for TRL."""
-VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -29,9 +26,6 @@ class TrainerState:
 
     global_step: int = 0
     max_steps: int = 0
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"trainer_state has no {name!r} in gspo, only global_step and max_steps")
 
 
 class RewardInput(NamedTuple):
@@ -67,35 +61,29 @@ class Arguments:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        own, last = _parameters(function, follow_wrapped=False), _parameters(function, follow_wrapped=True)
-        if not _takes_any(own):
-            last = own
-        names = {p.name for p in [*own, *last] if p.kind not in VARIADIC}
-        self.names = None if _takes_any(last) else names
+        own, takes_any = _parameters(function, follow_wrapped=False)
+        within, takes_any = _parameters(function, follow_wrapped=True) if takes_any else (own, False)
+        names = {parameter.name for parameter in (*own, *within)}
+        self.names = None if takes_any else names
         self.like_trl = bool(TRL & names)
-        needed = [p for p in own if p.default is p.empty and p.kind not in VARIADIC]
-        self.required = tuple(p.name for p in needed if p.name not in (*ALWAYS, *TRL))
-        label = getattr(function, "__name__", type(function).__name__)
-        for parameter in needed:
-            if parameter.name in NOT_SUPPLIED:
+        needed = [parameter.name for parameter in own if parameter.default is parameter.empty]
+        self.required = tuple(name for name in needed if name not in ("prompts", "completions", *TRL))
+        for name in NOT_SUPPLIED:
+            if name in needed:
+                label = getattr(function, "__name__", type(function).__name__)
                 raise ValueError(
-                    f"reward function {label}: gspo has no {parameter.name!r} for it, which TRL has: give it the default "
-                    "None, and do without it where it is None"
-                )
-            if parameter.kind is parameter.POSITIONAL_ONLY:
-                raise ValueError(
-                    f"reward function {label}: it takes {parameter.name!r} by position alone, and gspo calls it by names: "
-                    'take the "/" or "__" out of its signature'
+                    f"reward function {label}: gspo has no {name!r} for it, which TRL has: give it the default None, and do "
+                    "without it where it is None"
                 )
 
     def of(self, rows: Sequence[RewardInput], text_of: Callable[[RewardInput], str]) -> dict[str, Any]:
         """The keyword arguments of a call for `rows`, copied: what one call modifies, no other call sees."""
-        prompts = [_copied(row.prompt) for row in rows]
+        prompts = [copy.deepcopy(row.prompt) for row in rows]
         completions: list[Any] = [text_of(row) for row in rows]
         if self.like_trl:
             completions = [_message(prompt, text) for prompt, text in zip(prompts, completions)]
         columns = {name: None for row in rows for name in row.columns if self._wants(name)}
-        values: dict[str, Any] = {name: [_copied(row.columns.get(name)) for row in rows] for name in columns}
+        values: dict[str, Any] = {name: [copy.deepcopy(row.columns.get(name)) for row in rows] for name in columns}
         values |= {"prompts": prompts, "completions": completions}
         if self.like_trl:
             values |= {"completion_ids": [list(row.ids) for row in rows], "trainer_state": rows[0].state}
@@ -105,16 +93,13 @@ class Arguments:
         return self.names is None or name in self.names
 
 
-def _parameters(function: Callable[..., Any], follow_wrapped: bool) -> list[inspect.Parameter]:
-    """The parameters of the function itself, which may be a decorator, or of the function within."""
-    try:
-        return [*inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values()]
-    except (TypeError, ValueError):  # Python cannot tell
-        return [inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)]
-
-
-def _takes_any(parameters: Sequence[inspect.Parameter]) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in parameters)
+def _parameters(function: Callable[..., Any], follow_wrapped: bool) -> tuple[list[inspect.Parameter], bool]:
+    """The named parameters of the function itself, which may be a decorator, or of the function within, and whether it takes
+    any keyword.
+    """
+    parameters = inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values()
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _message(prompt: Any, text: str) -> Any:
@@ -123,10 +108,3 @@ def _message(prompt: Any, text: str) -> Any:
         return text
     begun = prompt.pop()["content"] if prompt and prompt[-1].get("role") == "assistant" else ""
     return [{"role": "assistant", "content": begun + text}]
-
-
-def _copied(value: Any) -> Any:
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # not copyable, such as an open file: passed as is
-        return value

@@ -155,18 +155,15 @@ class Thread:
 
     def receive(self, timeout: float) -> list[Result]:
         """As in Worker."""
-        message = self._receive(timeout)
-        if isinstance(message, CallFailed):
-            raise message
-        return message
-
-    def _receive(self, timeout: float) -> list[Result] | CallFailed:
         try:
-            return self.outbox.get(timeout=timeout + GRACE)
+            message = self.outbox.get(timeout=timeout + GRACE)
         except queue.Empty:
             self.inbox.put(None)
             self._start()
-            return CallFailed.by(Late(timeout))
+            raise CallFailed.by(Late(timeout)) from None
+        if isinstance(message, CallFailed):
+            raise message
+        return message
 
     def close(self) -> None:
         """Lets the thread end; a call in progress is left behind."""

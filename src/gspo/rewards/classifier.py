@@ -60,16 +60,11 @@ class Classifier:
         cfg = self.cfg
         warn_if_slow(f'reward_model.dtype = "{cfg.dtype}"', '"float32"', getattr(torch, cfg.dtype), self.device)
         options: dict[str, Any] = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
-        if not cfg.allow_pickle:
-            options["use_safetensors"] = True
+        options |= {"use_safetensors": None if cfg.allow_pickle else True, "dtype": getattr(torch, cfg.dtype)}
         with torch.random.fork_rng(devices=[]):  # missing weights would be drawn from the global generator
-            model, loading_info = self._read(
-                lambda: AutoModelForSequenceClassification.from_pretrained(
-                    cfg.path, dtype=getattr(torch, cfg.dtype), output_loading_info=True, **options
-                )
-            )
-        lacking = sorted({*loading_info["missing_keys"], *(str(key) for key, *_ in loading_info.get("mismatched_keys", ()))})
-        if lacking:
+            load = AutoModelForSequenceClassification.from_pretrained
+            model, loading_info = self._read(lambda: load(cfg.path, output_loading_info=True, **options))
+        if lacking := sorted(loading_info["missing_keys"]):
             raise ValueError(
                 f"{WHERE} = {cfg.path!r}: {', '.join(lacking[:3])} is not among its weights and would be random. It is no "
                 f"sequence classifier (config.json: {', '.join(self.config.architectures or ['?'])}); give one with a head"
@@ -119,13 +114,13 @@ class Classifier:
             ends = {ids[-1] for ids, _ in rows}
             pad = next(token for token in range(len(ends) + 1) if token not in ends)
         self.model.config.get_text_config().pad_token_id = pad
-        ids = pad_sequence([torch.tensor(ids) for ids, _ in rows], True, pad).to(self.device)
-        mask = pad_sequence([torch.ones(len(ids), dtype=torch.int64) for ids, _ in rows], True, 0).to(self.device)
-        extra_inputs = {}
+        ids = pad_sequence([torch.tensor(ids) for ids, _ in rows], True, pad)
+        mask = pad_sequence([torch.ones(len(ids), dtype=torch.int64) for ids, _ in rows], True, 0)
+        inputs = {"input_ids": ids, "attention_mask": mask}
         if "token_type_ids" in self.tokenizer.model_input_names:
-            types = pad_sequence([torch.tensor(types) for _, types in rows], True, 0)
-            extra_inputs["token_type_ids"] = types.to(self.device)
-        logits = self.model(input_ids=ids, attention_mask=mask, **extra_inputs).logits.float()  # [B, labels]
+            inputs["token_type_ids"] = pad_sequence([torch.tensor(types) for _, types in rows], True, 0)
+        inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        logits = self.model(**inputs).logits.float()  # [B, labels]
         if self.cfg.output == "logit":
             return logits[:, self.label]
         return (logits.softmax(-1) if self.several else logits.sigmoid())[:, self.label]

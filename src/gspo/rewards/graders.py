@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import numbers
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from decimal import Decimal
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -27,9 +25,6 @@ from gspo.rewards.programs import Programs
 BATCH, TOGETHER, SINGLY = 0, 1, 2
 """Call levels: a call for all completions; a call per unit, concurrently (async); a call per unit, in turn. A unit is one
 completion, or all completions of a prompt."""
-
-MISSING = ("", "nan", "NaN", "sNaN", "NaT", "<NA>")
-"""Texts of a missing value, as tables and arrays turn into text."""
 
 Result = tuple[float | None, str | None]
 """A value (None: no opinion) and an error (None: none)."""
@@ -207,7 +202,7 @@ def _failed(error: BaseException, unit: list[RewardInput]) -> list[Result]:
 
 
 def _results(returned: Any, count: int) -> list[Result]:
-    if returned is None or isinstance(returned, (str, bytes, dict, set, frozenset)) or not hasattr(returned, "__iter__"):
+    if isinstance(returned, (str, dict, set)) or not hasattr(returned, "__iter__"):
         raise ValueError(f"returned {type_of(returned)}, expected a list of {count} numbers or None")
     values = list(returned)
     if len(values) != count:
@@ -220,7 +215,7 @@ def checked(value: Any) -> Result:
     if value is None:
         return None, None
     try:
-        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+        number = math.nan if isinstance(value, str) else float(value)
     except Exception:
         number = math.nan
     if not math.isfinite(number):
@@ -267,26 +262,12 @@ def spoken(row: RewardInput) -> str:
 
 def gold(row: RewardInput, column: str) -> str:
     """The right answer of a row: the column's text, or the text after the last "#### " at the start of a line, as in GSM8K.
-
-    Raises ValueError if it is empty, or neither text nor a number.
+    Raises ValueError if it is empty.
     """
-    value = value_in(row.columns, column)
-    if problem := uncomparable(value):
-        raise ValueError(f"column {column!r} {problem}")
-    text = f"\n{value}".rpartition("\n#### ")[2].strip()
-    if value is None or not text:
+    text = f"\n{value_in(row.columns, column)}".rpartition("\n#### ")[2].strip()
+    if not text:
         raise ValueError(f"column {column!r} is empty")
     return text
-
-
-def uncomparable(value: Any) -> str:
-    """Why a right answer cannot be compared with a completion, or an empty string."""
-    comparable = isinstance(value, (str, Decimal, numbers.Real)) and not isinstance(value, bool)
-    if value is None or (comparable and str(value).strip() in MISSING):
-        return f"is missing ({value!r:.20}): fill it in, or leave the row out"
-    if comparable:
-        return ""
-    return f"holds {type_of(value)}, and a completion is compared with text and numbers alone: make it one of these"
 
 
 def _exact(row: RewardInput, column: str) -> float:

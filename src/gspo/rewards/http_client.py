@@ -65,10 +65,6 @@ class EndpointClient:
     Args:
         timeout: Seconds per response, retries included.
         retries: Retries after 429, 5xx and lost connections, by the openai client with its backoff and Retry-After.
-
-    Attributes:
-        total: Counters since the last call of `counts`.
-        reasons: How often each reason left a question without an opinion.
     """
 
     def __init__(self, name: str, url: str, key: str, timeout: float, retries: int, max_concurrent: int) -> None:
@@ -78,8 +74,8 @@ class EndpointClient:
 
         self.name, self.url, self.timeout = name, url.rstrip("/"), timeout
         self._key, self._errors = key, openai
-        self.total: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
+        self.total: Counter[str] = Counter()  # since the last call of `counts`
+        self.reasons: Counter[str] = Counter()  # for a question without an opinion
         self._warned: set[str] = set()
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(max_concurrent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 import secrets
@@ -150,8 +149,7 @@ class Judge:
         task = self._pending.get(key)
         self.endpoint.total["cached"] += cached is not None or task is not None
         if cached is not None:
-            with contextlib.suppress(Unreadable):  # one that another version has kept
-                return question.read(judge_prompts.object_of(cached))
+            return question.read(judge_prompts.object_of(cached))
         if task is None:
             task = self._pending[key] = asyncio.ensure_future(self._attempts(question, key))
             task.add_done_callback(lambda _: self._pending.pop(key))

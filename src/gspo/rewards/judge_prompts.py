@@ -113,17 +113,10 @@ def object_of(text: str) -> dict[str, Any]:
     if start < 0 or end < start:
         raise Unreadable("no JSON object")
     try:
-        parsed = json.loads(spoken[start : end + 1], object_pairs_hook=_without_doubles)
+        parsed: dict[str, Any] = json.loads(spoken[start : end + 1])
     except (ValueError, RecursionError):
         raise Unreadable("no single JSON object") from None
     return parsed
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise Unreadable("a key that comes twice")
-    return values
 
 
 def _number(value: Any, high: float) -> float:

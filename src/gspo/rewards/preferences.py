@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-METHODS = ("bradley_terry", "win_rate")
+PRIOR = 1.0  # virtual ties of each completion with one of strength 0, so that one that won every game has a finite strength
 STEPS = 100  # maximum Newton steps; about ten are enough
 CLOSE = 1e-12  # convergence threshold of the gradient, as a share of the games
 ROUNDING = 1e-12  # relative, of the objective: a smaller decrease may in fact be an increase
@@ -37,38 +37,35 @@ def wins(n: int, outcomes: Iterable[tuple[int, int, float]]) -> np.ndarray:
     return games
 
 
-def bradley_terry(games: np.ndarray, prior: float = 1.0) -> list[float | None]:
+def bradley_terry(games: np.ndarray) -> list[float | None]:
     """Strengths theta in nats, where P(i beats j) = sigmoid(theta_i - theta_j); None for a completion without games.
 
-    games: As returned by `wins`. prior: Number of virtual ties of each completion with one of strength 0, so that a
-    completion that won every game has a finite strength. theta maximises
+    With W as returned by `wins`, theta maximises
 
-        sum_ij W_ij log sigmoid(theta_i - theta_j) + prior/2 sum_i [log sigmoid(theta_i) + log sigmoid(-theta_i)],
+        sum_ij W_ij log sigmoid(theta_i - theta_j) + PRIOR/2 sum_i [log sigmoid(theta_i) + log sigmoid(-theta_i)],
 
     which is strictly concave, by Newton's method with step halving. Strengths are rounded, so that completions with the same
     games have equal strengths.
     """
-    if not (math.isfinite(prior) and prior > 0):
-        raise ValueError(f"prior = {prior}: must be above 0, or a completion that always won would have no finite strength")
     theta = np.zeros(len(games))
-    value = _log_posterior(theta, games, prior)
+    value = _log_posterior(theta, games)
     for _ in range(STEPS):
         p = _sigmoid(theta[:, None] - theta[None, :])
         own = _sigmoid(theta)
-        slope = (games * (1 - p)).sum(1) - (games.T * p).sum(1) + prior * (0.5 - own)
-        if np.abs(slope).max(initial=0.0) < CLOSE * (prior + games.sum()):
+        slope = (games * (1 - p)).sum(1) - (games.T * p).sum(1) + PRIOR * (0.5 - own)
+        if np.abs(slope).max(initial=0.0) < CLOSE * (PRIOR + games.sum()):
             break
         weight = (games + games.T) * p * (1 - p)
-        curvature = np.diag(weight.sum(1) + prior * own * (1 - own)) - weight
+        curvature = np.diag(weight.sum(1) + PRIOR * own * (1 - own)) - weight
         step = np.linalg.solve(curvature, slope)
         for _ in range(STEPS):
-            better = _log_posterior(theta + step, games, prior)
+            better = _log_posterior(theta + step, games)
             if better >= value - ROUNDING * (1 + abs(value)):
                 break
             step = step / 2
         theta, value = theta + step, better
     played = (games + games.T).sum(1) > 0
-    return [round(float(strength), DIGITS) + 0.0 if has_played else None for strength, has_played in zip(theta, played)]
+    return [round(float(strength), DIGITS) + 0.0 if any_game else None for strength, any_game in zip(theta, played)]
 
 
 def win_rate(games: np.ndarray) -> list[float | None]:
@@ -77,38 +74,31 @@ def win_rate(games: np.ndarray) -> list[float | None]:
     return [float(w / (w + l)) if w + l else None for w, l in zip(won, lost)]
 
 
+METHODS = {"bradley_terry": bradley_terry, "win_rate": win_rate}
+
+
 def from_ranks(ranks: Sequence[float | None]) -> list[float | None]:
     """Evenly spaced rewards in [0, 1]: the best (lowest) rank gets 1, the worst 0, equal ranks their mean.
 
     None stays None and takes no place; a single ranked completion gets None. Raises ValueError for a rank that is not
     finite.
     """
-    known_ranks = [rank for rank in ranks if rank is not None]
-    if not all(math.isfinite(rank) for rank in known_ranks):
+    known = [rank for rank in ranks if rank is not None]
+    if not all(map(math.isfinite, known)):
         raise ValueError(f"ranks {list(ranks)}: expected finite numbers, or None")
-    if len(known_ranks) < 2:
+    if len(known) < 2:
         return [None] * len(ranks)
-
-    def worse(rank: float) -> float:
-        return sum((other > rank) + 0.5 * (other == rank) for other in known_ranks) - 0.5
-
-    return [None if rank is None else worse(rank) / (len(known_ranks) - 1) for rank in ranks]
+    worse = {rank: sum((other > rank) + 0.5 * (other == rank) for other in known) - 0.5 for rank in known}
+    return [None if rank is None else worse[rank] / (len(known) - 1) for rank in ranks]
 
 
 def rewards(n: int, outcomes: Iterable[tuple[int, int, float]], method: str = "bradley_terry") -> list[float | None]:
-    """The rewards of n completions; None for a completion that was not compared.
-
-    Args:
-        outcomes: As in `wins`.
-        method: "bradley_terry" (strengths, in nats) or "win_rate" (in [0, 1]).
-
-    Raises:
-        ValueError: For another method.
+    """The rewards of n completions; None for a completion that was not compared. method: "bradley_terry" (strengths, in
+    nats) or "win_rate" (in [0, 1]). Raises ValueError for another one, and as `wins` does.
     """
     if method not in METHODS:
         raise ValueError(f"method = {method!r}: allowed are {', '.join(METHODS)}")
-    games = wins(n, outcomes)
-    return bradley_terry(games) if method == "bradley_terry" else win_rate(games)
+    return METHODS[method](wins(n, outcomes))
 
 
 class Preferred:
@@ -144,6 +134,6 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0, -x))
 
 
-def _log_posterior(theta: np.ndarray, games: np.ndarray, prior: float) -> float:
+def _log_posterior(theta: np.ndarray, games: np.ndarray) -> float:
     likelihood = -(games * np.logaddexp(0, theta[None, :] - theta[:, None])).sum()
-    return float(likelihood - prior / 2 * (np.logaddexp(0, -theta) + np.logaddexp(0, theta)).sum())
+    return float(likelihood - PRIOR / 2 * (np.logaddexp(0, -theta) + np.logaddexp(0, theta)).sum())

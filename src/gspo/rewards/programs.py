@@ -30,11 +30,8 @@ COMPILED = "codeforces"
 class Programs:
     """The rewards of program benchmarks, whose programs run in the sandbox configured by [code].
 
-    Attributes:
-        rewards: Names of the rewards that will be used.
-        sandbox: The sandbox. Raises RuntimeError, with the remedy, if there is none, or no compiler for a reward that needs
-            one.
-        notice: What the run shows about the sandbox. Raises as `sandbox` does.
+    `sandbox`, and the `notice` about it that a run shows, raise RuntimeError, with the remedy, if there is no sandbox, or no
+    compiler for one of `rewards` that needs it.
     """
 
     def __init__(self, config: CodeConfig, rewards: Sequence[str] = ()) -> None:

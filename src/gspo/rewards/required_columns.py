@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
 
 from gspo.config.rewards import CodeConfig, RewardConfig
+from gspo.config.values import type_of
 from gspo.data.columns import judged_by, value_in
 from gspo.rewards import code as programs
-from gspo.rewards.graders import RewardFunction, uncomparable
+from gspo.rewards.graders import RewardFunction
 from gspo.rewards.programs import columns_of
 from gspo.types import Prompt
 
-SHOWN = 12  # columns listed in an error
+MISSING = ("", "nan", "NaN", "NaT", "<NA>")
+"""Texts of a missing value, as tables and arrays turn into text."""
 
 
 class RequiredColumns:
@@ -52,7 +57,11 @@ class RequiredColumns:
         for name, required in self.parameters.items():
             for task, columns in self.columns.items():
                 if lacking := [parameter for parameter in required if parameter not in columns]:
-                    raise ValueError(_lacking(name, lacking, task, sorted(columns)))
+                    raise ValueError(
+                        f"reward {name}: it cannot be called without {', '.join(map(repr, lacking))}: besides prompts and "
+                        f"completions {task or 'the data'} has {', '.join(sorted(columns)) or 'no column'}; rename the "
+                        "parameter, or give it a default"
+                    )
 
     def _check(self, prompt: Prompt) -> None:
         for needed, key in self.needs.items():
@@ -68,18 +77,15 @@ class RequiredColumns:
                 programs.function_of(prompt.columns, programs.tests_by_stage(prompt.columns, self.code), self.code)
             except ValueError as error:
                 raise ValueError(f"{error}; mend the row, or set [code] as the data has it") from None
-        if self.compared and (problem := uncomparable(value_in(prompt.columns, self.column))):
-            raise ValueError(
-                f"reward.answer_column = {self.column!r} {problem}, or score with a module:function of yours in place of "
-                f"{' and '.join(self.compared)}"
-            )
+        if self.compared and (problem := _uncomparable(value_in(prompt.columns, self.column))):
+            raise ValueError(f"reward.answer_column = {self.column!r} {problem}")
 
 
-def _lacking(name: str, lacking: Sequence[str], task: str, columns: Sequence[str]) -> str:
-    names = ", ".join(repr(each) for each in lacking)
-    more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
-    have = f"the columns {', '.join(columns[:SHOWN])}{more}" if columns else "no other column"
-    return (
-        f"reward {name}: it cannot be called without {names}: it gets prompts, completions, and columns of the data, and "
-        f"{task or 'the data'} has {have}; rename the parameter, or give it a default"
-    )
+def _uncomparable(value: Any) -> str:
+    """Why a right answer cannot be compared with a completion, or an empty string."""
+    comparable = isinstance(value, (str, Decimal, numbers.Real)) and not isinstance(value, bool)
+    if value is None or (comparable and str(value).strip() in MISSING):
+        return f"is missing ({value!r:.20}): fill it in, or leave the row out"
+    if comparable:
+        return ""
+    return f"holds {type_of(value)}: make it text or a number, or score with a module:function of yours"

@@ -13,12 +13,10 @@ from gspo.rewards.graders import BATCH, SINGLY, CallFailed, Result, RewardInput
 
 MAX_LOST = 8
 """Calls of one function that may fail as a whole (hang or crash) per scoring; completions after that are not scored."""
-SKIPPED = "not scored: "
-"""Prefix of the error of a completion that was not tried, since too many calls before it hung or crashed."""
 
 
 class CallMode:
-    """The level at which a function is called from now on, and pending warnings about it.
+    """The level at which a function is called from now on, and warnings about it that are not yet given.
 
     A batched call that timed out is not retried in later steps: it would time out again, and a paid judge would be billed
     twice.
@@ -26,39 +24,21 @@ class CallMode:
 
     def __init__(self) -> None:
         self.level = BATCH
-        self._news: list[tuple[str, bool]] = []  # failure, and whether it was a timeout
+        self.news: list[str] = []
         self._announced: set[bool] = set()
 
     def failed(self, count: int, unit: str, error: CallFailed) -> None:
-        """Records a failed call for `count` completions, after which each unit gets its own call."""
+        """Warns, once of each kind of failure, of a call for `count` completions. Each unit then gets its own."""
         if error.late in self._announced:
             return
         self._announced.add(error.late)
         if error.late:
-            what = f"{error} and was given up. From now on each {unit} gets a call of its own"
+            what = (
+                f"{error}, so from now on each {unit} gets a call of its own. Raise reward.timeout to wait for all at once"
+            )
         else:
-            what = f"failed ({error}), so each {unit} got a call of its own"
-        self._news.append((f"a call for {count} completions {what}", error.late))
-
-    def news(self, results: Sequence[Result]) -> list[str]:
-        """Warnings about a scoring, each given once: one for the first timeout, one for the first other failure. If every
-        completion failed in its own call too, the function is to blame, not a single completion.
-        """
-        all_failed = all(error is not None for _, error in results)
-        tried = sum(not (error or "").startswith(SKIPPED) for _, error in results)
-        these = "All of these" if tried == len(results) else f"All {tried} completions that were tried"
-        texts = []
-        for what, late in self._news:
-            if all_failed:
-                wait = "Raise reward.timeout, or mend" if late else "Mend"
-                remedy = f"{these} failed too. {wait} the function: the arguments that it takes, or what it needs to run"
-            elif late:
-                remedy = "Raise reward.timeout to wait for all at once, or make the function handle a single bad completion"
-            else:
-                remedy = "Make the function handle a single bad completion, by returning None for it"
-            texts.append(f"{what}. {remedy}")
-        self._news.clear()
-        return texts
+            what = f"failed ({error}), so each {unit} got a call of its own. Mend the function"
+        self.news.append(f"a call for {count} completions {what}, or return None for a completion that it cannot score")
 
 
 def score_rows(
@@ -98,7 +78,7 @@ def score_rows(
             lost += 1
             add([(None, str(error))] * _unit(rows[len(results) :], signature.by_group))
             if lost == MAX_LOST:
-                skipped = f"{SKIPPED}{lost} calls before it hung or crashed: {error}"
+                skipped = f"not scored: {lost} calls before it hung or crashed: {error}"
                 add([(None, skipped)] * (len(rows) - len(results)))
     return results
 

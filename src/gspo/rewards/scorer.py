@@ -48,28 +48,24 @@ class Rewards:
         reward: RewardConfig,
         task: TaskConfig,
         functions: Sequence[Callable[..., Any]] = (),
-        named_callables: Mapping[str, Callable[..., Any]] | None = None,
+        named_callables: Mapping[str, Callable[..., Any]] = {},
         code: CodeConfig | None = None,
     ) -> None:
         """Raises ValueError if a reward does not suit the task.
 
         With callables, the default `task` is dropped if the source has no scorer of its own.
         """
-        sources = [s for s in (task.source, task.eval_source) if s]
-        scored = bool(task.source) and all(source.startswith(PREFIX) for source in sources)
+        scored = task.source.startswith(PREFIX) and (task.eval_source or PREFIX).startswith(PREFIX)
         specs = list(reward.functions)
         if functions and specs == ["task"] and not scored:
             specs = []
         _check(specs, task, scored)
-        for name in reward.env_passthrough:
-            if name not in os.environ:
-                raise ValueError(
-                    f"reward.env_passthrough: there is no environment variable {name!r}; set it, or take its name out"
-                )
+        if unset := [name for name in reward.env_passthrough if name not in os.environ]:
+            raise ValueError(f"reward.env_passthrough: no environment variable {unset[0]!r}; set it, or take its name out")
         self.state = TrainerState()
         labels = [spec.rpartition(":")[2] for spec in specs]
         labels += [getattr(f, "__name__", type(f).__name__).strip("<>") for f in functions]
-        self.names = _distinct(labels)
+        self.names = [label if (k := labels[:i].count(label)) == 0 else f"{label}_{k + 1}" for i, label in enumerate(labels)]
         weights = reward.weights or [1.0] * len(self.names)
         if not self.names:
             raise ValueError("there is no reward function: name one in reward.functions")
@@ -79,11 +75,10 @@ class Rewards:
                 f"weights: {', '.join(self.names)}"
             )
         self.weights = dict(zip(self.names, weights))
-        named_callables = named_callables or {}
-        self.specs = {name: spec for name, spec in zip(self.names, specs) if spec not in named_callables}
-        own = {name: named_callables[spec] for name, spec in zip(self.names, specs) if spec in named_callables}
-        callables = own | dict(zip(self.names[len(specs) :], functions))
+        callables = dict(zip(self.names[len(specs) :], functions))
+        callables |= {name: named_callables[spec] for name, spec in zip(self.names, specs) if spec in named_callables}
         self.functions = {name: RewardFunction(function) for name, function in callables.items()}
+        self.specs = {name: spec for name, spec in zip(self.names, specs) if name not in callables}
         self.code = code or CodeConfig()
         self.required = RequiredColumns(reward, self.code, specs, self.functions)
         self.limits = {name: self._limit(name, reward.timeout) for name in self.names}
@@ -101,10 +96,9 @@ class Rewards:
         if name in self.functions:
             limit = self.functions[name].traits.limit
             return timeout if limit is None else limit
-        spec = self.specs[name]
-        if spec == "code":
+        if self.specs[name] == "code":
             return programs.longest(self.code)
-        return PATIENCE if spec in self.required.of_benchmarks else timeout
+        return PATIENCE if self.specs[name] in self.required.of_benchmarks else timeout
 
     def at(self, step: int, steps: int) -> None:
         """Sets the completed and total steps, for functions that take `trainer_state`."""
@@ -154,8 +148,9 @@ class Rewards:
             self._start()
             raise
         for name, mode in self.modes.items():
-            for text in mode.news(results[name]):
+            for text in mode.news:
                 logger.warning(f"reward {name}: {text}")
+            mode.news.clear()
         return [self._scored(rollout, {name: results[name][i] for name in self.names}) for i, rollout in enumerate(rollouts)]
 
     def _results(self, rollouts: list[Rollout], progress: Callable[[int], None] | None) -> dict[str, list[Result]]:
@@ -227,18 +222,12 @@ def _check(specs: list[str], task: TaskConfig, scored: bool) -> None:
     check_names(specs)
 
 
-def _distinct(names: list[str]) -> list[str]:
-    """The names, with suffixes _2, _3 ... for duplicates."""
-    return [name if (k := names[:i].count(name)) == 0 else f"{name}_{k + 1}" for i, name in enumerate(names)]
-
-
 def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:
     """At most `count` ranges (start, stop) of about equal size; the completions of one prompt stay together."""
     ids = [rollout.prompt.id for rollout in rollouts]
     starts = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]
-    count = min(count, len(starts))
-    cuts = [starts[len(starts) * k // count] for k in range(count)] + [len(ids)] if count else []
-    return list(itertools.pairwise(cuts))
+    cuts = sorted({starts[len(starts) * k // count] for k in range(count)}) if starts else []
+    return list(itertools.pairwise([*cuts, len(ids)]))
 
 
 def _in_parallel(lanes: Sequence[Callable[[], None]]) -> None:

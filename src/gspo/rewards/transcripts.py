@@ -51,16 +51,10 @@ def common_start(transcripts: Sequence[Messages]) -> int:
 
 
 def rewarded(group: Any, values: Sequence[float | None], name: str = "preference") -> TrajectoryGroup:
-    """The group with these rewards, in copies of its trajectories.
+    """The group with these rewards, in copies of its trajectories, which have them also as the metric `name`.
 
-    A trajectory without a reward is left out; an exception takes its place and is counted.
-
-    Args:
-        values: Reward of each trajectory, or None.
-        name: Metric of the trajectory that holds the reward too.
-
-    Raises:
-        ValueError: If the numbers of values and trajectories differ.
+    A trajectory without a reward is left out; an exception takes its place and is counted. Raises ValueError if the numbers
+    of values and trajectories differ.
     """
     trajectories = list(group)
     if len(values) != len(trajectories):
