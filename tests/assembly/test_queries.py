@@ -15,7 +15,7 @@ from gspo.config.stages import RefreshConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.decontamination import Overlap
 from gspo.data.prompts import load_prompts
-from gspo.data.splits import read_stages
+from gspo.data.splits import read_stages, read_tables
 from gspo.interfaces import RefreshFailed
 from tests.tiny_run import ROWS, model
 from tests.training.whole import lines, numbers, train
@@ -60,7 +60,8 @@ def others(**tables):
     config, tiny = from_dict(tables), model()
     made = outline(tiny.model, tiny.tokenizer)
     known = Overlap(config.task)
-    prompts, held_out = load_prompts(config.task, config.eval, Encoder(made.tokenizer, config.task), rows=ROWS)
+    tables = read_tables(config.task, config.eval, ROWS)
+    prompts, held_out = load_prompts(config.task, tables, Encoder(made.tokenizer, config.task))
     stages = read_stages(config.task, config.stage, {})
     return config, prompts, OtherSources(config, made, known, held_out, lambda prompts: None, stages)
 

@@ -22,6 +22,7 @@ from gspo.config.training import EvalConfig
 from gspo.config.unused import check_unused
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
+from gspo.data.splits import read_tables
 from gspo.rewards.scorer import Rewards
 from gspo.types import Rollout
 
@@ -135,7 +136,7 @@ def test_the_gsm8k_prompt_and_its_reward(stand_ins):
     config = load(GSM8K)
     tokenizer = AutoTokenizer.from_pretrained(stand_ins / "model")
     task = dataclasses.replace(config.task, eval_split=None)
-    (prompt, *_), _ = load_prompts(task, EvalConfig(), Encoder(tokenizer, task), rows=ROWS)
+    (prompt, *_), _ = load_prompts(task, read_tables(task, EvalConfig(), ROWS), Encoder(tokenizer, task))
     assert tokenizer.decode(list(prompt.tokens)) == (
         "<|im_start|>system\nReason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
         f"<|im_start|>user\n{ROWS[0]['question']}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"

@@ -257,10 +257,10 @@ def imitating(
             start = dataclasses.replace(start, config=(config := dated(start.config, outline.tokenizer)))
             encoder = Encoder(outline.tokenizer, config.task)
             # Rows that `gspo train` would hold out of the same source are held out here too.
-            held_out = dataclasses.replace(config.eval, every=0)
-            rows, left = load_demonstrations(config.task, held_out, encoder, outline.context_length, rows=start.given.rows)
+            tables = read_tables(config.task, dataclasses.replace(config.eval, every=0), start.given.rows)
+            rows, left = load_demonstrations(config.task, tables, encoder, outline.context_length)
         policy, learner = start.learner()
-        completions = [sft.imitated(row.prompt.tokens, row.completion) for row in rows]
+        completions = [sft.imitated(row.tokens, row.completion) for row in rows]
         with start.opened("supervised fine-tuning", policy) as (log, screen, state):
             run = sft.SupervisedRun(
                 config=config,
@@ -268,7 +268,7 @@ def imitating(
                 learner=learner,
                 log=log,
                 screen=screen,
-                data=digest([row.prompt for row in rows]),
+                data=digest(rows),
             )
             if state is not None:
                 sft.restore(run, state)

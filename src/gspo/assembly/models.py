@@ -27,6 +27,7 @@ from gspo.data.chat_template import Encoder
 from gspo.data.decontamination import Overlap
 from gspo.data.loaders import Table
 from gspo.data.prompts import load_prompts
+from gspo.data.splits import read_tables
 from gspo.distributed.ranks import ProcessRanks
 from gspo.runs import checkpoint
 from gspo.types import Prompt
@@ -169,8 +170,8 @@ def prompts_of(
     """
     limit = room(config, outline.context_length)
     encoder = Encoder(outline.tokenizer, config.task, default_system(config))
-    rows = given.rows, given.eval_rows
-    prompts, held_out = load_prompts(config.task, config.eval, encoder, limit, *rows, tables, overlap)
+    tables = tables or read_tables(config.task, config.eval, given.rows, given.eval_rows)
+    prompts, held_out = load_prompts(config.task, tables, encoder, limit, overlap)
     asked = config.task.system + str(prompts[0].messages)
     tags_alone = "task" in config.reward.functions and default_system(config)
     if tags_alone and encoder.template is not None and not encoder.defaulted and "<answer>" not in asked:

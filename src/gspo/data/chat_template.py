@@ -15,29 +15,23 @@ from gspo.data.messages import Message, check_messages, templated
 _GIVEN = ("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "tokenize")
 _MARK = "<<<the system message>>>"
 _NOW = "strftime_now"
-_GLOBALS = ("raise_exception", _NOW)  # functions that transformers adds to Jinja's
 
 
 def arguments_of(template: str) -> set[str]:
     """The variables that a chat template expects from its caller. Raises ValueError if it is not valid Jinja."""
-    from jinja2 import Environment, TemplateError, meta
-    from jinja2.ext import Extension
+    from jinja2 import TemplateError, meta
 
-    class Generation(Extension):
-        """The block with which transformers marks the assistant's output."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = Environment(extensions=["jinja2.ext.loopcontrols", Generation])
-    environment.globals.update(dict.fromkeys(_GLOBALS))
     try:
-        return meta.find_undeclared_variables(environment.parse(template))
+        return meta.find_undeclared_variables(_compiled(template).environment.parse(template))
     except TemplateError as error:
         raise ValueError(f"the chat template cannot be read: {error}") from None
+
+
+def _compiled(template: str) -> Any:
+    """The Jinja template as transformers compiles and keeps it, with its own functions and blocks."""
+    from transformers.utils import chat_template_utils
+
+    return chat_template_utils._compile_jinja_template(template)
 
 
 def writes_date(tokenizer: Any) -> bool:
@@ -48,10 +42,7 @@ def writes_date(tokenizer: Any) -> bool:
 def fix_date(tokenizer: Any, date: str | None, tools: Any = None) -> None:
     """Has a tokenizer's chat template write this day (ISO 8601; None: today), at midnight."""
     if date is not None and writes_date(tokenizer):
-        from transformers.utils import chat_template_utils
-
-        template = chat_template_utils._compile_jinja_template(tokenizer.get_chat_template(tools=tools))
-        template.globals[_NOW] = datetime.datetime.fromisoformat(date).strftime
+        _compiled(tokenizer.get_chat_template(tools=tools)).globals[_NOW] = datetime.datetime.fromisoformat(date).strftime
 
 
 class Encoder:
@@ -83,8 +74,8 @@ class Encoder:
                 raise ValueError(f"task.template_args.{name}: has no effect, for {why}; remove it")
             if name in _GIVEN:
                 raise ValueError(f"task.template_args.{name}: gspo gives it itself; remove it")
-            if name not in (used := arguments_of(self.template)):
-                free = sorted(used.difference(_GIVEN, tokenizer.special_tokens_map))
+            free = sorted(arguments_of(self.template).difference(_GIVEN, tokenizer.special_tokens_map))
+            if name not in free:
                 remedy = f"{nearest(name, free) or ': remove it'} (it takes {', '.join(free) or 'no arguments'})"
                 raise ValueError(f"task.template_args.{name}: the chat template does not use it{remedy}")
 
@@ -96,7 +87,7 @@ class Encoder:
         if not isinstance(prompt, str):
             check_messages(prompt)
         if self.template is not None:
-            return self._chat([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+            return self._chat(_as_messages(prompt))
         if not isinstance(prompt, str):
             raise ValueError(
                 "is a list of chat messages, but no chat template is in use: give the prompt as a string, "
@@ -105,8 +96,7 @@ class Encoder:
         text = f"{self.system}\n\n{prompt}" if self.system else prompt
         return self.plain(text), _opens_thinking(text)
 
-    def _chat(self, messages: list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
-        messages = [templated(message) for message in messages]
+    def _chat(self, messages: list[Message]) -> tuple[tuple[int, ...], bool]:
         if self.system and messages[0]["role"] == "system":
             raise ValueError("has a system message of its own, and task.system is set: unset one of them")
         system = self.system or self._default(messages)
@@ -133,7 +123,7 @@ class Encoder:
 
         It is what stands where the system message of the same prompt would be, between the same words before and after.
         """
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*map(templated, prompt)]
+        messages = _as_messages(prompt)
         if self.template is None or self.system or messages[0]["role"] == "system" or self._default(messages):
             return ""
         try:
@@ -191,7 +181,7 @@ class Encoder:
     def _apply(self, messages: Sequence[Message], **options: Any) -> str:
         return self._rendered([self._readable(message) for message in messages], **options)
 
-    def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> str:
+    def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
         fix_date(self.tokenizer, self.date, options.get("tools"))
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **options, **self.args))
 
@@ -227,7 +217,7 @@ class Encoder:
     def _shows(self, *messages: dict[str, Any]) -> bool:
         """Whether the template shows the mark in these messages, and not as a list of parts that Python prints."""
         try:
-            shown = self._rendered([*messages])
+            shown = self._rendered(messages)
         except Exception:  # templates raise anything
             return False
         return _MARK in shown and "'text'" not in shown
@@ -244,7 +234,7 @@ class Encoder:
         bare = self.bare(text)
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if bos is not None and bare[:1] == [bos]:
-            return tuple(bare)
+            return tuple(bare)  # no second BOS
         ids = self.tokenizer(text)["input_ids"]
         if eos is not None and ids[-1:] == [eos] and bare[-1:] != [eos]:
             ids = ids[:-1]  # drop EOS: a completion follows
@@ -265,6 +255,11 @@ class Encoder:
 def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
     """The text of tokens, with every special token and space as it is."""
     return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _as_messages(prompt: str | list[dict[str, Any]]) -> list[Message]:
+    """A prompt as chat templates read it."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*map(templated, prompt)]
 
 
 def _opens_thinking(text: str) -> bool:

@@ -35,10 +35,6 @@ def _parsed(text: str, where: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not valid JSON: {error.msg} (column {error.colno})") from None
-    except ValueError:  # Python parses no longer integers
-        raise ValueError(f"{where}: a number has more than 4,300 digits: give it as a string") from None
-    except RecursionError:
-        raise ValueError(f"{where}: nested too deeply to be read: flatten it") from None
 
 
 def _jsonl(path: Path) -> list[dict[str, Any]]:
@@ -94,7 +90,5 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
     try:
         return parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path}: not a Parquet file: {describe(error)}") from None
-    except ValueError as error:  # such as nanosecond timestamps, which need pandas
-        raise ValueError(f"{path}: a column cannot be read: {describe(error)}") from None
+    except (pyarrow.ArrowException, ValueError) as error:  # the second for nanosecond timestamps, which need pandas
+        raise ValueError(f"{path}: not a Parquet file that can be read: {describe(error)}") from None

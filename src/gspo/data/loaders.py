@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Table:
         label: Name of the source in errors.
         numbers: Numbers of the selected rows, from 0.
         benchmark: The source, if it is a benchmark.
+        left_out: How many of a benchmark's problems cannot be judged, by reason.
         arrow: Whether the rows are of an Arrow table.
     """
 
@@ -43,6 +44,7 @@ class Table:
     rows: Sequence[Mapping[str, Any]]
     numbers: range
     benchmark: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
     arrow: bool = False
 
     def part(self, start: int, stop: int) -> Table:
@@ -57,7 +59,7 @@ class Table:
         return len(self.numbers)
 
 
-def table(rows: Any, label: str, benchmark: str = "") -> Table:
+def table(rows: Any, label: str) -> Table:
     """A table from a list of dicts or a similar object (`datasets.Dataset`). Raises ValueError for anything else."""
     if hasattr(rows, "keys") or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")) or isinstance(rows, str):
         names = f" with {', '.join(map(str, rows.keys()))}" if hasattr(rows, "keys") else ""
@@ -67,7 +69,7 @@ def table(rows: Any, label: str, benchmark: str = "") -> Table:
         )
     if not len(rows):
         raise ValueError(f"{label}: there are no rows")
-    return Table(label, rows, range(len(rows)), benchmark, arrow=hasattr(rows, "features"))
+    return Table(label, rows, range(len(rows)), arrow=hasattr(rows, "features"))
 
 
 def read(source: str, task: TaskConfig, split: str, key: str = "task.source") -> Table:
@@ -85,9 +87,9 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
                 shown = without_secrets(task.config)
                 raise ValueError(f"task.config = {shown!r}: has no effect on the file {source}; remove it")
             return dataclasses.replace(table(rows_of(Path(source), where), source), arrow=source.endswith(".parquet"))
-        case "saved":
-            return _saved(Path(source), split, where)
     _check_id(source, where)
+    if source_kind.kind(source) == "saved":
+        return _saved(source, split, where)
     return _hugging_face(source, task, split, where)
 
 
@@ -116,13 +118,14 @@ def _check_id(source: str, where: str) -> None:
 def _benchmark(source: str, task: TaskConfig, key: str) -> Table:
     name = source.removeprefix(source_kind.BENCHMARK)
     where, split, options = _place(source, task, key)
-    one = benchmarks.named(name)
-    if not where and one.packaged is not None:
-        return table(benchmarks.made(name, one.packaged(), task.config, source), f"benchmark {name}", source)
-    kept = split if source_kind.has_splits(where) else TaskConfig.split
-    raw = read(where, dataclasses.replace(task, config=options), kept, key)
-    rows = benchmarks.made(name, (row for _, row in raw), task.config, raw.label)
-    return table(rows, f"benchmark {name} ({raw.label})", source)
+    packaged = benchmarks.named(name).packaged
+    if not where and packaged is not None:
+        raw = table(packaged(), "its package")
+    else:
+        kept = split if source_kind.has_splits(where) else TaskConfig.split
+        raw = read(where, dataclasses.replace(task, config=options), kept, key)
+    rows, left_out = benchmarks.made(name, (row for _, row in raw), task.config, raw.label)
+    return Table(f"benchmark {name} ({raw.label})", rows, range(len(rows)), source, left_out)
 
 
 def _place(source: str, task: TaskConfig, key: str) -> tuple[str, str, dict[str, Any]]:
@@ -152,25 +155,24 @@ def _hugging_face(source: str, task: TaskConfig, split: str, where: str) -> Tabl
     try:
         rows = datasets.load_dataset(source, split=split, **task.config)
     except Exception as error:
-        why = describe(error) + (f" ({describe(error.__cause__)})" if error.__cause__ else "")
-        shown = without_secrets(task.config)
+        given = f"split = {split!r} and task.config = {without_secrets(task.config)!r}"
         raise ValueError(
-            f"{where}: no data set could be loaded with split = {split!r} and task.config = {shown!r}: {why}"
+            f"{where}: no data set could be loaded with {given}: {describe(error.__cause__ or error)}"
         ) from error
     return table(rows, f"{source} [{split}]")
 
 
-def _saved(folder: Path, split: str, where: str) -> Table:
+def _saved(folder: str, split: str, where: str) -> Table:
     import datasets
 
     try:
-        rows = datasets.load_from_disk(str(folder))
+        rows = datasets.load_from_disk(folder)
     except Exception as error:
         raise ValueError(f"{where}: the saved data set cannot be read: {describe(error)}") from error
     if not isinstance(rows, datasets.DatasetDict):
-        if split != TaskConfig().split:
+        if split != TaskConfig.split:
             raise ValueError(f"{where}: has no splits, so {split!r} is none of them; unset it")
-        return table(rows, str(folder))
+        return table(rows, folder)
     if split not in rows:
         raise ValueError(f"{where}: has no split {split!r}{nearest(split, rows)}; its splits are {', '.join(rows)}")
     return table(rows[split], f"{folder} [{split}]")
@@ -183,21 +185,16 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
     """
     request = reasoning_gym.ItemsRequest(source, task.config, task.seed, train, held_out)
     process = Process("gspo.data.reasoning_gym_worker", request)
-    wanted = {"train": train, "held out": held_out}
-    items: dict[str, list[dict[str, Any]]] = {kind: [] for kind in wanted}
+    items: dict[str, list[dict[str, Any]]] = {"train": [], "held out": []}
     try:
-        while True:
-            match process.receive(SILENCE):
+        while (message := process.receive(SILENCE)) != ["end", ""]:
+            match message:
                 case ["error", str(text)]:
                     raise ValueError(text)
                 case ["note", str(text)]:
                     logger.warning(text)
-                case ["train" | "held out" as kind, {"question": str()} as item] if len(items[kind]) < wanted[kind]:
+                case [kind, item]:
                     items[kind].append(item)
-                case ["end", ""]:
-                    break
-                case message:
-                    raise Lost(f"sent {message!r:.80}")
     except TimeoutError:
         raise RuntimeError(f"{source}: the process that makes its items sent none for {SILENCE:.0f} s") from None
     except Lost as error:

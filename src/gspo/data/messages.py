@@ -11,10 +11,7 @@ from gspo.config.values import type_of
 from gspo.data.media import is_media
 
 Message = dict[str, Any]
-_ALONE = (
-    "the policy reads and is trained on text alone, whatever its model can read. Leave such parts out, or the rows that need"
-    " them"
-)
+_ALONE = "the policy reads and is trained on text alone, whatever its model can read. Leave such parts or their rows out"
 
 
 def templated(message: Mapping[str, Any]) -> Message:
@@ -35,15 +32,19 @@ def _arguments(function: Mapping[str, Any]) -> Any:
     """The arguments of a call as an object; text that is no JSON as it is."""
     given = function.get("arguments")
     if isinstance(given, str):
-        with suppress(ValueError, RecursionError):
+        with suppress(ValueError, RecursionError):  # a model may write anything
             given = json.loads(given.strip() or "{}")
     return {} if given is None else given
 
 
 def content_of(message: Mapping[str, Any]) -> str:
-    """The text of a message, with several text parts joined. Raises ValueError for content other than text."""
+    """The text of a message, with several text parts joined. Raises ValueError for content other than text, and for an image
+    or sound beside it, where some templates read it.
+    """
+    for name, value in message.items():
+        if name not in ("content", "tool_calls") and is_media(str(name), value):
+            raise ValueError(f"a message has {name!r}, which is no text: {_ALONE}")
     try:
-        check_text_alone(message)
         return text_of(message.get("content"))
     except ValueError as error:
         raise ValueError(f"a message {error}") from None
@@ -53,7 +54,7 @@ def role_of(message: Mapping[str, Any]) -> str:
     """The role of a message for a chat template. Raises ValueError for a message without a role."""
     role = message.get("role")
     if not isinstance(role, str):
-        raise ValueError(f"messages: one has no role: {message!r:.80}")
+        raise ValueError(f"a message has no role: {message!r:.80}")
     return "system" if role == "developer" else role
 
 
@@ -80,22 +81,12 @@ def check_messages(prompt: Any) -> None:
     if not prompt:
         raise ValueError("is an empty list of messages")
     for i, message in enumerate(prompt):
-        known = isinstance(message, dict) and isinstance(message.get("role"), str)
-        if not known or not ("content" in message or message.get("tool_calls")):
+        if not isinstance(message, dict) or not ("content" in message or message.get("tool_calls")):
             raise ValueError(f"message {i} is {message!r:.80}; expected {{'role': ..., 'content': ...}}")
         try:
-            check_text_alone(message)
-            text_of(message.get("content"))
-            calls_of(message)
+            templated(message)
         except ValueError as error:
             raise ValueError(f"message {i} {str(error).removeprefix('a message ')}") from None
-
-
-def check_text_alone(message: Mapping[str, Any]) -> None:
-    """Raises ValueError for a message with an image or sound next to its content, where some templates read it."""
-    for name, value in message.items():
-        if name not in ("content", "tool_calls") and is_media(str(name), value):
-            raise ValueError(f"has {name!r}, which is no text: {_ALONE}")
 
 
 def text_of(content: Any) -> str:
@@ -120,14 +111,11 @@ def without_filling(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of an Arrow table, its messages with only the keys that they were written with: Arrow gives each the keys of all
     others, with null.
     """
-    return {
-        name: _pruned(value) if isinstance(value, list) and value and all(map(_is_message, value)) else value
-        for name, value in row.items()
-    }
+    return {name: _pruned(value) if _are_messages(value) else value for name, value in row.items()}
 
 
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and "role" in value
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and "role" in one for one in value)
 
 
 def _pruned(value: Any) -> Any:

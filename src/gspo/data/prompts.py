@@ -14,7 +14,6 @@ from typing import Any, Generic, TypeVar
 
 from gspo.config.rollout import TaskConfig
 from gspo.config.source_kind import played
-from gspo.config.training import EvalConfig
 from gspo.config.values import type_of
 from gspo.data.chat_template import Encoder
 from gspo.data.columns import cell
@@ -23,7 +22,7 @@ from gspo.data.loaders import Table
 from gspo.data.media import is_media
 from gspo.data.messages import check_messages, text_of
 from gspo.data.reasoning_gym import PREFIX
-from gspo.data.splits import plain, prompt_column, read_tables
+from gspo.data.splits import plain, prompt_column
 from gspo.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -32,15 +31,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Demonstration:
-    """A prompt and a completion to imitate, as text and as token ids that end with EOS."""
+class Demonstration(Prompt):
+    """A prompt with a completion to imitate, as text and as token ids that end with EOS."""
 
-    prompt: Prompt
-    text: str
-    completion: tuple[int, ...]
+    text: str = ""
+    completion: tuple[int, ...] = ()
 
 
-Built = TypeVar("Built", Prompt, Demonstration)
+Built = TypeVar("Built", bound=Prompt)
 
 
 class Overlong(ValueError):
@@ -49,39 +47,27 @@ class Overlong(ValueError):
 
 def load_prompts(
     task: TaskConfig,
-    eval: EvalConfig,
+    tables: tuple[Table, Table],
     encoder: Encoder,
-    max_prompt_tokens: int | None = None,
-    rows: Any = None,
-    eval_rows: Any = None,
-    tables: tuple[Table, Table] | None = None,
+    limit: int | None = None,
     overlap: Overlap | None = None,
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Training prompts, and held-out prompts that are never among them.
-
-    Held-out prompts come from task.eval_source or task.eval_split. Otherwise a generated task makes its own, and other
-    sources give up their last rows (a tenth, at most eval.num_prompts).
+    """Training prompts, and held-out prompts that are never among them. Raises ValueError with the row at fault.
 
     Args:
-        max_prompt_tokens: Longer prompts are refused, or left out (task.too_long).
-        rows: List of dicts or datasets.Dataset in place of the training source.
-        eval_rows: The same in place of the held-out source.
-        tables: Training and held-out rows in place of both, if they were read before.
+        tables: Training and held-out rows.
+        limit: Tokens of a prompt; longer ones are refused, or left out (task.too_long).
         overlap: Word n-grams of benchmarks, if they were read before.
-
-    Raises:
-        ValueError: With the row at fault.
     """
-    build = partial(_prompt, task=task, encoder=encoder, limit=max_prompt_tokens)
-    found = _load(task, tables or read_tables(task, eval, rows, eval_rows), build, overlap)
+    build = partial(_prompt, task=task, encoder=encoder, limit=limit)
+    found = _load(task, tables, build, overlap)
     _log_system(task, encoder, found[0][0])
     return found
 
 
 def first_prompts(task: TaskConfig, encoder: Encoder, limit: int | None, rows: Table, count: int) -> list[Prompt]:
-    """At most `count` prompts from the beginning of a table of training rows, without the checks that need all rows.
-
-    Raises ValueError as load_prompts does. limit: maximum prompt length in tokens.
+    """At most `count` prompts from the beginning of a table of training rows, without the checks that need all rows. Raises
+    ValueError as load_prompts does.
     """
     build = partial(_prompt, task=task, encoder=encoder, limit=limit)
     prompts = list(islice(_built(task, rows, "train", build), count))
@@ -106,26 +92,21 @@ def _log_system(task: TaskConfig, encoder: Encoder, prompt: Prompt) -> None:
 
 
 def load_demonstrations(
-    task: TaskConfig,
-    eval: EvalConfig,
-    encoder: Encoder,
-    max_tokens: int | None = None,
-    rows: Any = None,
-    eval_rows: Any = None,
+    task: TaskConfig, tables: tuple[Table, Table], encoder: Encoder, limit: int | None = None
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Training and held-out demonstrations for `gspo sft`, from the same sources as `load_prompts`. A prompt that has more
-    than `max_tokens` with its completion is refused, or left out.
+    """Training and held-out demonstrations for `gspo sft`, as `load_prompts`. `limit`: tokens of a prompt with its
+    completion.
     """
 
     def build(which: str, number: int, row: Mapping[str, Any]) -> Demonstration:
-        prompt = _prompt(which, number, row, task, encoder, max_tokens)
+        prompt = _prompt(which, number, row, task, encoder, limit)
         text = _completion(row, task.completion_column)
         ids = encoder.completion(text)
-        _fits(len(prompt.tokens) + len(ids), max_tokens, "with its completion ")
-        return Demonstration(prompt, text, ids)
+        _fits(len(prompt.tokens) + len(ids), limit, "with its completion ")
+        return Demonstration(**vars(prompt), text=text, completion=ids)
 
-    found = _load(task, read_tables(task, eval, rows, eval_rows), build)
-    _log_system(task, encoder, found[0][0].prompt)
+    found = _load(task, tables, build)
+    _log_system(task, encoder, found[0][0])
     return found
 
 
@@ -144,7 +125,7 @@ def other_prompts(
     Args:
         name: Prefix of their ids.
         task: The task with this source.
-        limit: Maximum prompt length in tokens.
+        limit: As in load_prompts.
     """
     build = partial(_prompt, task=task, encoder=encoder, limit=limit)
     taken = {identity(prompt, played(task)) for prompt in held_out}
@@ -160,12 +141,8 @@ def _load(
     """Builds the held-out rows, then the training rows that differ from them."""
     train, held_out = tables
     second = list(_built(task, held_out, "eval", build))
-    taken = {identity(_prompt_of(item), played(task)) for item in second}
+    taken = {identity(prompt, played(task)) for prompt in second}
     return _training(task, train, "train", build, taken, overlap or Overlap(task, tables)), second
-
-
-def _prompt_of(item: Prompt | Demonstration) -> Prompt:
-    return item.prompt if isinstance(item, Demonstration) else item
 
 
 def _built(
@@ -196,8 +173,7 @@ def _training(
     kept: list[Built] = []
     keys: set[Any] = set()
     held_out, known = 0, list[str]()
-    for item in _built(task, source, which, build):
-        prompt = _prompt_of(item)
+    for prompt in _built(task, source, which, build):
         key = identity(prompt, played(task))
         if key in taken:
             held_out += 1
@@ -205,7 +181,7 @@ def _training(
         if benchmark := overlap.found(prompt.messages):
             known.append(f"{prompt.id} in {benchmark}")
             continue
-        kept.append(item)
+        kept.append(prompt)
         keys.add(key)
         if len(kept) == task.size:
             break
@@ -250,11 +226,15 @@ def _prompt(
     source = (task.eval_source or task.source) if which == "eval" else task.source
     column = prompt_column(which, task)
     messages = cell(row, column, "task.prompt_column")
-    for name in ("prompts", "completions", "completion_ids", "trainer_state"):
-        if name in row:
+    for name in row:
+        if name in ("prompts", "completions", "completion_ids", "trainer_state"):
             raise ValueError(f"a column {name!r} would hide the argument of that name of reward functions: rename it")
-    if not played(task):  # an environment reads the columns itself
-        _check_text_alone({name: value for name, value in row.items() if name != column})
+        if name != column and is_media(str(name), row[name]) and not played(task):  # an environment reads its columns itself
+            raise ValueError(
+                f"a column {name!r} belongs to the prompt: the policy reads and is trained on text alone, whatever its "
+                "model can read. Leave such rows out, or drop the column if the text is enough; one that only rewards read "
+                "needs another name, and no image in it"
+            )
     try:
         tokens, opens_thinking = encoder.prompt(messages)
     except ValueError as error:
@@ -264,17 +244,6 @@ def _prompt(
     _fits(len(tokens), limit, "")
     columns = {name: plain(value) for name, value in row.items() if name != column or column == "question"}
     return Prompt(f"{which}-{number}", messages, tokens, columns, source, opens_thinking)
-
-
-def _check_text_alone(columns: Mapping[str, Any]) -> None:
-    """Raises ValueError if a row contains media, which the policy does not read."""
-    for name, value in columns.items():
-        if is_media(str(name), value):
-            raise ValueError(
-                f"a column {name!r} belongs to the prompt: the policy reads and is trained on text alone, whatever its "
-                "model can read. Leave such rows out, or drop the column if the text is enough; one that only rewards read "
-                "needs another name, and no image in it"
-            )
 
 
 def _completion(row: Mapping[str, Any], column: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -69,13 +68,13 @@ def generate(request: ItemsRequest, note: Callable[[str], None]) -> tuple[list[E
     Raises ValueError if the task has fewer distinct held-out items than requested, or no training item.
     """
     questions: set[str] = set()
-    held_out = _distinct(request, 2**31, request.held_out, questions, note)
+    held_out = _distinct(request, 2**31, request.held_out, questions)
     if len(held_out) < request.held_out:
         raise ValueError(
             f"{request.source}: only {len(held_out)} of the {request.held_out} held-out items asked for are "
             "distinct; lower eval.num_prompts, or widen task.config so that the task has more items"
         )
-    train = _distinct(request, 0, request.train, questions, note)
+    train = _distinct(request, 0, request.train, questions)
     if request.train and not train:
         raise ValueError(
             f"{request.source}: the {len(held_out)} held-out items leave no other item to train on; lower "
@@ -86,38 +85,28 @@ def generate(request: ItemsRequest, note: Callable[[str], None]) -> tuple[list[E
     return train, held_out
 
 
-def _distinct(request: ItemsRequest, base: int, count: int, questions: set[str], note: Callable[[str], None]) -> list[Entry]:
+def _distinct(request: ItemsRequest, base: int, count: int, questions: set[str]) -> list[Entry]:
+    """So many items of a range of seeds that differ from those in `questions`, to which theirs are added."""
     if count > SPAN // 2:
         raise ValueError(f"{request.source}: {count} items are more than the {SPAN // 2} that one seed can make")
     base += request.seed % (2**31 // SPAN) * SPAN
     entries: list[Entry] = []
-    begin, warned = time.monotonic(), False
     limit = min(SPAN - CHUNK, 10 * count + 100)
     for start in range(0, limit if count else 0, chunk := max(1, min(count, CHUNK))):
         dataset = open_task(request.source, request.config, base + start, chunk)
         for i in range(chunk):
-            entry = _item(dataset, i, base + start + i, f"{request.source}: item {start + i}")
+            _seed_globals(base + start + i)
+            try:
+                entry = dict(dataset[i])
+            except Exception as error:
+                where = f"{request.source}: item {start + i}"
+                raise ValueError(f"{where} cannot be made with this task.config: {describe(error)}") from error
             if entry["question"] not in questions:
                 questions.add(entry["question"])
                 entries.append(entry)
             if len(entries) == count:
                 return entries
-            if not warned and (seconds := time.monotonic() - begin) > 10 and entries:
-                warned = True
-                note(
-                    f"{request.source}: {len(entries)} of {count} items took {seconds:.0f} s; lower task.size "
-                    "or eval.num_prompts (0: none is held out) if that is too long"
-                )
     return entries
-
-
-def _item(dataset: Any, i: int, seed: int, name: str) -> Entry:
-    """Item i of a dataset, made with this global random state. `name` is for errors."""
-    _seed_globals(seed)
-    try:
-        return dict(dataset[i])
-    except Exception as error:
-        raise ValueError(f"{name} cannot be made with this task.config: {describe(error)}") from error
 
 
 def _seed_globals(seed: int) -> None:

@@ -1,6 +1,5 @@
-"""A subprocess that generates the items of a reasoning-gym task: `python -m gspo.data.reasoning_gym_worker FD`.
-
-Generation may hang or crash.
+"""A subprocess, because it may hang or crash, that generates the items of a reasoning-gym task:
+`python -m gspo.data.reasoning_gym_worker FD`.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ class Pool:
     """The prompts of one source. A query is identified by the number of its first prompt.
 
     Attributes:
+        cursor: Positions visited so far, over all epochs.
         rows: Rows that they were built from, if refresh.source returned them.
         resting: Each dropped query, with the step at which it was dropped.
         known: Queries that were ever sampled.
@@ -61,20 +62,11 @@ class Pool:
     seen: dict[int, Seen] = field(default_factory=dict)
     resting: dict[int, int] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)
+    cursor: int = 0
 
     def __post_init__(self) -> None:
         self.stream = PromptStream(range(len(self.prompts)), self.seed)
         self.number = {prompt.id: number for number, prompt in enumerate(self.prompts)}
-
-    @property
-    def cursor(self) -> int:
-        """Positions visited so far, over all epochs."""
-        return self.stream.position
-
-    @cursor.setter
-    def cursor(self, value: int) -> None:
-        """Continues from there."""
-        self.stream.position = value
 
     @cached_property
     def query(self) -> list[int]:
@@ -95,10 +87,12 @@ class Pool:
     def take(self, k: int) -> list[Prompt]:
         """The next k prompts; the end of an epoch is followed by the next."""
         taken: list[Prompt] = []
+        self.stream.position = self.cursor
         while len(taken) < k:
             (number,) = self.stream.take(1)
             if not self.resting or self.query[number] not in self.resting:
                 taken.append(self.prompts[number])
+        self.cursor = self.stream.position
         return taken
 
     def observe(self, prompt: Prompt, scored: int, correct: int) -> None:

@@ -10,8 +10,6 @@ from gspo.types import Prompt, Sampling
 
 RETRIES = 5
 """Retries of a request after 429, 5xx or a lost connection, with growing waits."""
-
-
 LIMITS = ("max_tokens", "max_completion_tokens")
 """The two names of the length limit: most servers know the first, and OpenAI's newer models accept only the second."""
 
@@ -64,18 +62,15 @@ class Endpoint:
                 raise  # no guess: a server that ignores the second name would sample without limit
             try:
                 response = await self._send({**request, LIMITS[1]: longest})
-            except Failed as other:
-                raise (error if other.status in (400, 422) and LIMITS[1] in str(other) else other) from None
+            except Failed:
+                raise error from None
             self._limit = LIMITS[1]
         try:
             choice = response.choices[0]
-            text, reason = choice.message.content or "", choice.finish_reason
+            text, stop = choice.message.content or "", "length" if choice.finish_reason == "length" else "eos"
         except (AttributeError, IndexError, TypeError):
             raise Unreadable("the response holds no message") from None
-        if not isinstance(text, str):
-            raise Unreadable(f"the response's message is {type(text).__name__}")
-        tokens = getattr(getattr(response, "usage", None), "completion_tokens", None)
-        return EndpointReply(text, tokens if type(tokens) is int else 0, "length" if reason == "length" else "eos")
+        return EndpointReply(text, response.usage.completion_tokens if response.usage else 0, stop)
 
     async def _send(self, request: dict[str, Any]) -> Any:
         return await self.client.request(lambda client: client.chat.completions.create(**request))

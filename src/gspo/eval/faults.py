@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -31,16 +30,14 @@ class Faults:
     Attributes:
         refused: Why each problem was refused.
         refusals: The refused replies.
-        late: Problems whose reply took too long, with the reason.
-        others: Problems that failed in other ways, with the reason.
+        failed: Problems that failed in another way, with the reason.
         stopped: Why sampling has stopped; None while the endpoint works.
     """
 
     def __init__(self, there: Iterable[str] = (), each: bool = False) -> None:
         self.refused: dict[str, str] = {}
         self.refusals: list[Key] = []
-        self.late: dict[str, str] = {}
-        self.others: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
         self.stopped: str | None = None
         self._in_a_row: set[str] = set()
         self._replied, self._each = set(there), each
@@ -56,16 +53,15 @@ class Faults:
         if not isinstance(error, (Failed, Unreadable)):
             raise error
         problem, why = key[0], str(error)
-        status, late = getattr(error, "status", None), getattr(error, "late", False)
-        if status in REFUSED:
+        if isinstance(error, Failed) and error.status in REFUSED:
             self.refused.setdefault(problem, why)
             self.refusals.append(key)
-        elif late or isinstance(error, Unreadable) or (status and status >= 500):
-            (self.late if late else self.others).setdefault(problem, why)
-            self._counts[problem] += 1
-        else:
+        elif isinstance(error, Failed) and not error.late and (error.status or 0) < 500:
             self.stopped = self.stopped or why
             return
+        else:
+            self.failed.setdefault(problem, why)
+            self._counts[problem] += 1
         self._in_a_row.add(problem)  # many in a row are not the problems' fault: no credit left, or a wrong key
         if len(self._in_a_row) >= IN_A_ROW:
             self.stopped = self.stopped or f"{why}, at {IN_A_ROW} problems one after the other"
@@ -82,18 +78,15 @@ class Faults:
         if self.refused:
             remedy = "mend that, or count them as wrong with --refused-as-wrong, which needs replies to other problems"
             texts.append(f"it refused {named(self.refused)}: {remedy}")
-        if self.late:
-            texts.append(f"too slow at {named(self.late)}: raise --sampler.timeout, or lower --sampler.batch_size")
-        if self.others:
-            texts.append(f"it failed at {named(self.others)}: see what it says of them, or leave them out of --data")
+        if self.failed:
+            remedy = "raise --sampler.timeout or lower --sampler.batch_size if it is slow, or leave them out of --data"
+            texts.append(f"it failed at {named(self.failed)}: {remedy}")
         return "; ".join(texts)
 
 
 def named(problems: dict[str, str] | Iterable[str]) -> str:
-    """Names some problems by their ids, with the reason of the first if there are reasons. They are sorted, because the
-    order in which requests end is random.
-    """
-    ids = sorted(problems, key=lambda id: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", id)])
+    """Names some problems by their ids, with the reason of the first if there are reasons."""
+    ids = sorted(problems)  # requests end in a random order
     more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
     why = f" ({problems[ids[0]]})" if isinstance(problems, dict) else ""
     return f"problem{'s' * (len(ids) > 1)} {', '.join(ids[:SHOWN])}{more}{why}"

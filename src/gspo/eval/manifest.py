@@ -13,8 +13,6 @@ from gspo.runs import disk
 from gspo.safe import without_logins, without_secrets
 
 NAME = "manifest.json"
-FREE = ("gspo",)
-"""Entries that may differ when an evaluation is resumed."""
 
 
 def manifest(
@@ -26,7 +24,7 @@ def manifest(
     computation: dict[str, str],
     context: dict[str, Any],
 ) -> dict[str, Any]:
-    """Returns what identifies an evaluation, as plain data.
+    """What identifies an evaluation, as plain data.
 
     Args:
         name: The benchmark.
@@ -74,45 +72,32 @@ def begin(folder: Path, this: dict[str, Any]) -> bool:
     """
     path = folder / NAME
     if not path.exists():
-        if folder.is_file():
-            raise ValueError(f"--dir {folder}: is a file; give a folder")
-        if folder.is_dir() and any(entry.name != f".{NAME}.part" for entry in folder.iterdir()):
-            raise ValueError(f"--dir {folder}: the folder holds something else than an evaluation; give another one")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"--dir {folder}: cannot be made: {error}") from None
+        if any(entry.name != f".{NAME}.part" for entry in folder.iterdir()):  # the part is left by a kill
+            raise ValueError(f"--dir {folder}: the folder holds something else than an evaluation; give another one")
         disk.write_text(path, json.dumps(this, indent=1, ensure_ascii=False) + "\n")
         return False
     old = load(folder)
     for key, value in this.items():
-        if key not in FREE and old.get(key) != value:
-            was, now = (f"{text[:200]}{'…' * (len(text) > 200)}" for text in map(_json, (old.get(key), value)))
+        if key != "gspo" and old.get(key) != value:
             raise ValueError(
-                f"--dir {folder}: holds another evaluation: {key} was {was} and is {now} now. Give another --dir, or the "
-                "same settings to go on"
+                f"--dir {folder}: holds another evaluation: {key} was {old.get(key)!r:.200} and is {value!r:.200} now. "
+                "Give another --dir, or the same settings to go on"
             )
     return True
 
 
 def begun_on(folder: Path) -> str | None:
     """The day that the chat template wrote when the evaluation in `folder` began; None if there is none, or no date."""
-    date = load(folder).get("prompt", {}).get("date") if (folder / NAME).exists() else None
-    return None if date is None else str(date)
+    return load(folder)["prompt"].get("date") if (folder / NAME).exists() else None
 
 
 def load(folder: Path) -> dict[str, Any]:
     """Reads the manifest of an evaluation. Raises ValueError if there is none."""
     try:
-        found = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{folder}: is not the folder of an evaluation: there is no {NAME} in it") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{folder / NAME}: cannot be read: {error}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("samples"), int):
-        raise ValueError(f"{folder / NAME}: is not the manifest of an evaluation")
-    return found
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+        return dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: is not the folder of an evaluation, for its {NAME} cannot be read: {error}") from None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.eval.results import LIKE, NEEDS_TWO, THESE, bounded, describe_sizes, percent_with_interval, unscored
+from gspo.eval.results import LIKE, NEEDS_TWO, THESE, describe_sizes, percent_with_interval, unscored
 from gspo.report.canvas import LIGHT, canvas, finish, save
 from gspo.report.html import write_page
 from gspo.report.plots import Drawn
@@ -27,9 +27,7 @@ def write(
 ) -> Path:
     """Writes benchmark.html and its figures. words: of the comparison and the rating. Returns its path."""
     n = made["samples"]
-    title = f"{manifest['title']}: {percent_with_interval(bounded(made, LIKE))}"
-    drawn = draw(made, rows, own_folder(folder / "figures"))
-    spans = [(f"avg@{n}, {which}", _interval(bounded(made, which))) for which in (THESE, LIKE)]
+    title = f"{manifest['title']}: {percent_with_interval(made[LIKE])}"
     path = folder / "benchmark.html"
     write_page(
         path,
@@ -38,8 +36,8 @@ def write(
         manifest=manifest,
         leads=[_lead(made, manifest), *words],
         tiles=_tiles(made),
-        intervals=spans,
-        drawn=drawn,
+        intervals=[(f"avg@{n}, {which}", _interval(made[which])) for which in (THESE, LIKE)],
+        drawn=draw(made, rows, own_folder(folder / "figures")),
         estimates=_estimates(made),
         like=LIKE,
         problems=_problems(rows),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gspo.eval import manifest as manifests
+from gspo.eval.manifest import load
 from gspo.eval.replies import REFUSAL, Mark, read
 from gspo.eval.results import LIKE, THESE, counted
 from gspo.statistics.intervals import Interval, accuracy_interval, interval
@@ -51,10 +51,10 @@ class Finished(NamedTuple):
 
 def correct_of(folder: Path) -> Finished:
     """Reads the finished evaluation in a folder. Raises ValueError if there is none."""
-    there = manifests.load(folder)
+    there = load(folder)
     marks = read(folder / "marks.jsonl", Mark)
     n, problems = there["samples"], dict.fromkeys(problem for problem, _ in marks)
-    expected = there.get("data", {}).get("problems")
+    expected = there["data"]["problems"]
     if len(marks) != n * len(problems) or len(problems) != expected:
         raise ValueError(f"{folder}: is not finished: {len(marks)} of {expected} x {n} replies are scored; finish it first")
     right = {problem: sum(marks[problem, i].right for i in range(n)) for problem in problems}
@@ -87,7 +87,7 @@ def compared(first: Path, second: Path) -> Paired:
 def paired(
     a: Mapping[str, int], n: int, b: Mapping[str, int], m: int, names: tuple[str, str], differs: Sequence[str] = ()
 ) -> Paired:
-    """Returns the difference of two models, a - b.
+    """The difference of two models, a - b.
 
     Args:
         a: Correct replies to each problem, out of `n`.

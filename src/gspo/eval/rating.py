@@ -6,13 +6,13 @@ expected place is that place; its overall rating is the mean over contests.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from gspo.data.benchmarks.codeforces import Contest
 from gspo.statistics.intervals import interval
+from gspo.statistics.verdicts import spell
 
 TRIES = 8
 """Maximum number of submissions to a problem; later ones do not count."""
@@ -24,29 +24,6 @@ PENALTY = 10
 """Penalty of such a submission in minutes, if problems have no points."""
 LOWEST, HIGHEST = -2000.0, 6000.0
 """Search range of a rating. Those of humans lie far inside."""
-
-
-@dataclass(frozen=True)
-class Human:
-    """A rated participant: the rating before the contest, and points and penalty from the standings."""
-
-    rating: float
-    points: float
-    penalty: float = 0.0
-
-
-@dataclass(frozen=True)
-class Contest:
-    """A contest. `points`: of each problem, by its index such as "A"; all 0 if problems only count as solved or not."""
-
-    id: str
-    points: dict[str, float]
-    humans: tuple[Human, ...]
-
-    @property
-    def scored(self) -> bool:
-        """Whether its problems have points."""
-        return any(self.points.values())
 
 
 class Rated(NamedTuple):
@@ -67,7 +44,7 @@ def expected(rating: float, humans: Sequence[float]) -> float:
 
 
 def rating_at(place: float, humans: Sequence[float], as_published: bool = False) -> tuple[float, str]:
-    """Returns the rating whose expected place is `place`, by bisection, and "at least" or "at most" if it is only a bound.
+    """The rating whose expected place is `place`, by bisection, and "at least" or "at most" if it is only a bound.
 
     The first and the last place are not the expected place of any rating. They get the rating of half a place further in. As
     published, other places near the ends may have no rating either, and get the highest or lowest in the search range.
@@ -77,16 +54,10 @@ def rating_at(place: float, humans: Sequence[float], as_published: bool = False)
         humans: Their ratings.
         as_published: Whether to follow the published script, which counts places from 0 and expected places from 1, and
             searches whole ratings up to the best human's + 100.
-
-    Raises:
-        ValueError: There is no such place among these humans.
     """
-    count = len(humans)
-    if not count or not 1 <= place <= count + 1:
-        raise ValueError(f"place {place:g}: expected 1 to {count + 1} among {count} rated humans")
     if as_published:
         return _published(place, humans)
-    sought = min(max(place, 1.5), count + 0.5)
+    sought = min(max(place, 1.5), len(humans) + 0.5)
     bound = "at least" if sought > place else "at most" if sought < place else ""
     low, high = LOWEST, HIGHEST
     while high - low > 1e-6:
@@ -105,7 +76,7 @@ def _published(place: float, humans: Sequence[float]) -> tuple[float, str]:
 
 
 def points_of(contest: Contest, tries: Mapping[str, Sequence[bool]]) -> tuple[float, float]:
-    """Returns the points and the penalty of a model's submissions.
+    """The points and the penalty of a model's submissions.
 
     A solved problem gives max(0, points - 50 x wrong submissions before the correct one). If problems have no points, it
     gives 1 point, and a penalty of 10 per wrong submission. `tries`: for each problem, whether each submission is correct,
@@ -117,7 +88,7 @@ def points_of(contest: Contest, tries: Mapping[str, Sequence[bool]]) -> tuple[fl
         if True not in some:
             continue
         before = some.index(True)
-        if contest.scored:
+        if any(contest.points.values()):
             total += max(0.0, contest.points[problem] - PER_TRY * before)
         else:
             total, penalty = total + 1.0, penalty + PENALTY * before
@@ -131,10 +102,7 @@ def place_of(contest: Contest, points: float, penalty: float) -> int:
 
 
 def rated(contest: Contest, tries: Mapping[str, Sequence[bool]], as_published: bool = False) -> Rated:
-    """Returns the rating in one contest. Raises ValueError for a problem that the contest does not have."""
-    unknown = sorted(set(tries) - set(contest.points))
-    if unknown:
-        raise ValueError(f"contest {contest.id}: has no problem {unknown[0]!r}; it has {', '.join(sorted(contest.points))}")
+    """The rating in one contest."""
     place = place_of(contest, *points_of(contest, tries))
     humans = [human.rating for human in contest.humans]
     return Rated(contest.id, place, len(humans), *rating_at(place, humans, as_published))
@@ -159,30 +127,29 @@ class Missing(NamedTuple):
         return [f"{count} contest{'s' * (count != 1)} of {why}" for count, why in zip(self, reasons) if count]
 
 
-def contests(rows: Sequence[Mapping[str, Any]], problems: Sequence[tuple[str, str]]) -> tuple[list[Contest], Missing]:
-    """Returns the contests that rate, and how many do not.
+def that_rate(contests: Sequence[Contest], problems: Sequence[tuple[str, str]]) -> tuple[list[Contest], Missing]:
+    """The contests that rate, and how many do not.
 
     A contest rates if the benchmark has all of its problems: humans are placed by all of them, and a model must not lose
-    points for problems that it was not asked. `rows`: as contests_of reads them. `problems`: contest and index of each
-    problem of the benchmark. Raises ValueError if no contest rates, and for a problem that its contest does not have.
+    points for problems that it was not asked. `problems`: contest and index of each problem of the benchmark. Raises
+    ValueError if no contest rates, and for a problem that its contest does not have.
     """
     asked: dict[str, set[str]] = {}
-    for contest, index in problems:
-        asked.setdefault(contest, set()).add(index)
-    here = [row for row in rows if row["id"] in asked]
+    for name, index in problems:
+        asked.setdefault(name, set()).add(index)
+    here = [contest for contest in contests if contest.id in asked]
     if not here:
-        raise ValueError(f"none of these {len(rows)} contests has a problem of the benchmark")
+        raise ValueError(f"none of these {len(contests)} contests has a problem of the benchmark")
     kept, few, partial = [], 0, 0
-    for row in here:
-        unknown = sorted(asked[row["id"]] - set(row["points"]))
-        if unknown:
-            raise ValueError(f"contest {row['id']}: the benchmark has its problem {unknown[0]}, and its own list does not")
-        if len(row["humans"]) <= LEAST:
+    for contest in here:
+        if unknown := sorted(asked[contest.id].difference(contest.points)):
+            raise ValueError(f"contest {contest.id}: the benchmark has its problem {unknown[0]}, and its own list does not")
+        if len(contest.humans) <= LEAST:
             few += 1
-        elif asked[row["id"]] != set(row["points"]):
+        elif asked[contest.id] != set(contest.points):
             partial += 1
         else:
-            kept.append(Contest(row["id"], row["points"], tuple(Human(*human) for human in row["humans"])))
+            kept.append(contest)
     missing = Missing(few, partial, len(asked) - len(here))
     if not kept:
         why = " and ".join(missing.described())
@@ -193,11 +160,11 @@ def contests(rows: Sequence[Mapping[str, Any]], problems: Sequence[tuple[str, st
 def describe(each: Sequence[Rated], missing: Missing, as_published: bool) -> str:
     """The mean over contests, with Student's t interval, and what it leaves out."""
     mean = interval([one.rating for one in each])
-    span = "" if math.isnan(mean.low) else f" [{mean.low:.0f}, {mean.high:.0f}]"
-    text = f"CodeElo-style rating, local tests: {mean.mean:.0f}{span} over {mean.n} contest{'s' * (mean.n != 1)}."
+    text = f"CodeElo-style rating, local tests: {spell(mean, '.0f')} over {mean.n} contest{'s' * (mean.n != 1)}."
     for bound, where in (("at least", "the first place"), ("at most", "the last place")):
         if count := sum(one.bound == bound for one in each):
-            where = "a place beyond those that have a rating" if as_published else where
+            if as_published:
+                where = "a place beyond those that have a rating"
             text += f" In {count} it took {where}, so that its rating there is {bound} what counts."
     if left_out := missing.described():
         text += f" Left out: {', '.join(left_out)}."

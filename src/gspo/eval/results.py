@@ -27,19 +27,14 @@ NEEDS_TWO = "needs 2 replies to a problem"
 def problem_rows(
     prompts: Sequence[Prompt], n: int, replies: Mapping[Key, Reply], marks: Mapping[Key, Mark]
 ) -> list[dict[str, Any]]:
-    """Returns one row of figures per problem, with `n` replies each.
-
-    Returns:
-        Rows that contain, among others, `correct`: correct replies of n; `majority`: the most frequent answer, if problems
-        have answers; `answered`: replies with an answer; `failed`: replies that were not scored; `refused`: those among them
-        that an endpoint refused.
+    """One row of figures per problem, with `n` replies each: among others `correct`, correct replies; `failed`, replies that
+    were not scored; `refused`, those among them that an endpoint refused; and if problems have answers `majority`, the most
+    frequent answer, and `answered`, replies with an answer.
     """
     rows = []
     for prompt in prompts:
         given = [replies[prompt.id, number] for number in range(n)]
         marked = [marks[prompt.id, number] for number in range(n)]
-        answer = prompt.columns.get("answer")
-        votes = Counter(mark.vote for mark in marked if mark.vote is not None)
         row: dict[str, Any] = {
             "id": prompt.id,
             "correct": sum(mark.right for mark in marked),
@@ -50,27 +45,32 @@ def problem_rows(
             "errors": [mark.error for mark in marked if mark.error and mark.error != REFUSAL],
             "refused": sum(reply.stop == REFUSED for reply in given),
         }
-        if answer is not None:
-            row |= {"answer": str(answer), "majority": votes.most_common(1)[0][0] if votes else None}
-            row |= {"answered": sum(votes.values()), "right": [mark.right for mark in marked]}
-            row["votes"] = [mark.vote for mark in marked]
+        if "answer" in prompt.columns:
+            votes = Counter(mark.vote for mark in marked if mark.vote is not None)
+            row |= {
+                "answer": str(prompt.columns["answer"]),
+                "majority": votes.most_common(1)[0][0] if votes else None,
+                "answered": votes.total(),
+                "right": [mark.right for mark in marked],
+                "votes": [mark.vote for mark in marked],
+            }
         rows.append(row)
     return rows
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the figures of a benchmark: avg@n with both intervals, pass@k with the interval over problems like these,
-    maj@k if problems have answers, and shares of all replies.
+    """The figures of a benchmark: avg@n with both intervals, pass@k with the interval over problems like these, maj@k if
+    problems have answers, and shares of all replies.
     """
     n = rows[0]["n"]
     correct = [row["correct"] for row in rows]
-    these, like = over_these(correct, n), accuracy_interval([c / n for c in correct])
+    these = over_these(correct, n)
     made: dict[str, Any] = {
         "problems": len(rows),
         "samples": n,
         "avg": these.mean,
-        THESE: (these.low, these.high),
-        LIKE: (like.low, like.high),
+        THESE: these,
+        LIKE: accuracy_interval([c / n for c in correct]),
         "pass": {k: accuracy_interval([passes(n, c, k) for c in correct]) for k in ladder(n)},
     }
     if "votes" in rows[0]:
@@ -85,17 +85,10 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def bounded(made: Mapping[str, Any], which: str) -> Interval:
-    """avg@n with one of its intervals."""
-    low, high = made[which]
-    return Interval(made["avg"], low, high, made["problems"])
-
-
 def percent_with_interval(value: Interval) -> str:
     """Formats a share and its interval in percent."""
-    if math.isnan(value.low):
-        return f"{100 * value.mean:.1f} %"
-    return f"{100 * value.mean:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+    mean = f"{100 * value.mean:.1f} %"
+    return mean if math.isnan(value.low) else f"{mean} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
 
 
 def describe_sizes(made: Mapping[str, Any]) -> str:
@@ -123,8 +116,8 @@ def describe(made: Mapping[str, Any]) -> list[str]:
     n = made["samples"]
     lines = [f"avg@{n}   {100 * made['avg']:.2f} %  ({describe_sizes(made)})"]
     for which in (THESE, LIKE):
-        low, high = made[which]
-        span = NEEDS_TWO if math.isnan(low) else f"{100 * low:.2f} to {100 * high:.2f} %"
+        found = made[which]
+        span = NEEDS_TWO if math.isnan(found.low) else f"{100 * found.low:.2f} to {100 * found.high:.2f} %"
         lines.append(f"  95 % interval {which}: {span}")
     for name in ("pass", "maj"):
         if name in made:
@@ -151,7 +144,7 @@ def write(
     kept = [{key: value for key, value in row.items() if key not in ("votes", "right", "errors")} for row in rows]
     results = {
         "results": {name: {"alias": name, f"avg@{n},none": made["avg"], **stderr}},
-        "figures": made,
+        "figures": {**made, **{which: (made[which].low, made[which].high) for which in (THESE, LIKE)}},
         **extra,
         "problems": kept,
         "manifest": manifest,

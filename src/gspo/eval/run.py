@@ -17,18 +17,17 @@ from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.scorers import scorer_of
 from gspo.config.rewards import runs_programs
 from gspo.config.schema import Config
-from gspo.data.benchmarks.codeforces import contests_of
-from gspo.data.benchmarks.table import Rows, Unjudged, left_out
+from gspo.data.benchmarks.codeforces import Contest, contests_of
+from gspo.data.benchmarks.table import Rows, left_out
 from gspo.data.loaders import read
 from gspo.eval import page, paired, rating, results
 from gspo.eval.endpoint import Endpoint
 from gspo.eval.manifest import begin, begun_on, manifest
 from gspo.eval.replies import REFUSED, Key, Lines, Mark, Reply
-from gspo.eval.sampling import mark, missing_keys, note_tenths, sample, shuffle_problems
+from gspo.eval.sampling import mark, missing_keys, sample, shuffle_problems
 from gspo.eval.settings import Options, configured, folder_of
 from gspo.rewards import programs
 from gspo.rewards.http_client import api_key_of
-from gspo.runs.log import recorded
 from gspo.runs.progress import Progress
 from gspo.safe import visible
 from gspo.types import Prompt
@@ -37,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 KEY = "OPENAI_API_KEY"
 Begin = Callable[[Key], Future[Any]]
-Humans = tuple[list[rating.Contest], rating.Missing]
 
 
 def evaluate(options: Options, fields: dict[str, str]) -> int:
@@ -65,16 +63,15 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
         begun = begin(folder, what)
         with Lines(folder / "replies.jsonl", Reply) as replies, Lines(folder / "marks.jsonl", Mark) as marks:
             with Progress(0, title="evaluation") as screen:
-                report = note_tenths(logger.info, screen.phase) if screen.plain else screen.phase
                 todo = list(missing_keys(prompts, samples, replies.lines))
                 if begun:
                     logger.info(f"{folder}: goes on, {len(prompts) * samples - len(todo)} replies are there")
                 if todo:
                     todo = shuffle_problems(todo) if begun and options.url else todo
                     with open_sampler(config, prompts, options, key) as (ask, most):
-                        _sampled(replies, todo, ask, most, report, options)
+                        _sampled(replies, todo, ask, most, screen.phase, options)
                 ordered = [replies.lines[each] for each in missing_keys(prompts, samples, ())]
-                mark(marks, ordered, prompts, scorer, config.reward.correct_threshold, report)
+                mark(marks, ordered, prompts, scorer, config.reward.correct_threshold, screen.phase)
             table = results.problem_rows(prompts, samples, replies.lines, marks.lines)
             made = results.figures(table)
             notes = [f"{left_out(unfit)}."] if unfit else []
@@ -96,11 +93,9 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
 
 def _rows(options: Options, config: Config) -> tuple[Rows, dict[str, int]]:
     """The rows of the benchmark, and how many were left out, by reason. Warns of each."""
-    heard: list[logging.LogRecord] = []
-    word = "--data" if any(name == "data" for name, _ in options.of_source) else "--benchmark"
-    with recorded(heard.append):
-        rows = [dict(row) for _, row in read(config.task.source, config.task, config.task.split, word)]
-    counts = Counter(next((record.msg.counts for record in heard if isinstance(record.msg, Unjudged)), {}))
+    word = "--data" if "data" in dict(options.of_source) else "--benchmark"
+    source = read(config.task.source, config.task, config.task.split, word)
+    rows, counts = [dict(row) for _, row in source], Counter(source.left_out)
     if not runs_programs(config.reward.functions):
         return rows, counts
     sandbox, fit, last = programs.Programs(config.code).sandbox, [], ""
@@ -130,7 +125,7 @@ def _runs_programs(config: Config) -> dict[str, Any]:
     return {"sandbox": driver, "limits": vars(own) if own else "of each problem", "checker": vars(programs.CHECKER)}
 
 
-def _contests(options: Options, rows: Rows) -> Humans | None:
+def _contests(options: Options, rows: Rows) -> tuple[list[Contest], rating.Missing] | None:
     """The contests that rate, and how many do not; None without --contests. Raises ValueError if no rating is possible."""
     if options.contests is None:
         if options.as_published:
@@ -138,18 +133,16 @@ def _contests(options: Options, rows: Rows) -> Humans | None:
         return None
     if any("contest" not in row for row in rows):
         raise ValueError(f"--contests has no effect on {options.benchmark}: its problems are of no contest; leave it out")
+    where = f"--contests {options.contests}"
+    contests = contests_of(options.contests, where)
     try:
-        found = contests_of(options.contests)
+        return rating.that_rate(contests, [(row["contest"], row["index"]) for row in rows])
     except ValueError as error:
-        raise ValueError(f"--contests {error}") from None
-    try:
-        return rating.contests(found, [(row["contest"], row["index"]) for row in rows])
-    except ValueError as error:
-        raise ValueError(f"--contests {options.contests}: {error}") from None
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _rated(
-    contests: list[rating.Contest], prompts: list[Prompt], marks: Mapping[Key, Mark], samples: int, as_published: bool
+    contests: list[Contest], prompts: list[Prompt], marks: Mapping[Key, Mark], samples: int, as_published: bool
 ) -> list[rating.Rated]:
     """The rating in each contest."""
     rated = []
@@ -189,17 +182,18 @@ def open_sampler(config: Config, prompts: list[Prompt], options: Options, key: s
     """Yields the function that requests a reply, and the maximum number of concurrent requests."""
     number = {prompt.id: i for i, prompt in enumerate(prompts)}
     with ExitStack() as stack:
-        if options.url:
-            sampling, most = benchmark_models.sampling_of(config), config.sampler.batch_size
-            system = "" if config.task.system == "auto" else config.task.system
-            endpoint = Endpoint(options.url, config.model.path, key, system, config.sampler.timeout, most)
-            stack.enter_context(closing(endpoint))
-
-            def ask(i: int, reply: int) -> Future[Any]:
-                return endpoint.begin(prompts[i], benchmark_models.seed_at(config, i, reply), sampling)
-
-            begin_one: Callable[[int, int], Future[Any]] = ask
-        else:
+        if not options.url:
             with Console(stderr=True).status("loading the model"):
                 begin_one, most = stack.enter_context(benchmark_models.answering(config, prompts))
-        yield lambda one: begin_one(number[one[0]], one[1]), most
+            yield lambda one: begin_one(number[one[0]], one[1]), most
+            return
+        sampling, most = benchmark_models.sampling_of(config), config.sampler.batch_size
+        system = "" if config.task.system == "auto" else config.task.system
+        endpoint = Endpoint(options.url, config.model.path, key, system, config.sampler.timeout, most)
+        stack.enter_context(closing(endpoint))
+
+        def ask(one: Key) -> Future[Any]:
+            i = number[one[0]]
+            return endpoint.begin(prompts[i], benchmark_models.seed_at(config, i, one[1]), sampling)
+
+        yield ask, most

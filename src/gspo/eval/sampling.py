@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from typing import Any
 
-import torch
-
 from gspo.eval.faults import Faults
 from gspo.eval.replies import REFUSAL, REFUSED, Key, Lines, Mark, Reply
-from gspo.interfaces import RewardsFailed, Scorer
+from gspo.interfaces import Report, RewardsFailed, Scorer
 from gspo.rewards.answers import final, normal
 from gspo.rewards.arguments import RewardInput
 from gspo.rewards.graders import spoken
@@ -22,7 +20,6 @@ from gspo.types import Group, Prompt, Rollout
 
 POLL_SECONDS = 0.5  # seconds between two checks for Ctrl-C
 BATCH = 128  # replies scored in one batch
-Report = Callable[[str, int, int], None]
 
 
 def sample(
@@ -100,7 +97,7 @@ def mark(
     todo = [reply for reply in replies if (reply.problem, reply.sample) not in marks.lines]
     for start in range(0, len(todo), BATCH):
         part = todo[start : start + BATCH]
-        rollouts = [_rollout(by_id[reply.problem], reply) for reply in part]
+        rollouts = [dataclasses.replace(Rollout.begun(by_id[reply.problem]), text=reply.text) for reply in part]
 
         def progress(done: int, before: int = start) -> None:
             report("scoring", before + done, len(todo))
@@ -116,10 +113,6 @@ def mark(
     report("scoring", len(todo), len(todo))
 
 
-def _rollout(prompt: Prompt, reply: Reply) -> Rollout:
-    return dataclasses.replace(Rollout.begun(prompt), tokens=torch.tensor(prompt.tokens, dtype=torch.long), text=reply.text)
-
-
 def vote(rollout: Rollout) -> str | None:
     """The normalised answer of a reply, for the majority vote; None for programs, and for a reply without an answer."""
     if "answer" not in rollout.prompt.columns:
@@ -127,20 +120,6 @@ def vote(rollout: Rollout) -> str | None:
     prompt = rollout.prompt
     answer = final(spoken(RewardInput(prompt.messages, rollout.text, "", {}, prompt.opens_thinking)))
     return normal(answer) if answer else None
-
-
-def note_tenths(note: Callable[[str], None], report: Report) -> Report:
-    """Wraps `report` to also note each tenth of the way, for output without a live view."""
-    noted: dict[str, int] = {}
-
-    def both(phase: str, done: int, total: int) -> None:
-        report(phase, done, total)
-        tenth = 10 * done // total if total else 0
-        if tenth > noted.get(phase, 0):
-            noted[phase] = tenth
-            note(f"{phase}: {done} of {total} replies")
-
-    return both
 
 
 def shuffle_problems(todo: Sequence[Key]) -> list[Key]:

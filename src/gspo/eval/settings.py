@@ -29,7 +29,6 @@ KEPT = {
 }  # fmt: skip
 """What is taken from a training configuration, by section; None: all of it. Prompts and rewards are the benchmark's. [code]
 is for benchmarks that run programs, which have limits of their own."""
-OF_A_RUN = ("eval.num_prompts",)
 OF_A_MODEL_HERE = ("model", "sampler", "task.template", "task.date")
 ASKED = ("model.path", "sampler.timeout", "sampler.batch_size")
 """Those of OF_A_MODEL_HERE that apply to an endpoint too."""
@@ -61,7 +60,7 @@ class Options:
 
 
 def configured(options: Options, fields: dict[str, str]) -> Config:
-    """Returns the configuration of an evaluation. Typed fields take precedence over the preset, that over the file, and that
+    """The configuration of an evaluation. Typed fields take precedence over the preset, that over the file, and that
     over the benchmark's defaults. Raises ValueError as `load` does, and for an unknown benchmark or preset.
     """
     benchmark = named(options.benchmark)
@@ -76,17 +75,18 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
         "reward.correct_threshold": 1.0,
     }
     below = usual | _from_file(options, benchmark.reward)
-    _check_options(options, fields, fixed)
+    _check_options(options, fields)
     config = load(None, below | preset | fixed | fields)
     if not config.eval.temperature:  # a preset's top_p and top_k have no effect then
         preset = {key: value for key, value in preset.items() if key not in ("eval.top_p", "eval.top_k")}
         config = load(None, below | preset | fixed | fields)
     for key in fields:
-        if key in OF_A_RUN or not _kept(key):
+        if key == "eval.num_prompts" or not _kept(key):
             raise ValueError(f"--{key}: has no effect on an evaluation with --benchmark: leave it out")
-    # Requests to an endpoint use sampler.timeout, whatever the engine.
-    usual_timeout = replace(config.sampler, timeout=SamplerConfig.timeout)
-    check_unused(replace(config, sampler=usual_timeout) if options.url else config, "eval")
+    if options.url:  # requests to an endpoint use sampler.timeout, whatever the engine
+        check_unused(replace(config, sampler=replace(config.sampler, timeout=SamplerConfig.timeout)), "eval")
+    else:
+        check_unused(config, "eval")
     check_needs(config, "endpoint" if options.url else "benchmark")
     return config
 
@@ -113,17 +113,15 @@ def _from_file(options: Options, reward: str) -> dict[str, Any]:
     return found
 
 
-def _check_options(options: Options, fields: dict[str, str], fixed: dict[str, Any]) -> None:
+def _check_options(options: Options, fields: dict[str, str]) -> None:
     """Raises ValueError for an option that has no effect on this benchmark, or at this endpoint."""
     for name, value in options.of_source:
         if name not in own_options(options.benchmark):
             raise ValueError(f"--{name} {value}: benchmark {options.benchmark} has no such option: leave it out")
     if options.url:
         check_url("--url", options.url)
-    for key in fields:
-        if key in fixed:
-            raise ValueError(f"--{key}: has no effect, the benchmark {options.benchmark} says what it is; leave it out")
-        if options.url and key.startswith(OF_A_MODEL_HERE) and key not in ASKED:
+    for key in fields if options.url else ():
+        if key.startswith(OF_A_MODEL_HERE) and key not in ASKED:
             raise ValueError(f"--{key}: has no effect on the endpoint {options.url}, which says it itself; leave it out")
 
 

@@ -73,8 +73,8 @@ def wilson(p: float, variance: float, draws: float, t: float) -> tuple[float, fl
 
     Args:
         p: The estimated share.
-        variance: Variance of the estimate.
-        draws: Number of independent draws to assume if the variance is 0, or if p is 0 or 1.
+        variance: Of the estimate.
+        draws: Independent draws to assume if the variance is 0, or if p is 0 or 1.
         t: Quantile.
     """
     if variance > 0 and 0 < p < 1:

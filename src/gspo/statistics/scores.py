@@ -18,11 +18,8 @@ def passes(n: int, c: int, k: int) -> float:
     """pass@k: the probability that at least one of k replies is correct, drawn from n replies of which c are correct (arXiv
     2107.03374, equation 1).
 
-    Unbiased for n >= k. Raises ValueError otherwise, and if c is not in 0 .. n.
+    Unbiased for n >= k.
     """
-    _check(n, k)
-    if not 0 <= c <= n:
-        raise ValueError(f"c = {c}: expected 0 to {n} right replies")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
@@ -34,22 +31,17 @@ def majority(votes: Sequence[Hashable | None], right: Sequence[bool], k: int) ->
     Args:
         votes: The answer of each reply; None for a reply without one, which does not vote, correct or not.
         right: Whether each reply is correct.
-
-    Raises:
-        ValueError: k is not from 1 to the number of replies.
+        k: 1 to the number of replies.
     """
     n = len(votes)
-    _check(n, k)
     correct = sum(good for vote, good in zip(votes, right) if vote is not None)
     wrong = Counter(vote for vote, good in zip(votes, right) if not good and vote is not None)
     silent = n - correct - sum(wrong.values())
     total = 0.0
     for most in range(1, min(correct, k) + 1):
         rest = k - most
-        others = _ways(list(wrong.values()), most, rest)
-        for voted, ties in others:
-            if rest - voted <= silent:
-                total += math.comb(correct, most) * others[voted, ties] * math.comb(silent, rest - voted) / (ties + 1)
+        for (voted, ties), ways in _ways(list(wrong.values()), most, rest).items():
+            total += math.comb(correct, most) * ways * math.comb(silent, rest - voted) / (ties + 1)
     return total / math.comb(n, k)
 
 
@@ -66,11 +58,6 @@ def _ways(counts: Sequence[int], most: int, size: int) -> dict[tuple[int, int], 
                 grown[key] = grown.get(key, 0) + number * math.comb(count, taken)
         ways = grown
     return ways
-
-
-def _check(n: int, k: int) -> None:
-    if not 1 <= k <= n:
-        raise ValueError(f"k = {k}: expected 1 to {n}, the number of replies to a problem")
 
 
 def over_these(correct: Sequence[int], n: int) -> Interval:

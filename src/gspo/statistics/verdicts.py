@@ -32,7 +32,7 @@ def verdict(
     unit: str = "seed",
     share: bool = False,
 ) -> str:
-    """Returns in words what the numbers allow to conclude.
+    """What the numbers allow to conclude, in words.
 
     Args:
         difference: `name` - `baseline`, paired by `unit`.
@@ -41,17 +41,17 @@ def verdict(
         sign: 1 if more of it is better, -1 if less is, 0 if neither.
         share: Whether the measure is a share, whose differences are given in percentage points.
     """
-    words = f"{name} collapsed in {collapsed} of {of} {unit}s. " if collapsed else ""
-    words = f"{measure}: {words}"
-    if difference.n < 2:
-        return words + f"{name} against {baseline}: {difference.n} paired {unit}{'s' * (difference.n != 1)}, no verdict."
+    words = f"{measure}: "
+    if collapsed:
+        words += f"{name} collapsed in {collapsed} of {of} {unit}s. "
+    n, both = difference.n, f"{name} against {baseline}"
+    if n < 2:
+        return words + f"{both}: {n} paired {unit}{'s' * (n != 1)}, no verdict."
     span = in_points(difference) if share else spell(difference, "+z.3f")
     if math.isnan(difference.low):
-        return (
-            words + f"{name} against {baseline}: {span} at each of {difference.n} {unit}s, so no noise is seen: no verdict."
-        )
+        return words + f"{both}: {span} at each of {n} {unit}s, so no noise is seen: no verdict."
     if not difference.resolved:
-        return words + f"{name} against {baseline}: no difference resolvable at {difference.n} {unit}s ({span})."
+        return words + f"{both}: no difference resolvable at {n} {unit}s ({span})."
     more = difference.mean > 0
     relation = ("better" if more == (sign > 0) else "worse") if sign else ("higher" if more else "lower")
-    return words + f"{name} is {relation} than {baseline} by {span} at {difference.n} {unit}s."
+    return words + f"{name} is {relation} than {baseline} by {span} at {n} {unit}s."

@@ -13,6 +13,7 @@ from typing import Any
 ASK = "Please reason step by step, and put your final answer within \\boxed{}."
 """Instruction that Qwen's model cards recommend for mathematical problems."""
 _ANSWER = re.compile(r"[0-9]{1,3}")
+_BOX = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")  # without boxes in it: these answers need no more
 
 
 def aime_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -25,24 +26,16 @@ def aime_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 def answer_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A problem with an answer of any form, as prompt, answer and id."""
-    cells = {str(name).lower(): value for name, value in row.items()}
-    problem = next((cells[name] for name in ("problem", "question", "prompt") if _there(cells.get(name))), None)
-    if not isinstance(problem, str):
+    cells = {str(name).lower(): str(value).strip() for name, value in row.items() if value is not None}
+
+    def first(*names: str) -> str:
+        return next((cells[name] for name in names if cells.get(name)), "")
+
+    problem = first("problem", "question", "prompt")
+    if not problem:
         raise ValueError(f"there is no column problem, question or prompt with text; it has {', '.join(map(str, row))}")
-    answer = cells.get("answer")
-    if not _there(answer):
-        answer = _boxed(str(cells.get("solution") or ""))
-    if not _there(answer):
+    boxes = _BOX.findall(first("solution"))
+    answer = first("answer") or (boxes[-1].strip() if boxes else "")
+    if not answer:
         raise ValueError("there is no answer: expected a column answer, or a column solution that ends with \\boxed{...}")
-    name = next((str(cells[key]) for key in ("id", "task_id", "problem_id") if _there(cells.get(key))), str(number))
-    return {"prompt": f"{problem.strip()}\n\n{ASK}", "answer": str(answer).strip(), "id": name}
-
-
-def _there(value: Any) -> bool:
-    return value is not None and str(value).strip() != ""
-
-
-def _boxed(solution: str) -> str | None:
-    """The content of the last box of a solution, without boxes nested in it; AIME's answers need no more."""
-    found = re.findall(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}", solution)
-    return found[-1].strip() if found else None
+    return {"prompt": f"{problem}\n\n{ASK}", "answer": answer, "id": first("id", "task_id", "problem_id") or str(number)}

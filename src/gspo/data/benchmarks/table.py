@@ -78,21 +78,6 @@ ANSWERS = Benchmark("problems with answers", "", "train", aime.answer_row, "math
 """A file of problems and answers that is not a known benchmark."""
 
 
-class Unjudged:
-    """A log message: problems of a benchmark are left out because they cannot be judged.
-
-    Attributes:
-        counts: Number of problems by reason.
-    """
-
-    def __init__(self, where: str, counts: Mapping[str, int], of: int) -> None:
-        self.text = f"{where}: {left_out(counts)}, of {of}"
-        self.counts = dict(counts)
-
-    def __str__(self) -> str:
-        return self.text
-
-
 def left_out(counts: Mapping[str, int]) -> str:
     """Text that says how many problems are left out, and why."""
     total = sum(counts.values())
@@ -128,23 +113,13 @@ def place(name: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, An
             close = nearest(option, known)
             raise ValueError(f"task.config.{option}: benchmark {name} has no such option; it has {', '.join(known)}{close}")
     source = options.get("data") or (name if one is ANSWERS else one.source)
-    for option, has in (
-        ("split", source_kind.has_splits(source)),
-        ("name", source_kind.kind(source) in ("hub", "function")),
-    ):
-        if option in options and (not source or not has):
+    choices = {"split": source_kind.has_splits(source), "name": source_kind.kind(source) in ("hub", "function")}
+    for option, some in choices.items():
+        if option in options and not (source and some):
             raise ValueError(f"{option} = {options[option]!r}: {source or 'its package'} has none to choose; leave it out")
     its_own = (one.config or "").format(**{**one.usual, **options}) if source == one.source else ""
     config = options.get("name", its_own)
-    if its_own and config != its_own and (release := _release(one, str(config))):
-        raise ValueError(f"name = {config!r}: this is release {release}: give release = {release!r}, and leave name out")
     return str(source), str(options.get("split", one.split)), {"name": config} if config else {}
-
-
-def _release(one: Benchmark, config: str) -> str:
-    """The release that a configuration of the benchmark's own dataset denotes; "" if none."""
-    before, _, after = (one.config or "").partition("{release}")
-    return config.removeprefix(before).removesuffix(after) if config.startswith(before) and config.endswith(after) else ""
 
 
 def asked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,9 +131,10 @@ def asked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**usual, **options}
 
 
-def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any], where: str) -> Rows:
-    """The rows of a benchmark, from those of its dataset, whose name for errors is `where`. Warns Unjudged of problems that
-    cannot be judged. Raises ValueError for a row of another schema, for duplicate ids, and if no row is left.
+def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any], where: str) -> tuple[Rows, Counter[str]]:
+    """The rows of a benchmark, from those of its dataset, whose name for errors is `where`; and how many cannot be judged
+    and are left out, by reason. Warns of these. Raises ValueError for a row of another schema, for duplicate ids, and if no
+    row is left.
     """
     one = named(name)
     rows: list[dict[str, Any]] = []
@@ -168,7 +144,7 @@ def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any]
         try:
             row = one.row(cells, number)
         except codeforces.Unfit as error:
-            unfit[error.reason] += 1
+            unfit[str(error)] += 1
             continue
         except ValueError as error:
             remedy = f"leave the row out, or name other data with the columns of {name}"
@@ -182,14 +158,12 @@ def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any]
     if unfit and not rows:
         raise ValueError(f"{where}: there is no problem that can be judged: {left_out(unfit)}")
     if unfit:
-        logger.warning(Unjudged(where, unfit, len(rows) + sum(unfit.values())))
+        logger.warning(f"{where}: {left_out(unfit)}, of {len(rows) + unfit.total()}")
     try:
         chosen = one.choose(rows, **{key: value for key, value in options.items() if key not in READS})
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    if not chosen:
-        raise ValueError(f"{where}: there are no problems")
-    return chosen
+    return chosen, unfit
 
 
 def digest(rows: Rows) -> str:
