@@ -5,14 +5,11 @@ import json
 import pytest
 
 from gspo.config.rollout import TaskConfig
-from gspo.config.training import EvalConfig
 from gspo.data.benchmarks.aime import ASK
 from gspo.data.benchmarks.table import BENCHMARKS
-from gspo.data.chat_template import Encoder
 from gspo.data.decontamination import Overlap, grams
 from gspo.data.loaders import read, table
-from gspo.data.prompts import load_prompts
-from tests.data.tools import characters
+from tests.data.rows import load
 from tests.logged import logs
 
 PROBLEM = "Find the number of ordered pairs (a, b) of positive integers such that a + b = 12."
@@ -37,10 +34,9 @@ def test_grams_by_hand():
     assert list(grams(" ... ")) == []
 
 
-@pytest.mark.parametrize(
-    ("prompt", "known"),
-    [
-        (PROBLEM, True),
+def test_what_is_known(aime, subtests):
+    overlap = of(aime)
+    for prompt, known in (
         ("Warm-up: FIND the number of ordered pairs a b of -- then stop", True),
         ([{"role": "user", "content": f"Solve it. {PROBLEM}"}], True),
         ([{"role": "user", "content": [{"type": "text", "text": PROBLEM}]}], True),
@@ -48,10 +44,9 @@ def test_grams_by_hand():
         ("what is 2 2", True),  # all of a short one
         ("tell me what is 2 2", False),
         ("", False),
-    ],
-)
-def test_what_is_known(aime, prompt, known):
-    assert bool(of(aime).found(prompt)) == known
+    ):
+        with subtests.test(prompt=prompt):
+            assert bool(overlap.found(prompt)) == known
 
 
 def test_lines_of_text_and_rows_with_the_tasks_own_column(tmp_path):
@@ -61,34 +56,32 @@ def test_lines_of_text_and_rows_with_the_tasks_own_column(tmp_path):
     assert of(tmp_path / "b.json", prompt_column="ask").found(PROBLEM) and not of(tmp_path / "b.json").found(PROBLEM)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("gone.jsonl", None, r"task.benchmarks\[0\] = .*there is no such file"),
-        ("gone.txt", None, r"task.benchmarks\[0\] = .*cannot be read"),
-        ("b.pkl", "x", r"task.benchmarks\[0\] = .*expected a file with one prompt a line"),
-        ("b.txt", "\n \n", r"task.benchmarks\[0\] = .*holds no prompts"),
-        ("b.jsonl", '{"answer": 3}', r"task.benchmarks\[0\] = .*row 0: there is no column 'prompt'"),
-        ("b.jsonl", '{"prompt": 3}', r"task.benchmarks\[0\] = .*row 0: is an int"),
-    ],
-)
-def test_bad_files(tmp_path, name, text, message):
-    if text is not None:
-        (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=message):
-        of(tmp_path / name)
+def test_bad_files(tmp_path, subtests):
+    for name, text, message in (
+        ("gone.jsonl", None, "there is no such file"),
+        ("gone.txt", None, "cannot be read"),
+        ("b.pkl", "x", "expected a file with one prompt a line"),
+        ("b.txt", "\n \n", "holds no prompts"),
+        ("b.jsonl", '{"answer": 3}', "row 0: there is no column 'prompt'"),
+        ("b.jsonl", '{"prompt": 3}', "row 0: is an int"),
+        ("benchmark:humanevil", None, "is none of aime24, .*humaneval"),
+        ("benchmark:gone.jsonl", None, "there is no such file"),
+    ):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        with subtests.test(name, text=text), pytest.raises(ValueError, match=rf"task.benchmarks\[0\] = .*{message}"):
+            of(name if name.startswith("benchmark") else tmp_path / name)
 
 
 def test_such_rows_are_left_out_and_told(aime):
     rows = [{"prompt": text} for text in ("ab", PROBLEM, "ba", "What is 2+2")]
-    encoder = Encoder(characters(), task := TaskConfig(source="rows", benchmarks=[aime]))
     with logs() as heard:
-        prompts, _ = load_prompts(task, EvalConfig(num_prompts=0), encoder, rows=rows)
+        prompts, _ = load(rows=rows, num_prompts=0, benchmarks=[aime])
     assert [prompt.id for prompt in prompts] == ["train-0", "train-2"]
     (text,) = heard
     assert "2 rows left out of training: they share 8 words" in text and "train-1 in " in text
     with pytest.raises(ValueError, match="no row is left to train on: benchmarks know its prompts"):
-        load_prompts(task, EvalConfig(num_prompts=0), encoder, rows=[{"prompt": PROBLEM}])
+        load(rows=[{"prompt": PROBLEM}], num_prompts=0, benchmarks=[aime])
 
 
 TEXT = "Write a function that adds the two longest of five given words together."
@@ -135,15 +128,6 @@ def test_benchmarks_by_name(tmp_path, monkeypatch):
     assert not known.found("Complete this function. Put the whole of it, with its imports, into one block.")
 
 
-def test_a_file_of_problems_by_name_and_what_is_no_benchmark(tmp_path):
-    (tmp_path / "b.jsonl").write_text(json.dumps({"problem": TEXT, "answer": "1"}))
-    known = of(name := f"benchmark:{tmp_path}/b.jsonl")
-    assert known.found(f"Now: {TEXT}") == name and not known.found(ASK)
-    for wrong, message in (("humanevil", "is none of aime24, .*humaneval"), ("gone.jsonl", "there is no such file")):
-        with pytest.raises(ValueError, match=rf"task.benchmarks\[0\] = '(benchmark:)?{wrong}': .*{message}"):
-            of(f"benchmark:{wrong}")
-
-
 def test_a_held_out_benchmark_that_is_named_too_is_known_by_its_own_release(tmp_path):
     """What is held out may be another release, window or file than what its name stands for."""
     path, name = tmp_path / "b.jsonl", f"benchmark:{tmp_path}/b.jsonl"
@@ -151,13 +135,12 @@ def test_a_held_out_benchmark_that_is_named_too_is_known_by_its_own_release(tmp_
     held_out = read(name, TaskConfig(), "train")
     path.write_text(json.dumps({"problem": PROBLEM, "answer": "1"}))
     known = Overlap(TaskConfig(source="rows", benchmarks=[name]), (table([{"prompt": "x"}], "rows"), held_out))
-    assert known.found(TEXT) and known.found(PROBLEM)
+    assert known.found(TEXT) and known.found(f"Now: {PROBLEM}") == name and not known.found(ASK)
 
 
 def test_what_a_held_out_benchmark_knows_does_not_train(tmp_path):
     (tmp_path / "b.jsonl").write_text("\n".join(json.dumps({"problem": text, "answer": "1"}) for text in ("2+2?", TEXT)))
-    task = TaskConfig(source="rows", eval_source=f"benchmark:{tmp_path}/b.jsonl")
     rows = [{"prompt": f"Warm up. {TEXT}"}, {"prompt": f"Count. {ASK}"}]
     with logs(match=r"1 rows left out of training: they share 8 words .* \(task.benchmarks, task.eval"):
-        prompts, held_out = load_prompts(task, EvalConfig(num_prompts=1), Encoder(characters(), task), rows=rows)
+        prompts, held_out = load(rows=rows, num_prompts=1, eval_source=f"benchmark:{tmp_path}/b.jsonl")
     assert [prompt.id for prompt in prompts] == ["train-1"] and len(held_out) == 1

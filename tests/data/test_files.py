@@ -1,14 +1,7 @@
 import datetime
 
-import pytest
-
 from gspo.data.files import rows_of
-from tests.data.rows import ROWS, datasets, write
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_rows_of_a_file(tmp_path, name):
-    assert rows_of(write(tmp_path / name, ROWS), "key") == ROWS
+from tests.data.rows import datasets
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):

@@ -15,7 +15,7 @@ def test_a_message_has_one_form_whoever_wrote_it(subtests):
         ({"role": "user", "content": "a", "tool_calls": None, "z": None, "x": 1}, {"role": "user", "content": "a", "x": 1}),
         *(({**said, "content": None, "tool_calls": [call(arguments=given)]}, said | {"tool_calls": [call(arguments=read)]})
           for given, read in (("", {}), (None, {}), ("null", {}), ('{"a": 1}', {"a": 1}), ({"a": None}, {"a": None}),
-                              ("{oops", "{oops"), ("[" * 10**5, "[" * 10**5), ('{"a": null}', {"a": None}))),
+                              ("{oops", "{oops"), ("[" * 10**5, "[" * 10**5))),
         ({**said, "tool_calls": [{"name": "f", "type": None}]}, said | {"tool_calls": [call(arguments={}) | {"id": ""}]}),
     ]  # fmt: skip
     for message, read in cases:

@@ -4,9 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.config.rollout import TaskConfig
-from gspo.config.training import EvalConfig
-from gspo.data.chat_template import Encoder
 from gspo.data.prompts import PromptStream, load_demonstrations, load_prompts, prompt_order
 from tests.data.rows import ROWS, datasets, load, write
 from tests.data.tools import TEMPLATE, characters, text
@@ -40,7 +37,7 @@ def test_held_out_prompts_are_never_trained_on():
     with logs(match="2 rows left out of training: their prompts are held out"):
         train, held_out = load(rows=ROWS, eval_rows=ROWS[5:7])
     assert len(train) == 38 and not {p.messages for p in train} & {p.messages for p in held_out}
-    with pytest.raises(ValueError, match="no row is left to train on"):
+    with pytest.raises(ValueError, match="no row is left to train on: each of its prompts is also held out; give rows with"):
         load(rows=ROWS, eval_rows=ROWS)
 
 
@@ -61,24 +58,17 @@ def test_eval_source(tmp_path):
 
 def test_prompts_are_the_same_where_the_model_reads_the_same():
     """A bare text, and a chat message that the template makes the same of."""
-    task, messages = TaskConfig(), [{"role": "user", "content": "ab1"}]
+    messages = [{"role": "user", "content": "ab1"}]
     with logs(match="1 rows left out of training: their prompts are held out"):
-        train, held_out = load_prompts(
-            task, EvalConfig(), Encoder(characters(TEMPLATE), task), rows=[GOOD, {"prompt": "ab1"}],
-            eval_rows=[{"prompt": messages}],
-        )  # fmt: skip
+        train, held_out = load(
+            rows=[GOOD, {"prompt": "ab1"}], eval_rows=[{"prompt": messages}], tokenizer=characters(TEMPLATE)
+        )
     assert [prompt.messages for prompt in train] == ["x"] and held_out[0].messages == messages
 
 
 def test_prompts_that_are_all_the_same_are_told_of():
-    rows = [{"prompt": "x", "answer": i} for i in range(4)]
     with logs(match="all 4 training prompts are the same; .*task.prompt_column"):
-        load(rows=rows)
-    with (
-        logs(match="18 rows left out"),
-        pytest.raises(ValueError, match=r"is also held out; give rows with different prompts.* eval.num_prompts = 0"),
-    ):
-        load(rows=rows * 5)
+        load(rows=[{"prompt": "x", "answer": i} for i in range(4)])
 
 
 @pytest.mark.parametrize("loader", [load_prompts, load_demonstrations])
@@ -96,62 +86,45 @@ def test_rows_that_are_too_long_are_refused_or_left_out_and_counted(loader):
         load(rows=rows, limit=2, loader=loader, too_long="leave_out")
 
 
-def test_a_default_system_message_is_told_of():
-    task = TaskConfig()
-    with logs('prompts get the system message "Tags.": a reward reads the answer there', logging.INFO):
-        load_prompts(task, EvalConfig(), Encoder(characters(TEMPLATE), task, "Tags."), rows=ROWS)
-
-
 def test_rows_to_imitate():
     train, held_out = load(rows=ROWS, loader=load_demonstrations)
     assert [len(train), len(held_out)] == [36, 4]
-    assert text(characters(), train[7].prompt.tokens + train[7].completion) == "<s>7+1=8</s>"
+    assert text(characters(), train[7].tokens + train[7].completion) == "<s>7+1=8</s>"
     chat = [{"prompt": "hi", "completion": [{"role": "assistant", "content": "ho"}]}]
     assert load(rows=chat, loader=load_demonstrations)[0][0].text == "ho"
+    chat[0]["completion"][0]["tool_calls"] = [{"name": "f"}]
+    with pytest.raises(ValueError, match=r"the completion .* has tool calls: give the turn as the text"):
+        load(rows=chat, loader=load_demonstrations)
     row, _ = load("reasoning_gym:gcd", size=4, num_prompts=0, completion_column="answer", loader=load_demonstrations)
-    assert row[0].text == row[0].prompt.columns["answer"]
+    assert row[0].text == row[0].columns["answer"]
 
 
 GOOD = {"prompt": "x"}
 
 
-@pytest.mark.parametrize(
-    ("rows", "task", "message"),
-    [
-        ({"prompt": ["x"]}, {}, "expected a list of dicts .*, got a dict with prompt: choose one split"),
-        (iter(ROWS), {}, "expected a list of dicts or a datasets.Dataset, got a list_iterator.*streamed"),
-        ([GOOD, "x"], {}, "row 1: is a str, expected a dict of columns"),
-        ([GOOD, {"prompt": None}], {}, r"row 1: the prompt \(column 'prompt'\) is a NoneType"),
-        ([GOOD, {"prompt": "x" * 9}], {}, "row 1: the prompt has 10 tokens, but only 8 fit: shorten it"),
-        ([GOOD], {"loader": load_demonstrations}, "row 0: there is no column 'completion'; set task.completion_col"),
-        ([GOOD | {"completion": 3}], {"loader": load_demonstrations}, "row 0: the completion .* is an int; expected"),
-        ([GOOD | {"completion": ""}], {"loader": load_demonstrations}, "row 0: the completion .* is empty"),
-        ([GOOD | {"completion": "y" * 6}], {"loader": load_demonstrations}, "the prompt with its completion has 9 tokens"),
-    ],
-)  # fmt: skip
-def test_bad_rows(rows, task, message):
-    with pytest.raises(ValueError, match=message):
-        load(**{"rows": rows, "limit": 8} | task)
-
-
-def test_an_empty_prompt_is_an_error_without_bos():
-    task = TaskConfig()
+def test_bad_rows(subtests):
+    for rows, loader, message in (
+        ({"prompt": ["x"]}, load_prompts, "expected a list of dicts .*, got a dict with prompt: choose one split"),
+        (iter(ROWS), load_prompts, "expected a list of dicts or a datasets.Dataset, got a list_iterator.*streamed"),
+        ([GOOD, "x"], load_prompts, "row 1: is a str, expected a dict of columns"),
+        ([GOOD, {"prompt": None}], load_prompts, r"row 1: the prompt \(column 'prompt'\) is a NoneType"),
+        ([GOOD], load_demonstrations, "row 0: there is no column 'completion'; set task.completion_col"),
+        ([GOOD | {"completion": 3}], load_demonstrations, "row 0: the completion .* is an int; expected"),
+        ([GOOD | {"completion": ""}], load_demonstrations, "row 0: the completion .* is empty"),
+        ([GOOD | {"completion": "y" * 6}], load_demonstrations, "the prompt with its completion has 9 tokens"),
+    ):
+        with subtests.test(message), pytest.raises(ValueError, match=message):
+            load(rows=rows, limit=8, loader=loader)
     with pytest.raises(ValueError, match=r"row 0: the prompt \(column 'prompt'\) is empty"):
-        load_prompts(task, EvalConfig(), Encoder(characters(bos=False), task), rows=[{"prompt": ""}])
+        load(rows=[{"prompt": ""}], tokenizer=characters(bos=False))
 
 
 def test_chat_messages_with_a_template():
-    task = TaskConfig(system="s")
     messages = [{"role": "user", "content": "x"}]
-    train, _ = load_prompts(task, EvalConfig(), Encoder(characters(TEMPLATE), task), rows=[{"prompt": messages}])
-    assert train[0].messages == messages
-    assert text(characters(), train[0].tokens) == "<s>[system]s;[user]x;[assistant]"
-    assert not train[0].opens_thinking
-
-
-def test_a_prompt_knows_that_it_opens_thinking():
-    train, held_out = load(rows=[{"prompt": f"{i}+1= <think>"} for i in range(40)])
-    assert all(prompt.opens_thinking for prompt in train + held_out)
+    (prompt,), _ = load(rows=[{"prompt": messages}], tokenizer=characters(TEMPLATE), system="s")
+    assert prompt.messages == messages and not prompt.opens_thinking
+    assert text(characters(), prompt.tokens) == "<s>[system]s;[user]x;[assistant]"
+    assert load(rows=[{"prompt": "1+1= <think>"}])[0][0].opens_thinking
 
 
 @settings(deadline=None)
@@ -177,13 +150,16 @@ def test_orders_differ_between_passes_and_seeds_and_never_change():
         PromptStream([], 0)
 
 
-def test_where_a_system_message_stands_is_told(subtests):
+def test_a_system_message_and_where_it_stands_is_told(subtests):
     user_alone = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     where = "at the beginning of their first user message, for the chat template shows no system message"
-    for system, words in (("auto", f'system message "Tags." {where}: a'), ("s", f"task.system {where}")):
-        task = TaskConfig(system=system)
+    for template, system, words in (
+        (TEMPLATE, "auto", 'prompts get the system message "Tags.": a reward reads the answer there'),
+        (user_alone, "auto", f'system message "Tags." {where}: a'),
+        (user_alone, "s", f"task.system {where}"),
+    ):
         with subtests.test(words), logs(match=words, level=logging.INFO):
-            load_prompts(task, EvalConfig(), Encoder(characters(user_alone), task, "Tags."), rows=ROWS)
+            load(rows=ROWS, tokenizer=characters(template), system=system)
 
 
 def test_messages_of_arrow_tables_have_the_keys_that_they_were_written_with(tmp_path):
@@ -200,12 +176,11 @@ def test_messages_of_arrow_tables_have_the_keys_that_they_were_written_with(tmp_
         for given in ({"city": "Ulm"}, {"zone": "x"})
     ]  # fmt: skip
     for source in (write(tmp_path / "rows.parquet", rows), write(tmp_path / "rows.jsonl", rows)):
-        task = TaskConfig(source=str(source))
-        train, _ = load_prompts(task, EvalConfig(num_prompts=0), Encoder(characters(template), task))
+        train, _ = load(source, num_prompts=0, tokenizer=characters(template))
         assert ['"zone"' in text(characters(), prompt.tokens) for prompt in train] == [False, True]
         assert train[0].columns["deep"] == {"k": None}
     rows[0]["prompt"][1]["tool_calls"][0]["function"]["arguments"] = {"zone": None}
-    (prompt, _), _ = load_prompts(task, EvalConfig(num_prompts=0), Encoder(characters(template), task), rows=rows)
+    (prompt, _), _ = load(rows=rows, num_prompts=0, tokenizer=characters(template))
     assert '{"zone": null}' in text(characters(), prompt.tokens)
 
 
@@ -215,4 +190,4 @@ def test_columns_of_verl_are_read_by_dotted_names(tmp_path):
     for loader in (load_prompts, load_demonstrations):
         train, held_out = load(write(tmp_path / "rows.parquet", rows), loader=loader, **names)
         assert (len(train), len(held_out)) == (18, 2)
-    assert train[3].prompt.messages == "3+1=" and train[3].text == "two" and train[3].prompt.columns == rows[3]
+    assert train[3].messages == "3+1=" and train[3].text == "two" and train[3].columns == rows[3]

@@ -1,5 +1,4 @@
-import threading
-from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,23 +20,10 @@ def test_warnings_come_out_of_the_process_that_makes_the_items():
 
 def heard(source, train=4, held_out=2, **config):
     """What is sent for a task, in order."""
-    ours, theirs = Pipe()
-
-    def make():
-        generate(theirs, reasoning_gym.ItemsRequest(source, config, 0, train, held_out))
-        theirs.close()
-
-    maker = threading.Thread(target=make)
-    maker.start()
-    found = []
-    while True:
-        try:
-            found.append(unpacked(ours.recv_bytes()))
-        except EOFError:
-            break
-    maker.join()
-    ours.close()
-    return found
+    sent = []
+    connection = SimpleNamespace(send_bytes=lambda data: sent.append(unpacked(data)))
+    generate(connection, reasoning_gym.ItemsRequest(source, config, 0, train, held_out))
+    return sent
 
 
 def test_the_items_come_last_and_are_those_of_the_task():

@@ -7,7 +7,6 @@ import pytest
 
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
-from gspo.data.columns import cell
 from gspo.data.splits import check_columns, plain, prompt_column, read_tables
 from tests.data.rows import ROWS, load
 
@@ -20,22 +19,18 @@ def test_rows_are_had_before_any_is_encoded():
     check_columns((train, held_out), TaskConfig(), NEEDS)
 
 
-@pytest.mark.parametrize(
-    ("rows", "eval_rows", "message"),
-    [
+def test_columns_are_looked_for_before_any_model_is():
+    for rows, eval_rows, message in (
         (ROWS, [{"prompt": "x"}], "the held-out data set, row 0: there is no column 'answer'"),
         (["x"], None, "row 0: is a str, expected a dict of columns"),
-    ],
-)
-def test_columns_are_looked_for_before_any_model_is(rows, eval_rows, message):
-    with pytest.raises(ValueError, match=message):
-        check_columns(read_tables(TaskConfig(), EvalConfig(), rows, eval_rows), TaskConfig(), NEEDS)
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_columns(read_tables(TaskConfig(), EvalConfig(), rows, eval_rows), TaskConfig(), NEEDS)
 
 
 def test_the_column_of_the_prompt():
     task = TaskConfig(source="reasoning_gym:gcd", eval_source="rows.jsonl", prompt_column="text")
     assert prompt_column("train", task) == "question" and prompt_column("eval", task) == "text"
-    assert cell({"text": 3}, "text", "key") == 3
 
 
 def test_cells_become_plain_data():

@@ -10,6 +10,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
+from gspo.data.splits import read_tables
 from gspo.types import Prompt, Rollout
 
 TEMPLATE = """{{ bos_token }}{% for m in messages %}
@@ -59,4 +60,4 @@ def rollout(
 def load(name, system="s", **config):
     """Through the process that makes the items."""
     task = TaskConfig(source=f"reasoning_gym:{name}", config=config, size=16, system=system)
-    return load_prompts(task, EvalConfig(num_prompts=8), Encoder(characters(TEMPLATE), task))
+    return load_prompts(task, read_tables(task, EvalConfig(num_prompts=8)), Encoder(characters(TEMPLATE), task))

@@ -4,7 +4,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from gspo.eval.endpoint import Endpoint
-from gspo.rewards.http_client import NO_KEY, Failed, Unreadable
+from gspo.rewards.http_client import NO_KEY, Unreadable
 from gspo.types import Prompt, Sampling
 from tests.patience import PATIENCE
 from tests.rewards.endpoint import listening, said
@@ -28,17 +28,20 @@ def test_a_reply_and_what_was_asked():
     assert not {"top_p", "top_k", "stop"} & set(second)  # endpoints that know no top_k are not asked for one
 
 
-@pytest.mark.parametrize(
-    "answer, found",
-    [
+def test_replies_that_are_cut_off_empty_uncounted_or_none():
+    cases = [
         (said("3", finish_reason="length"), ("3", 2, "length")),
         (said(None), ("", 2, "eos")),
         ({**said("4"), "usage": None}, ("4", 0, "eos")),
-    ],
-)
-def test_replies_that_were_cut_off_are_empty_or_uncounted(answer, found):
-    with listening(lambda body: answer) as server, closing(Endpoint(server.url, "m", NO_KEY, "", 30, 4)) as one:
-        assert one.begin(prompt(), 7, SAMPLING).result(PATIENCE) == found
+    ]
+    with asked_one_by_one(lambda body: cases[body["seed"]][0]) as (_, one):
+        for i, (_, found) in enumerate(cases):
+            assert one.begin(prompt(), i, SAMPLING).result(PATIENCE) == found
+    with (
+        asked_one_by_one(lambda body: said("4") | {"choices": []}) as (_, one),
+        pytest.raises(Unreadable, match="no message"),
+    ):
+        one.begin(prompt(), 7, SAMPLING).result(PATIENCE)
 
 
 UNSUPPORTED = "Unsupported parameter: '{0}' is not supported with this model. Use '{1}' instead."
@@ -71,9 +74,8 @@ def test_a_model_that_knows_the_limit_by_its_newer_name_is_given_it():
     assert [body.get("max_completion_tokens") for body in server.asked] == [None, 64, 64, 64]
 
 
-@pytest.mark.parametrize("knows", [["max_tokens"], ["max_tokens", "max_completion_tokens"]])
-def test_a_reply_that_is_too_long_is_not_a_matter_of_names(knows):
-    with asked_one_by_one(limited(knows, long=lambda body: body["seed"] == 1)) as (server, one):
+def test_a_reply_that_is_too_long_is_not_a_matter_of_names():
+    with asked_one_by_one(limited(["max_tokens"], long=lambda body: body["seed"] == 1)) as (server, one):
         failed = one.begin(prompt(), 1, SAMPLING).exception(PATIENCE)
         assert failed.status == 400 and "is too large: 64" in str(failed)
         assert one.begin(prompt(), 2, SAMPLING).result(PATIENCE).text == "2"
@@ -86,13 +88,3 @@ def test_what_is_refused_for_another_reason_is_not_asked_for_again(status, why):
     with asked_one_by_one(lambda body: wrong) as (server, one):
         assert f"HTTP {status}" in str(one.begin(prompt(), 1, SAMPLING).exception(PATIENCE))
     assert len(server.asked) == 1
-
-
-def test_what_is_no_reply_is_an_error():
-    empty = said("4") | {"choices": []}
-    with listening(lambda body: empty) as server, closing(Endpoint(server.url, "m", NO_KEY, "", 30, 4)) as one:
-        future = one.begin(prompt(), 7, SAMPLING)
-        with pytest.raises(Unreadable, match="no message"):
-            future.result(PATIENCE)
-    with closing(Endpoint("http://127.0.0.1:9/v1", "m", NO_KEY, "", 2, 4)) as one, pytest.raises(Failed):
-        one.begin(prompt(), 7, SAMPLING).result(PATIENCE)

@@ -28,7 +28,7 @@ def test_figures_of_a_benchmark():
     assert found["pass"][1].mean == pytest.approx(3 / 8) and found["pass"][4].mean == 1.0
     assert found["pass"][2].mean == pytest.approx((1 - 1 / 6 + 1 / 2) / 2)
     assert found["maj"][4].mean == 0.5  # a by its vote, b not
-    assert found[THESE][0] < 3 / 8 < found[THESE][1] and found[LIKE][0] < found[THESE][0]
+    assert found[THESE].low < 3 / 8 < found[THESE].high and found[LIKE].low < found[THESE].low
     assert (found["truncated"], found["tokens"], found["failed"], found["answered"]) == (0.25, 25, 1, 7 / 8)
     assert [(row["id"], row["correct"], row["majority"]) for row in rows] == [("a", 2, "33"), ("b", 1, "8")]
     text = "\n".join(describe(found))
@@ -38,7 +38,7 @@ def test_figures_of_a_benchmark():
 
 def test_one_reply_a_problem():
     _, found, _, _ = made(n=1)
-    assert math.isnan(found[THESE][0]) and "needs 2 replies to a problem" in describe(found)[1]
+    assert math.isnan(found[THESE].low) and "needs 2 replies to a problem" in describe(found)[1]
     assert describe(found)[0].endswith("(2 problems, 1 reply each)")
 
 

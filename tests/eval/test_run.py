@@ -72,13 +72,6 @@ def test_an_evaluation_leaves_all_that_it_says(first):
     assert "over problems like these" in page and "2024-I-7" in page and page.count("<figure>") == 2
 
 
-def test_all_that_is_there_is_not_sampled_again(place, first, capsys):
-    before = (first / "replies.jsonl").read_bytes()
-    assert main(words(place, first)) == 0
-    assert "60 replies are there" in capsys.readouterr().err
-    assert (first / "replies.jsonl").read_bytes() == before
-
-
 def test_a_kill_at_any_moment_loses_no_reply(place, first, tmp_path):
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "gspo", *words(place, out, "--sampler.batch_size", "4")]
@@ -92,11 +85,8 @@ def test_a_kill_at_any_moment_loses_no_reply(place, first, tmp_path):
     assert b"\n" in there and not (out / "results.json").exists()
     assert main(command[3:]) == 0
     assert path.read_bytes().startswith(there[: there.rfind(b"\n") + 1])
-    found = replies(out)
-    assert len(found) == len({(reply["problem"], reply["sample"]) for reply in found}) == 60
-    assert {(r["problem"], r["sample"]): r["text"] for r in found} == {
-        (r["problem"], r["sample"]): r["text"] for r in replies(first)
-    }
+    found, uninterrupted = ({(r["problem"], r["sample"]): r["text"] for r in replies(folder)} for folder in (out, first))
+    assert found == uninterrupted and len(replies(out)) == len(found) == 60
 
 
 def test_a_kill_while_replies_are_scored_loses_no_mark(place, tmp_path):
@@ -159,26 +149,25 @@ def test_an_endpoint_that_fails_keeps_what_it_gave_and_goes_on(place, tmp_path, 
     assert len(replies(out)) == 60 and {reply["text"] for reply in replies(out)} == {"\\boxed{1}", "\\boxed{2}"}
 
 
-def refusing(status, *problems, after=0.3):
+def refusing(*problems):
     """A server that refuses these problems at once, and has replies to the others after a while."""
 
     def answer(body):
         question = body["messages"][0]["content"]
         if any(question.startswith(f"{problem} + 1?") for problem in problems):
-            return JSONResponse({"error": {"message": "too long for me"}}, status_code=status)
-        return after, said("\\boxed{1}")
+            return JSONResponse({"error": {"message": "too long for me"}}, status_code=400)
+        return 0.3, said("\\boxed{1}")
 
     return answer
 
 
-@pytest.mark.parametrize("status", [400, 422])
-def test_a_problem_that_the_server_refuses_costs_no_other_its_replies(place, tmp_path, capsys, status):
+def test_a_problem_that_the_server_refuses_costs_no_other_its_replies(place, tmp_path, capsys):
     out = tmp_path / "refused"
-    with listening(refusing(status, 0, 3, after=0.3 if status == 400 else 0)) as server:
+    with listening(refusing(0, 3)) as server:
         given = words(place, out, "--url", server.url, model="any")
         assert main(given) == 1
         errors = capsys.readouterr().err
-        assert f"it refused problems 2024-I-0, 2024-I-3 (HTTP {status}" in errors and "--refused-as-wrong" in errors
+        assert "it refused problems 2024-I-0, 2024-I-3 (HTTP 400" in errors and "--refused-as-wrong" in errors
         assert "4 of 60 replies are missing" in errors and len(replies(out)) == 56
         assert not (out / "results.json").exists()
         assert main([*given, "--refused-as-wrong"]) == 0
@@ -191,7 +180,7 @@ def test_a_problem_that_the_server_refuses_costs_no_other_its_replies(place, tmp
 
 def test_what_is_refused_everywhere_is_no_result(place, tmp_path, capsys):
     out = tmp_path / "nothing"
-    with listening(refusing(400, *range(30))) as server:
+    with listening(refusing(*range(30))) as server:
         given = words(place, out, "--url", server.url, "--refused-as-wrong", model="any")
         assert main(given) == 1 and main(given) == 1
     assert "60 of 60 replies are missing" in capsys.readouterr().err and not (out / "results.json").exists()
@@ -221,27 +210,10 @@ def test_a_problem_that_takes_too_long_costs_no_other_its_replies(place, tmp_pat
         given = words(place, out, "--url", server.url, "--sampler.timeout", str(PATIENCE), model="any")
         assert main(given) == 1
         errors = capsys.readouterr().err
-        assert f"problem 2024-I-0 (no response within {PATIENCE:g} s): raise --sampler.timeout" in errors
+        assert f"it failed at problem 2024-I-0 (no response within {PATIENCE:g} s): raise --sampler.timeout" in errors
         assert "2 of 60 replies are missing" in errors and len(replies(out)) == 58
         slow.clear()
         assert main(given) == 0
-
-
-def test_a_server_that_refuses_everybody_is_asked_no_more(place, tmp_path, capsys, lines):
-    out = tmp_path / "key"
-    wrong = JSONResponse({"error": {"message": "wrong key"}}, status_code=401)
-
-    def answer(body):
-        if body["messages"][0]["content"].startswith("2 + 1?"):
-            return wrong
-        while not lines[0].total["seconds"]:  # nobody has a response yet
-            time.sleep(0.01)
-        return 1.0, said("\\boxed{1}")
-
-    with listening(answer) as server:
-        assert main(words(place, out, "--url", server.url, "--sampler.batch_size", "5", model="any")) == 1
-        assert len(server.asked) == 5
-    assert "HTTP 401" in capsys.readouterr().err and len(replies(out)) == 4  # what was under way has ended
 
 
 def test_two_evaluations_are_compared(place, first, tmp_path, capsys):
@@ -260,10 +232,8 @@ def test_two_evaluations_are_compared(place, first, tmp_path, capsys):
 @pytest.mark.parametrize(
     "more, why",
     [
-        (["--eval.max_completion_length", "300"], "leaves no room for a prompt"),
         (["--eval.max_completion_length", "250"], "only 6 fit"),
         (["--eval.temperature", "0.5"], "holds another evaluation: sampling was"),
-        (["--model.dtype", "bfloat16"], "holds another evaluation: computation was"),
         (["--against", "nowhere"], "is not the folder of an evaluation"),
         (["--contests", "nowhere.jsonl"], "its problems are of no contest"),
         (["--as-published"], "--as-published has no effect without --contests"),
@@ -377,24 +347,19 @@ def test_problems_that_cannot_be_judged_are_left_out_and_said(tmp_path, capsys, 
     assert told in (tmp_path / "out/benchmark.html").read_text()
 
 
-WRONG = {"canonical_solution": "    return 2\n"}
-
-
-@pytest.mark.parametrize("bad, kept", [([1], 1), ([0, 1], 0)])
-def test_problems_whose_own_solution_is_wrong_are_known_before_sampling(tmp_path, capsys, bad, kept):
-    rows = [HUMANEVAL | {"task_id": f"HumanEval/{i}"} | (WRONG if i in bad else {}) for i in range(2)]
+def test_problems_whose_own_solution_is_wrong_are_known_before_sampling(tmp_path, capsys):
+    wrong = HUMANEVAL | {"task_id": "HumanEval/1", "canonical_solution": "    return 2\n"}
     with listening(lambda body: said("```python\ndef one():\n    return 1\n```")) as server:
-        assert main([*of_rows(tmp_path, "humaneval", rows), server.url]) == (0 if kept else 2)
-        assert len(server.asked) == kept
+        assert main([*of_rows(tmp_path, "humaneval", [wrong]), server.url]) == 2
+        assert not server.asked and not (tmp_path / "out").exists()
+        assert "there is no problem that can be judged: 1 problem left out" in " ".join(capsys.readouterr().err.split())
+        assert main([*of_rows(tmp_path, "humaneval", [HUMANEVAL, wrong]), server.url]) == 0
+        assert len(server.asked) == 1
     text, errors = (" ".join(stream.split()) for stream in capsys.readouterr())
-    if kept:
-        assert "problem HumanEval/1 is left out: canonical_solution fails its checks" in errors
-        assert "1 problem left out (1 canonical_solution fails its checks)." in text and "avg@1 100.00 %" in text
-        manifest = json.loads((tmp_path / "out/manifest.json").read_text())
-        assert manifest["data"]["left_out"] == {"canonical_solution fails its checks": 1}
-        assert manifest["data"]["problems"] == 1
-    else:
-        assert "there is no problem that can be judged: 2 problems left out" in errors and not (tmp_path / "out").exists()
+    assert "problem HumanEval/1 is left out: canonical_solution fails its checks" in errors
+    assert "1 problem left out (1 canonical_solution fails its checks)." in text and "avg@1 100.00 %" in text
+    data = json.loads((tmp_path / "out/manifest.json").read_text())["data"]
+    assert data["left_out"] == {"canonical_solution fails its checks": 1} and data["problems"] == 1
 
 
 def test_without_compiler_or_sandbox_nothing_is_sampled(tmp_path, capsys, monkeypatch):
@@ -420,7 +385,6 @@ def test_contests_that_do_not_fit_are_refused_before_anything_is_sampled(tmp_pat
     command = [*of_rows(tmp_path, "codeforces", rows, "--contests", file), "http://127.0.0.1:9/v1"]
     for contest, why in (
         (CONTEST, "the benchmark has its problem C, and its own list does not"),
-        (CONTEST | {"contest_id": "2"}, "none of these 1 contests has a problem of the benchmark"),
         (CONTEST | {"standings": []}, "standings is empty"),
     ):
         (tmp_path / "contests.jsonl").write_text(json.dumps(contest) + "\n")

@@ -10,7 +10,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.eval import sampling
 from gspo.eval.endpoint import EndpointReply
 from gspo.eval.replies import Lines, Mark, Reply, read
-from gspo.eval.sampling import mark, missing_keys, note_tenths, sample, shuffle_problems, vote
+from gspo.eval.sampling import mark, missing_keys, sample, shuffle_problems, vote
 from gspo.interfaces import RewardsFailed
 from gspo.rewards.scorer import Rewards
 from gspo.types import Prompt, Rollout
@@ -129,11 +129,3 @@ def test_one_reply_that_cannot_be_scored_does_not_stop_an_evaluation_whose_rewar
 def test_neither_programs_nor_thinking_vote():
     assert vote(Rollout.begun(Prompt("a", "?", (), {"tests": []}))) is None
     assert vote(replace(Rollout.begun(PROMPTS[0]), text="<think>\\boxed{1}</think> \\boxed{2}")) == "2"
-
-
-def test_those_without_a_live_view_hear_of_each_tenth():
-    notes = []
-    report = note_tenths(notes.append, quiet)
-    for done in range(101):
-        report("sampling", done, 100)
-    assert len(notes) == 10 and notes[0] == "sampling: 10 of 100 replies" and notes[-1] == "sampling: 100 of 100 replies"

@@ -26,43 +26,27 @@ def test_one_completion_a_prompt_gives_wilsons_interval():
     assert (found.mean, found.low, found.high) == pytest.approx((0.4, middle - half, middle + half), abs=2e-3)
 
 
-@pytest.mark.parametrize("shares", [[0.0] * 50, [1.0] * 50])
-def test_certain_looking_accuracies_keep_an_interval(shares):
-    found = accuracy_interval(shares)
-    assert found.low <= found.mean <= found.high
-    assert found.high - found.low == pytest.approx(0.0747, abs=1e-3)
-
-
-def test_no_prompt():
+def test_certain_looking_accuracies_keep_an_interval_and_no_prompt_has_none():
+    for share in (0.0, 1.0):
+        found = accuracy_interval([share] * 50)
+        assert found.low <= found.mean == share <= found.high
+        assert found.high - found.low == pytest.approx(0.0747, abs=1e-3)
     found = accuracy_interval([])
     assert found.n == 0 and all(map(math.isnan, (found.mean, found.low, found.high)))
 
 
-def test_interval_covers_the_truth_with_correlated_completions():
-    """Prompts differ in difficulty, completions to one prompt agree: 95 % of intervals must hold the mean."""
-    rng = random.Random(0)
-    covered = 0
-    for _ in range(400):
-        shares = []
-        for _ in range(80):
-            p = rng.betavariate(0.5, 0.5)
-            shares.append(sum(rng.random() < p for _ in range(8)) / 8)
-        found = accuracy_interval(shares)
-        covered += found.low <= 0.5 <= found.high
-    assert 0.92 <= covered / 400 <= 0.985
-
-
 @pytest.mark.parametrize("difficulty", [(0.5, 0.5), (4.0, 1.0), (0.1, 0.9), (200.0, 200.0)])
-@pytest.mark.parametrize("prompts", [2, 3, 5, 8])
+@pytest.mark.parametrize("prompts", [2, 3, 8, 40])
 @pytest.mark.parametrize("completions", [1, 8])
-def test_it_covers_with_few_prompts(difficulty, prompts, completions):
-    """With the normal's quantile 80 % at two prompts."""
+def test_the_interval_of_an_accuracy_covers_the_truth(difficulty, prompts, completions):
+    """Prompts differ in difficulty, completions to one prompt agree. With the normal's quantile 80 % at two prompts."""
     rng, truth, covered = random.Random(1), difficulty[0] / sum(difficulty), 0
     for _ in range(400):
         p = [rng.betavariate(*difficulty) for _ in range(prompts)]
         found = accuracy_interval([sum(rng.random() < each for _ in range(completions)) / completions for each in p])
         covered += found.low <= truth <= found.high
     assert covered / 400 >= 0.92
+    assert covered / 400 <= 0.985 or (prompts, difficulty) != (40, (0.5, 0.5))
 
 
 def test_students_quantiles():

@@ -10,9 +10,8 @@ from gspo.statistics.intervals import accuracy_interval
 from gspo.statistics.scores import ladder, majority, over_these, passes
 
 
-@pytest.mark.parametrize("k, value", [(1, 0.3), (2, 0.533333), (5, 0.916667), (8, 1.0)])
-def test_pass_at_k_of_ten_replies_three_of_which_are_right(k, value):
-    assert passes(10, 3, k) == pytest.approx(value, abs=1e-6)
+def test_pass_at_k_of_ten_replies_three_of_which_are_right():
+    assert [passes(10, 3, k) for k in (1, 2, 5, 8)] == pytest.approx([0.3, 0.533333, 0.916667, 1.0], abs=1e-6)
 
 
 @settings(deadline=None)
@@ -44,50 +43,22 @@ def test_maj_at_k_counts_the_choices_whose_vote_is_right(replies, data):
     assert majority(*zip(*replies), k) == pytest.approx(sum(chosen) / len(chosen))
 
 
-@settings(deadline=None)
-@given(REPLIES)
-def test_maj_at_1_is_the_share_of_right_replies_with_an_answer(replies):
-    right = sum(good and vote is not None for vote, good in replies)
-    assert majority(*zip(*replies), 1) == pytest.approx(passes(len(replies), right, 1))
-
-
 def test_maj_at_k_of_many_replies_that_all_differ_is_quick():
     assert majority([*range(64)], [i < 8 for i in range(64)], 32) > 0.9  # 4 votes for the right one, 1 for each other
 
 
-@pytest.mark.parametrize("k", [0, 11])
-def test_more_replies_than_there_are_cannot_be_chosen(k):
-    with pytest.raises(ValueError, match=f"k = {k}: expected 1 to 10"):
-        passes(10, 3, k)
-    with pytest.raises(ValueError, match=f"k = {k}: expected 1 to 10"):
-        majority([1] * 10, [True] * 10, k)
-    with pytest.raises(ValueError, match="c = 11: expected 0 to 10"):
-        passes(10, 11, 2)
-
-
-def drawn(random, chances, n):
-    return [sum(random.random() < p for _ in range(n)) for p in chances]
-
-
-def test_of_30_problems_and_32_replies_the_two_intervals_differ_as_they_should():
-    random_ = random.Random(0)
-    correct = drawn(random_, [random_.betavariate(0.7, 0.7) for _ in range(30)], 32)
-    these, like = over_these(correct, 32), accuracy_interval([c / 32 for c in correct])
-    assert these.mean == like.mean == sum(correct) / 960
-    assert 0.03 < these.high - these.low < 0.06
-    assert 0.15 < like.high - like.low < 0.30
-
-
 def test_each_interval_covers_what_it_is_named_after():
+    """And the one over problems like these is several times wider."""
     random_ = random.Random(1)
     shape, n, problems, trials = (0.7, 0.9), 8, 30, 400
     wide = narrow = 0
     for _ in range(trials):
         chances = [random_.betavariate(*shape) for _ in range(problems)]
-        correct = drawn(random_, chances, n)
+        correct = [sum(random_.random() < p for _ in range(n)) for p in chances]
         these, like = over_these(correct, n), accuracy_interval([c / n for c in correct])
         narrow += these.low <= sum(chances) / problems <= these.high
         wide += like.low <= shape[0] / sum(shape) <= like.high
+        assert these.mean == like.mean and like.high - like.low > 1.5 * (these.high - these.low)
     assert 0.92 < narrow / trials < 0.99
     assert 0.92 < wide / trials < 0.99
 
@@ -106,6 +77,4 @@ def test_one_reply_a_problem_says_nothing_of_other_replies():
 
 
 def test_k_goes_up_to_the_number_of_replies():
-    assert ladder(1) == [1]
-    assert ladder(8) == [1, 2, 4, 8]
-    assert ladder(10) == [1, 2, 4, 8, 10]
+    assert [ladder(n) for n in (1, 8, 10)] == [[1], [1, 2, 4, 8], [1, 2, 4, 8, 10]]

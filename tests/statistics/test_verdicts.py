@@ -1,29 +1,25 @@
 import math
 
-import pytest
-
-from gspo.statistics.intervals import Interval, of_differences
+from gspo.statistics.intervals import Interval
 from gspo.statistics.verdicts import spell, verdict
 
 
-@pytest.mark.parametrize(
-    ("difference", "collapsed", "words"),
-    [
+def test_words_at_the_borders(subtests):
+    for difference, collapsed, words in (
         (Interval(0.04, 0.01, 0.07, 5), 0, "A is better than B by +0.040 [+0.010, +0.070] at 5 seeds."),
         (Interval(-0.04, -0.07, -0.01, 5), 0, "A is worse than B by -0.040 [-0.070, -0.010] at 5 seeds."),
         (Interval(0.04, 0.0, 0.08, 5), 0, "A against B: no difference resolvable at 5 seeds (+0.040 [+0.000, +0.080])."),
         (Interval(0.1, math.nan, math.nan, 1), 0, "A against B: 1 paired seed, no verdict."),
         (Interval(math.nan, math.nan, math.nan, 0), 0, "A against B: 0 paired seeds, no verdict."),
         (
-            of_differences([0.25, 0.25], (-1.0, 1.0)),
+            Interval(0.25, math.nan, math.nan, 2),
             0,
             "A against B: +0.250 at each of 2 seeds, so no noise is seen: no verdict.",
         ),
         (Interval(-0.1, -0.3, 0.1, 3), 2, "A collapsed in 2 of 3 seeds. A against B: no difference resolvable at 3 seeds"),
-    ],
-)
-def test_words_at_the_borders(difference, collapsed, words):
-    assert verdict("A", "B", difference, collapsed, 3, "x at the end").startswith(f"x at the end: {words}")
+    ):
+        with subtests.test(words):
+            assert verdict("A", "B", difference, collapsed, 3, "x at the end").startswith(f"x at the end: {words}")
 
 
 def test_intervals_in_tables():

@@ -277,7 +277,7 @@ def imitating(
                 learner.fit(longest, policy.model.config.vocab_size)
             log.note(f"{len(rows)} rows to imitate, {counted(len(left), False)}")
             if state is None:
-                first = rows[0].prompt.tokens
+                first = rows[0].tokens
                 log.prompt(decoded(policy.model.tokenizer, first), len(first))
             yield run, policy.model
 

@@ -245,10 +245,7 @@ class Encoder:
         eos = self.tokenizer.eos_token_id
         if eos is None:
             raise ValueError("the tokenizer has no EOS token, so a completion cannot end: set tokenizer.eos_token")
-        try:
-            ids = self.bare(text)
-        except ValueError as error:
-            raise ValueError(f"the completion {error}") from error
+        ids = self.bare(text)
         return tuple(ids) if ids[-1:] == [eos] else (*ids, eos)
 
 

@@ -29,7 +29,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class ItemsRequest:
-    """The numbers of items to generate for a task. `config`: The task's own options."""
+    """The numbers of items to generate for a task."""
 
     source: str
     config: dict[str, Any]

@@ -23,12 +23,8 @@ class EndpointReply(NamedTuple):
 
 
 class Endpoint:
-    """Samples replies of `model` at an OpenAI-compatible endpoint, many concurrently.
-
-    Args:
-        system: System message; "" for none.
-        timeout: Seconds for a reply, retries included.
-        concurrent: Maximum number of concurrent requests.
+    """Samples replies of `model` at an OpenAI-compatible endpoint, at most `concurrent` at a time. `system`: system message, ""
+    for none. `timeout`: seconds for a reply, retries included.
     """
 
     def __init__(self, url: str, model: str, key: str, system: str, timeout: float, concurrent: int) -> None:

@@ -27,11 +27,10 @@ def manifest(
     """What identifies an evaluation, as plain data.
 
     Args:
-        name: The benchmark.
         url: The endpoint that samples; "" for a model in this process.
-        version: Version of the model's files.
-        computation: What the model's numbers depend on besides its files. Nothing is known of an endpoint.
-        context: Further facts from the caller, added to the scoring.
+        version: Of the model's files, "" for an endpoint.
+        computation: What the model's numbers depend on besides; {} for an endpoint.
+        context: Further facts about the scoring.
     """
     task, evaluation = config.task, config.eval
     made = {

@@ -36,15 +36,7 @@ ASKED = ("model.path", "sampler.timeout", "sampler.batch_size")
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command.
-
-    Attributes:
-        model: A folder, an id, the name at `url`, or a configuration file.
-        benchmark: A name or a file.
-        of_source: Options of the benchmark, such as its release.
-        url: An OpenAI-compatible endpoint that samples.
-        refused_as_wrong: Whether replies that the endpoint refuses count, as wrong.
-    """
+    """The options of the command, as its help describes them. `of_source`: those of the benchmark, such as its release."""
 
     model: str
     benchmark: str

@@ -2,35 +2,28 @@ import pytest
 
 from gspo.data.benchmarks.aime import ASK, aime_row, answer_row
 
-SCHEMAS = [
-    {"ID": "2024-I-1", "Problem": "What is 1 + 1?", "Solution": "2 of course", "Answer": 2},
-    {"id": 60, "problem": "What is 1 + 1?", "solution": "", "answer": "002", "url": "https://", "year": "2024"},
-    {"problem": "What is 1 + 1?", "solution": "First $\\boxed{3}$, no: $\\boxed{2}$."},
-]
+SCHEMAS = {
+    "2024-I-1": {"ID": "2024-I-1", "Problem": "What is 1 + 1?", "Solution": "2 of course", "Answer": 2},
+    "60": {"id": 60, "problem": "What is 1 + 1?", "solution": "", "answer": "002", "url": "https://", "year": "2024"},
+    "7": {"problem": "What is 1 + 1?", "solution": "First $\\boxed{3}$, no: $\\boxed{2}$."},
+}
 
 
-@pytest.mark.parametrize("row, name", zip(SCHEMAS, ("2024-I-1", "60", "7")))
-def test_three_schemas_give_the_same_problem(row, name):
-    assert aime_row(row, 7) == {"prompt": f"What is 1 + 1?\n\n{ASK}", "answer": "2", "id": name}
+def test_three_schemas_give_the_same_problem():
+    for name, row in SCHEMAS.items():
+        assert aime_row(row, 7) == {"prompt": f"What is 1 + 1?\n\n{ASK}", "answer": "2", "id": name}
 
 
-@pytest.mark.parametrize(
-    "row, why",
-    [
+def test_what_is_no_problem_of_aime_is_refused(subtests):
+    for row, why in (
         ({"text": "1 + 1"}, "there is no column problem, question or prompt with text; it has text"),
+        ({"problem": " ", "answer": 2}, "there is no column problem"),
         ({"problem": "1 + 1", "answer": "two"}, "the answer is 'two'; AIME's are whole numbers from 0 to 999"),
         ({"problem": "1 + 1", "answer": 1000}, "the answer is '1000'"),
-        ({"problem": "1 + 1", "answer": -1}, "the answer is '-1'"),
-        ({"problem": "1 + 1"}, "there is no answer"),
         ({"problem": "1 + 1", "answer": None, "solution": "two"}, "there is no answer"),
-        ({"problem": "1 + 1", "answer": " ", "solution": None}, "there is no answer"),
-        ({"problem": ["1 + 1"], "answer": 2}, "there is no column problem"),
-        ({"problem": " ", "answer": 2}, "there is no column problem"),
-    ],
-)
-def test_what_is_no_problem_of_aime_is_refused(row, why):
-    with pytest.raises(ValueError, match=why):
-        aime_row(row, 0)
+    ):
+        with subtests.test(why), pytest.raises(ValueError, match=why):
+            aime_row(row, 0)
 
 
 def test_other_answers_are_read_as_they_are():

@@ -52,7 +52,6 @@ def lcb_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
         "function": function,
         "title": row.get("question_title") or "",
         "difficulty": row.get("difficulty") or "",
-        "platform": row.get("platform") or "",
         "date": _date(row["contest_date"]),
     }
 

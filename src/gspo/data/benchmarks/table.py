@@ -28,14 +28,11 @@ class Benchmark:
     """What is known of a benchmark before it is read.
 
     Attributes:
-        title: Display name.
-        source: Its dataset on the Hugging Face Hub.
-        split: Split of the dataset.
+        source: Its dataset on the Hugging Face Hub, with `split` and `config`, which may contain options in braces.
         row: Converts a row of the dataset, with its number, to a row of ours.
         reward: Name of the reward that scores its replies.
         samples: Customary number of replies per problem.
         tokens: Maximum reply length, unless a preset sets another.
-        config: Configuration of the dataset; may contain options in braces.
         usual: Defaults of the options of `choose`.
         packaged: Returns the rows, if a package ships them.
         choose: Selects rows by the benchmark's own options, which are its arguments.
