@@ -118,7 +118,7 @@ def test_bad_tasks(subtests):
         ({"max_n": "many"}, "count_bits refuses it: TypeError"),
         ({"max_n": 20}, r"only \d+ of the 64 held-out items asked for are distinct; lower eval.num"),
         ({"max_n": 64}, "the 64 held-out items leave no other item to train on"),
-        ({"seed": 3}, r"task\.config\.seed: set task\.seed instead"),
+        ({"seed": 3}, r"task\.config\.seed: count_bits has no such option"),
     ):
         request = reasoning_gym.ItemsRequest("reasoning_gym:count_bits", options, 0, 16, 64)
         with subtests.test(message), pytest.raises(ValueError, match=message):

@@ -39,6 +39,8 @@ class Demonstration(Prompt):
 
 
 Built = TypeVar("Built", bound=Prompt)
+Build = Callable[[str, int, Mapping[str, Any]], Built]
+"""Builds a row, given the prefix of its id, its number and its columns."""
 
 
 class Overlong(ValueError):
@@ -60,9 +62,7 @@ def load_prompts(
         overlap: Word n-grams of benchmarks, if they were read before.
     """
     build = partial(_prompt, task=task, encoder=encoder, limit=limit)
-    found = _load(task, tables, build, overlap)
-    _log_system(task, encoder, found[0][0])
-    return found
+    return _load(task, tables, encoder, build, overlap)
 
 
 def first_prompts(task: TaskConfig, encoder: Encoder, limit: int | None, rows: Table, count: int) -> list[Prompt]:
@@ -105,9 +105,7 @@ def load_demonstrations(
         _fits(len(prompt.tokens) + len(ids), limit, "with its completion ")
         return Demonstration(**vars(prompt), text=text, completion=ids)
 
-    found = _load(task, tables, build)
-    _log_system(task, encoder, found[0][0])
-    return found
+    return _load(task, tables, encoder, build)
 
 
 def other_prompts(
@@ -128,26 +126,20 @@ def other_prompts(
         limit: As in load_prompts.
     """
     build = partial(_prompt, task=task, encoder=encoder, limit=limit)
-    taken = {identity(prompt, played(task)) for prompt in held_out}
-    return _training(task, rows, name, build, taken, overlap)
+    return _training(task, rows, name, build, held_out, overlap)
 
 
 def _load(
-    task: TaskConfig,
-    tables: tuple[Table, Table],
-    build: Callable[[str, int, Mapping[str, Any]], Built],
-    overlap: Overlap | None = None,
+    task: TaskConfig, tables: tuple[Table, Table], encoder: Encoder, build: Build[Built], overlap: Overlap | None = None
 ) -> tuple[list[Built], list[Built]]:
     """Builds the held-out rows, then the training rows that differ from them."""
-    train, held_out = tables
-    second = list(_built(task, held_out, "eval", build))
-    taken = {identity(prompt, played(task)) for prompt in second}
-    return _training(task, train, "train", build, taken, overlap or Overlap(task, tables)), second
+    held_out = list(_built(task, tables[1], "eval", build))
+    train = _training(task, tables[0], "train", build, held_out, overlap or Overlap(task, tables))
+    _log_system(task, encoder, train[0])
+    return train, held_out
 
 
-def _built(
-    task: TaskConfig, source: Table, which: str, build: Callable[[str, int, Mapping[str, Any]], Built]
-) -> Iterator[Built]:
+def _built(task: TaskConfig, source: Table, which: str, build: Build[Built]) -> Iterator[Built]:
     """Yields the built rows of a source as they are read; rows that are too long are left out if the task says so."""
     too_long = 0
     for number, row in source:
@@ -165,18 +157,19 @@ def _training(
     task: TaskConfig,
     source: Table,
     which: str,
-    build: Callable[[str, int, Mapping[str, Any]], Built],
-    taken: set[Any],
+    build: Build[Built],
+    held_out: Sequence[Prompt],
     overlap: Overlap,
 ) -> list[Built]:
-    """The training rows of a source, except those that are `taken` or that a benchmark contains."""
+    """The training rows of a source, except those that are held out or that a benchmark contains."""
+    taken = {identity(prompt, played(task)) for prompt in held_out}
     kept: list[Built] = []
     keys: set[Any] = set()
-    held_out, known = 0, list[str]()
+    left_out, known = 0, list[str]()
     for prompt in _built(task, source, which, build):
         key = identity(prompt, played(task))
         if key in taken:
-            held_out += 1
+            left_out += 1
             continue
         if benchmark := overlap.found(prompt.messages):
             known.append(f"{prompt.id} in {benchmark}")
@@ -185,15 +178,15 @@ def _training(
         keys.add(key)
         if len(kept) == task.size:
             break
-    if held_out:
-        logger.warning(f"{source.label}: {held_out} rows left out of training: their prompts are held out")
+    if left_out:
+        logger.warning(f"{source.label}: {left_out} rows left out of training: their prompts are held out")
     if known:
         logger.warning(
             f"{source.label}: {len(known)} rows left out of training: they share {WORDS} words in a row with a prompt of "
             f"a benchmark (task.benchmarks, task.eval_source), the first one {known[0]}"
         )
     if not kept:
-        raise ValueError(f"{source.label}: no row is left to train on: {_why_none(held_out, len(known))}")
+        raise ValueError(f"{source.label}: no row is left to train on: {_why_none(left_out, len(known))}")
     if len(keys) == 1 < len(kept):
         text = f"{source.label}: all {len(kept)} training prompts are the same"
         logger.warning(f"{text}; if that is not meant, name the column that differs as task.prompt_column")

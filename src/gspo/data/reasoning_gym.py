@@ -48,9 +48,7 @@ def open_task(source: str, config: dict[str, Any], seed: int, size: int) -> Any:
         raise ValueError(f"task.source = {source!r}: reasoning-gym has no such task{nearest(name, DATASETS)}")
     option_names = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name not in ("seed", "size")]
     for key in config:
-        if key in ("seed", "size"):
-            raise ValueError(f"task.config.{key}: set task.{key} instead; it keeps held-out items apart")
-        if key not in option_names:
+        if key not in option_names:  # nor seed and size, which are task.seed and task.size
             options = f"; options are {', '.join(option_names)}"
             raise ValueError(f"task.config.{key}: {name} has no such option{nearest(key, option_names)}{options}")
     try:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from gspo.config.import_function import describe, find_here
 from gspo.config.rollout import TaskConfig
 from gspo.config.source_kind import VERIFIERS
 
 
-@dataclass(frozen=True)
-class Tasks:
-    """The tasks of a taskset.
-
-    Attributes:
-        by_content: Each task under a fingerprint of its data.
-        rows: Their prompts and fingerprints.
-    """
+class Tasks(NamedTuple):
+    """The tasks of a taskset by a fingerprint of their data, and rows of prompts and fingerprints."""
 
     by_content: dict[str, Any]
     rows: list[dict[str, Any]]

@@ -48,7 +48,7 @@ class Faults:
         self._replied.add(key[0])
         self._in_a_row.clear()
 
-    def add(self, key: Key, error: BaseException) -> None:
+    def add(self, key: Key, error: Exception) -> None:
         """Records a failed request. Raises `error` if it is not the failure of an endpoint."""
         if not isinstance(error, (Failed, Unreadable)):
             raise error

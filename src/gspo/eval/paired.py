@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo.eval.manifest import load
-from gspo.eval.replies import REFUSAL, Mark, read
-from gspo.eval.results import LIKE, THESE, counted
+from gspo.eval.replies import Mark, read
+from gspo.eval.results import LIKE, THESE
 from gspo.statistics.intervals import Interval, accuracy_interval, interval
 from gspo.statistics.scores import over_these
 from gspo.statistics.verdicts import in_points, verdict
@@ -34,37 +34,22 @@ class Paired(NamedTuple):
     differs: list[str]
 
 
-class Finished(NamedTuple):
-    """A finished evaluation.
-
-    Attributes:
-        right: Number of correct replies to each problem.
-        unscored: Number of replies that count as wrong because they could not be scored.
-        refused: Number of those that the endpoint refused.
+def correct_of(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The manifest of the finished evaluation in a folder, and the number of correct replies to each problem. Raises
+    ValueError if there is none.
     """
-
-    manifest: dict[str, Any]
-    right: dict[str, int]
-    unscored: int
-    refused: int
-
-
-def correct_of(folder: Path) -> Finished:
-    """Reads the finished evaluation in a folder. Raises ValueError if there is none."""
     there = load(folder)
     marks = read(folder / "marks.jsonl", Mark)
     n, problems = there["samples"], dict.fromkeys(problem for problem, _ in marks)
     expected = there["data"]["problems"]
     if len(marks) != n * len(problems) or len(problems) != expected:
         raise ValueError(f"{folder}: is not finished: {len(marks)} of {expected} x {n} replies are scored; finish it first")
-    right = {problem: sum(marks[problem, i].right for i in range(n)) for problem in problems}
-    errors = [mark.error for mark in marks.values() if mark.error]
-    return Finished(there, right, len(errors), errors.count(REFUSAL))
+    return there, {problem: sum(marks[problem, i].right for i in range(n)) for problem in problems}
 
 
 def check(this: Mapping[str, Any], other: Path) -> None:
     """Checks that `other` holds a finished evaluation of the same problems as the manifest `this`. Raises ValueError."""
-    theirs = correct_of(other).manifest
+    theirs, _ = correct_of(other)
     if theirs["data"]["sha256"] != this["data"]["sha256"]:
         raise ValueError(
             f"--against {other}: its problems are others ({theirs['benchmark']}): only evaluations of the same data compare"
@@ -73,15 +58,13 @@ def check(this: Mapping[str, Any], other: Path) -> None:
 
 def compared(first: Path, second: Path) -> Paired:
     """Compares the evaluation in `first` with that in `second`. Raises ValueError if one is unfinished or of other data."""
-    a, b = correct_of(first), correct_of(second)
-    mine, theirs = a.manifest, b.manifest
+    (mine, a), (theirs, b) = correct_of(first), correct_of(second)
     check(mine, second)
     differs = [key for key in COMPARED if mine.get(key) != theirs.get(key)]
     names = str(mine["model"]), str(theirs["model"])
     if names[0] == names[1]:
         names = str(first), str(second)
-    found = paired(a.right, mine["samples"], b.right, theirs["samples"], names, differs)
-    return found._replace(words=found.words + _unscored(names[0], a) + _unscored(names[1], b))
+    return paired(a, mine["samples"], b, theirs["samples"], names, differs)
 
 
 def paired(
@@ -105,14 +88,6 @@ def paired(
     if differs:
         text += f" They differ also in {', '.join(differs)}."
     return Paired(these, like, text, list(differs))
-
-
-def _unscored(name: str, side: Finished) -> str:
-    """A sentence about the replies of one side that could not be scored; "" if there are none."""
-    if not side.unscored:
-        return ""
-    refused = f", of which the endpoint refused {side.refused:,}" if side.refused else ""
-    return f" Of {name} {counted(side.unscored)} could not be scored{refused}: wrong here, whatever the model knows."
 
 
 def _difference(a: Interval, b: Interval) -> Interval:

@@ -48,8 +48,9 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     key = _key(options)
     rows, unfit = _rows(options, config)
     samples = config.eval.num_generations
-    model = ("", {}) if options.url else (benchmark_models.version(config.model), benchmark_models.computation(config.model))
+    model: tuple[str, dict[str, str]] = "", {}
     if not options.url:
+        model = benchmark_models.version(config.model), benchmark_models.computation(config.model)
         config = benchmark_models.on_its_day(config, begun_on(folder))
     what = manifest(options.benchmark, config, rows, options.url, *model, _runs_programs(config))
     what["data"] |= {"left_out": unfit} if unfit else {}

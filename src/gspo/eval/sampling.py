@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from gspo.eval.faults import Faults
@@ -45,20 +45,19 @@ def sample(
     under_way: dict[Future[Any], Key] = {}
     report("sampling", 0, len(todo))
 
-    def keep() -> list[tuple[Key, BaseException]]:
+    def keep() -> list[tuple[Key, Exception]]:
         """Stores the replies that have arrived, and returns the failed ones."""
-        failed: list[tuple[Key, BaseException]] = []
+        failed: list[tuple[Key, Exception]] = []
         for future in [future for future in under_way if future.done()]:
-            key = under_way[future]
-            error = CancelledError() if future.cancelled() else future.exception()
-            if error is None:
+            key = under_way.pop(future)
+            try:
                 answer = future.result()
-                length = int(answer.sampled.sum()) if isinstance(answer, Rollout) else answer.tokens
-                replies.add(Reply(*key, answer.text, length, answer.stop))
-                faults.replied(key)
-            else:
+            except Exception as error:
                 failed.append((key, error))
-            del under_way[future]
+                continue
+            length = int(answer.sampled.sum()) if isinstance(answer, Rollout) else answer.tokens
+            replies.add(Reply(*key, answer.text, length, answer.stop))
+            faults.replied(key)
         return failed
 
     try:
