@@ -87,9 +87,9 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
                 shown = without_secrets(task.config)
                 raise ValueError(f"task.config = {shown!r}: has no effect on the file {source}; remove it")
             return dataclasses.replace(table(rows_of(Path(source), where), source), arrow=source.endswith(".parquet"))
+        case "saved":
+            return _saved(source, split, where)
     _check_id(source, where)
-    if source_kind.kind(source) == "saved":
-        return _saved(source, split, where)
     return _hugging_face(source, task, split, where)
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from gspo.data.benchmarks.humaneval import humaneval_row, packaged
+from gspo.data.benchmarks.humaneval import humaneval_row
 
 ROW = {
     "task_id": "HumanEval/0", "prompt": "def one():\n    \"\"\"Return 1.\"\"\"\n", "entry_point": "one",
