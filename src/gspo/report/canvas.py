@@ -27,6 +27,7 @@ from gspo.safe import replace_file, visible
 SIZE = (4.8, 3.0)  # inches: small, so that the text is large on the page
 DPI = 180
 LONGEST = 46  # characters of a title or a label in the legend
+DASHES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ LIGHT = Theme("#ffffff", "#24292f", "#d5dae0", ("#1a6fc4", "#d1570f", "#0b8f6c",
 DARK = Theme("#171a20", "#d9dee5", "#3a414c", ("#62b0ff", "#ff9a5c", "#3fd0a6", "#d79bea", "#9aa4b2", "#e6c34d"))
 
 
+def line_style(number: int) -> tuple[str, str]:
+    """Colour and dashes of the line with this number on a light page."""
+    dashes, colour = divmod(number, len(LIGHT.series))
+    return LIGHT.series[colour], DASHES[dashes % len(DASHES)]
+
+
 @contextmanager
 def canvas(theme: Theme) -> Iterator[tuple[Figure, Axes]]:
     """Yields an empty figure in the colours of `theme`. Draw and save it inside the context."""
@@ -50,8 +57,7 @@ def canvas(theme: Theme) -> Iterator[tuple[Figure, Axes]]:
     paper = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.paper)
     faint = dict.fromkeys(("axes.edgecolor", "grid.color"), theme.faint)
     fixed = {"font.size": 11, "font.family": "DejaVu Sans", "axes.axisbelow": True}
-    style: Any = ink | paper | faint | fixed
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(ink | paper | faint | fixed):  # type: ignore[arg-type]
         figure = Figure(SIZE)
         FigureCanvasAgg(figure)
         ax = figure.add_subplot()
@@ -94,7 +100,7 @@ def finish(
     ax.set_title(_short(title), loc="left", weight="bold", fontsize=12.5, pad=9, y=1.0, parse_math=False)
     handles, labels = ax.get_legend_handles_labels()
     shown = [(h, _short(label)) for h, label in zip(handles, labels) if label]
-    rows = _legend(figure, shown) if len(shown) > (0 if alone else 1) else 0
+    rows = _legend(figure, shown) if len(shown) > 1 or (shown and alone) else 0
     # Fixed margins in inches, so that the axes of all figures look alike on the page, whatever their legends.
     width, height = SIZE[0], SIZE[1] + 0.21 * rows
     figure.set_size_inches(width, height)
@@ -110,22 +116,18 @@ def _short(label: str) -> str:
 
 def _legend(figure: Figure, shown: list[tuple[Any, str]]) -> int:
     """Draws the legend, in two columns if they fit. Returns its number of rows."""
-    length = 2.8 if any(_broken(handle) for handle, _ in shown) else 1.6  # a marker hides the gaps of a short line
+    lines = [handle[0] if isinstance(handle, ErrorbarContainer) else handle for handle, _ in shown]
+    broken = any(isinstance(line, Line2D) and line.get_linestyle() not in ("-", "None") for line in lines)
+    length = 2.8 if broken else 1.6  # a marker hides the gaps of a short line
     place: Any = {"loc": "lower left", "bbox_to_anchor": (0.04, 0.0), "borderaxespad": 0.3, "handlelength": length}
     for columns in (2, 1):
+        figure.legends.clear()
         legend = figure.legend(*zip(*shown), frameon=False, fontsize=10, columnspacing=1.6, ncols=columns, **place)
         for text in legend.get_texts():
             text.set_parse_math(False)  # a name may contain dollar signs
-        if columns == 1 or legend.get_window_extent().x1 < figure.bbox.x1:
-            return -(-len(shown) // columns)
-        legend.remove()
-    raise AssertionError("one column is always taken")
-
-
-def _broken(handle: Any) -> bool:
-    """Whether the legend shows a dashed or dotted line for it. Markers alone have no line."""
-    line = handle[0] if isinstance(handle, ErrorbarContainer) else handle
-    return isinstance(line, Line2D) and line.get_linestyle() not in ("-", "None")
+        if legend.get_window_extent().x1 < figure.bbox.x1:
+            break
+    return -(-len(shown) // columns)
 
 
 def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> str:
@@ -150,9 +152,8 @@ def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> s
 
 
 def save(figure: Figure, light: Path, dark: Path) -> None:
-    """Saves `figure`, drawn in the colours of LIGHT: to `light` as it is, to `dark` in the colours of DARK.
-
-    Layout takes most of the time and is the same for both, so it is done once.
+    """Saves `figure`, drawn in the colours of LIGHT: to `light` as it is, to `dark` in the colours of DARK. Layout takes most
+    of the time and is done once.
     """
     figure.dpi = DPI  # independent of matplotlib's settings outside of `canvas`
     size = figure.canvas.get_width_height(physical=True)

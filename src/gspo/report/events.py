@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gspo.report.numbers import plural, steps
@@ -19,32 +18,20 @@ _STEP = re.compile(r"^step \d+: ?")
 _NUMBER = re.compile(r"[-−+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 
-@dataclass
-class Warned:
-    """A warning that may repeat with other numbers. `text`: its first form. `steps`: when it came, in order."""
-
-    text: str
-    steps: list[int] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        first, last = self.steps[0], self.steps[-1]
-        if len(self.steps) == 1:
-            return self.text if self.text.startswith(f"step {first} ") else f"{self.text} (step {first})"
-        return f"{self.text} ({len(self.steps)} times, first in step {first}, last in step {last})"
-
-
 def warnings(folder: Path, run: RunMetrics) -> list[str]:
     """The warnings of a run, then its losses. Warnings that differ only in numbers are merged, with count and steps."""
-    found: dict[str, Warned] = {}
+    found: dict[str, list[tuple[int, str]]] = {}
     for step, text in _events(folder, "warning"):
         text = _STEP.sub("", text)
-        found.setdefault(_NUMBER.sub("#", text), Warned(text)).steps.append(step)
-    texts = [str(warned) for warned in found.values()]
-    for key, word, meaning in LOSSES:
-        lost = int(run.series(key)[1].sum())
-        if lost:
-            texts.append(f"{plural(lost, word)} {meaning}")
-    return texts
+        found.setdefault(_NUMBER.sub("#", text), []).append((step, text))
+    texts = []
+    for (first, text), *others in found.values():
+        if others:
+            texts.append(f"{text} ({len(others) + 1} times, first in step {first}, last in step {others[-1][0]})")
+        else:
+            texts.append(text if text.startswith(f"step {first} ") else f"{text} (step {first})")
+    lost = [(int(run.series(key)[1].sum()), word, meaning) for key, word, meaning in LOSSES]
+    return texts + [f"{plural(count, word)} {meaning}" for count, word, meaning in lost if count]
 
 
 def ended(folder: Path, kind: str, run: RunMetrics) -> str:

@@ -33,42 +33,34 @@ NEXT = ("completions", "reward_parts", "length", "grad_norm")  # those that come
 def write_report(run_dirs: Sequence[str | Path]) -> Path:
     """Draw the figures and write the report into the first run folder; returns its path.
 
-    One run gives `report.html`, several in the same figures `comparison.html`. Raises ValueError where a folder has no
-    metrics, or where its `figures` is a link.
+    One run gives `report.html`, several in the same figures `comparison.html`. Raises ValueError if a folder has no metrics,
+    or if its `figures` is a link.
     """
     from gspo.report import plots  # half a second, which ranks that write no report need not take
 
     folders = [Path(folder) for folder in run_dirs]
-    if not folders:
-        raise ValueError("gspo report: name at least one run folder")
     runs = [read_run(folder, name) for folder, name in zip(folders, run_names(folders))]
     own_folder(folders[0] / "figures")
     drawn = plots.draw(folders)
     settings, texts = zip(*map(_settings, folders))
     summaries = [summarise(folder, run, table) for folder, run, table in zip(folders, runs, settings)]
-    kind = "report" if len(runs) == 1 else "comparison"
-    values = (
-        _report(folders[0], summaries[0], drawn, texts[0])
-        if len(runs) == 1
-        else _comparison(folders, summaries, drawn, texts)
-    )
+    if len(runs) == 1:
+        kind, values = "report", _report(folders[0], summaries[0], drawn, texts[0])
+    else:
+        kind, values = "comparison", _comparison(folders, summaries, drawn, texts)
     path = folders[0] / f"{kind}.html"
     write_page(path, f"report/templates/{kind}.html", **values)
     return path
 
 
 def report_of(folder: Path) -> None:
-    """The report of a run that is over, if it has any steps. Where it cannot be written, a warning is worth less than
-    what was trained.
-    """
+    """Writes the report of a run that is over, if it has any steps, or warns that it cannot be written."""
     if next(read_lines(folder / "metrics.jsonl"), None) is None:
         return
     try:
         write_report([folder])
     except (OSError, ValueError) as error:
-        logger.warning(
-            f"the report could not be written ({error}); all else is there: mend that, then `gspo report {folder}`"
-        )
+        logger.warning(f"the report could not be written ({error}): mend that, then `gspo report {folder}`")
 
 
 @contextmanager
@@ -96,10 +88,9 @@ def _report(folder: Path, summary: RunSummary, drawn: list[Drawn], text: str) ->
     names = [d.name for d in drawn]
     first = [name for name in FIRST if name in names]
     first += [name for name in NEXT if name in names][: max(0, 2 - len(first))]
-    warned = warnings(folder, summary.run)
-    below = f" {numbers.plural(len(warned), 'warning')} below." if warned else ""
-    ran = sandbox(folder)
+    warned, ran = warnings(folder, summary.run), sandbox(folder)
     programs = f" {ran[:1].upper()}{ran[1:]}." if ran else ""
+    below = f" {numbers.plural(len(warned), 'warning')} below." if warned else ""
     return {
         "title": f"{summary.run.name}: {title}",
         "origin": origin(summary),
@@ -121,33 +112,35 @@ def _comparison(
     folders: list[Path], summaries: list[RunSummary], drawn: list[Drawn], texts: Sequence[str]
 ) -> dict[str, Any]:
     """The values of templates/comparison.html."""
-    rows = []
-    for one in summaries:
-        run = one.run
-        cells = (
-            run.name + (" (failed)" if one.error else " (collapsed)" if one.collapsed else ""),
-            "supervised" if one.supervised else get(one.config, "algorithm", "name") or "",
-            str(numbers.steps(run)),
-            numbers.duration(numbers.seconds(run)),
-            numbers.accuracy(run) + numbers.last_interval(run),
-            numbers.change(numbers.ends(run, "reward"), "{:.2f}"),
-            numbers.percent(numbers.mean(run, "clip_ratio/tokens")),
-            numbers.change(numbers.ends(run, "completions/mean_length"), "{:.0f}"),
-        )
-        rows.append(cells)
-    warned = [(one.run.name, text) for one, folder in zip(summaries, folders) for text in warnings(folder, one.run)]
+    names = [one.run.name for one in summaries]
+    warned = [warnings(folder, one.run) for folder, one in zip(folders, summaries)]
     return {
         "title": f"{len(summaries)} runs compared",
         "columns": ("run", "algorithm", "steps", "time", "held-out accuracy", "reward", "clipped", "completion length"),
-        "rows": rows,
+        "rows": [_cells(one) for one in summaries],
         "drawn": drawn,
-        "warnings": [f"{name}: {text}" for name, text in warned],
-        "configurations": [(one.run.name, text) for one, text in zip(summaries, texts)],
+        "warnings": [f"{name}: {text}" for name, each in zip(names, warned) for text in each],
+        "configurations": list(zip(names, texts)),
     }
 
 
+def _cells(summary: RunSummary) -> tuple[str, ...]:
+    """A row of the table in templates/comparison.html."""
+    run = summary.run
+    return (
+        run.name + (" (failed)" if summary.error else " (collapsed)" if summary.collapsed else ""),
+        "supervised" if summary.supervised else get(summary.config, "algorithm", "name") or "",
+        str(numbers.steps(run)),
+        numbers.duration(numbers.seconds(run)),
+        numbers.accuracy(run) + numbers.last_interval(run),
+        numbers.change(numbers.ends(run, "reward"), "{:.2f}"),
+        numbers.percent(numbers.mean(run, "clip_ratio/tokens")),
+        numbers.change(numbers.ends(run, "completions/mean_length"), "{:.0f}"),
+    )
+
+
 def _settings(folder: Path) -> tuple[dict[str, Any], str]:
-    """The settings of a run, and their text without secrets: as the file has it, or written again where it has some."""
+    """The settings of a run, and their text without secrets: as in the file, or written again if it has some."""
     try:
         text = (folder / "config.toml").read_text(encoding="utf-8")
         settings = tomllib.loads(text)

@@ -1,12 +1,9 @@
-"""Figures of one run, or of several runs on shared axes, from their run folders.
-
-Reads only files, and imports only this package's modules from gspo. Each figure is drawn twice, for a light and a dark page.
-"""
+"""Figures of one run, or of several runs on shared axes, from their run folders. Each is for a light and a dark page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,54 +12,38 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gspo.report import marks
-from gspo.report.canvas import LIGHT, Theme, canvas, finish, save
+from gspo.report.canvas import LIGHT, canvas, finish, line_style, save
 from gspo.report.read import RunMetrics, read_run, run_names
 
 EXACT = ("accuracy", "lr", "range")  # without noise, or few points: no running mean
 SHARE = 2.0  # a larger value is a count, not a share or a reward of 0 and 1 with a small bonus
 Keys = tuple[tuple[str, str], ...]
-DASHES = ("-", "--", ":")
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure: its file name, title, unit of the y axis, a sentence about what it shows, and how it is drawn.
+    """One figure, and how it is drawn."""
 
-    Attributes:
-        keys: (metric, label) pairs. If several runs are compared, only the first that they have is drawn.
-        scale: Factor applied to the values.
-        log: Whether the y axis is logarithmic.
-        top: Upper end of the y axis.
-        marks: Draws what is not a line of `keys` onto the axes of a single run.
-        only_marks: Whether `marks` replaces the lines.
-        dots: Whether points get dots and error bars.
-        prefix: Every metric that begins with it becomes a key.
-        compare: The title if several runs are compared.
-        of_clip: Added to the caption if the clip range is drawn.
-    """
-
-    name: str
+    name: str  # of its file
     title: str
-    unit: str
-    caption: str
-    keys: Keys = ()
-    scale: float = 1.0
-    log: bool = False
-    top: float | None = None
-    marks: Callable[[Axes, RunMetrics, Theme], None] | None = field(default=None)
-    only_marks: bool = False
-    dots: bool = False
-    prefix: str = ""
-    compare: str = ""
-    of_clip: str = ""
+    unit: str  # of the y axis
+    caption: str  # `{labels}` in it stands for the labels of its lines
+    keys: Keys = ()  # (metric, label) pairs. Of several runs only the first that they have is drawn
+    scale: float = 1.0  # factor applied to the values
+    log: bool = False  # the y axis is logarithmic
+    top: float | None = None  # upper end of the y axis
+    marks: Callable[[Axes, RunMetrics], None] | None = None  # draws onto the axes of a single run what is no line
+    only_marks: bool = False  # in place of the lines
+    dots: bool = False  # points get dots and error bars
+    prefix: str = ""  # every metric that begins with it becomes a key
+    compare: str = ""  # title for several runs
+    of_clip: str = ""  # added to the caption if the clip range is drawn
 
     def explained(self, runs: Sequence[RunMetrics]) -> str:
-        """The caption for a figure of these runs. `{labels}` in it is replaced by the labels of its lines."""
-        keys = self.keys if len(runs) == 1 else self.keys[:1]
-        words = self.caption.format(labels="; ".join(label for _, label in keys))
+        """The caption for a figure of these runs."""
         if len(runs) > 1:
-            return words
-        run = runs[0]
+            return self.caption.format(labels=self.keys[0][1])
+        run, words = runs[0], self.caption.format(labels="; ".join(label for _, label in self.keys))
         if self.of_clip and len(run.series("clip/epsilon")[0]):
             words += f" {self.of_clip}"
         if self.name == "time" and (most := marks.tallest(run)) is not None:
@@ -161,7 +142,7 @@ def draw(run_dirs: Sequence[str | Path], out: str | Path | None = None) -> list[
             continue
         stem = plot.name if len(runs) == 1 else f"compare-{plot.name}"
         files = (out / f"{stem}.png", out / f"{stem}-dark.png")
-        save(_draw_one(plot, runs, LIGHT), *files)
+        save(_draw_one(plot, runs), *files)
         drawn.append(Drawn(plot.name, plot.title, plot.explained(runs), *files))
     return drawn
 
@@ -175,55 +156,53 @@ def _with_keys(plot: Plot, runs: list[RunMetrics]) -> Plot | None:
     keys = tuple((k, label) for k, label in keys if any(len(run.series(k)[0]) for run in runs))
     if plot.name == "lost":  # only metrics that are not 0 throughout
         keys = tuple((k, label) for k, label in keys if any(run.series(k)[1].any() for run in runs))
-    if plot.name == "range" and all(len(set(run.series(k)[1].tolist())) < 2 for run in runs for k, _ in keys):
-        return None  # a fixed range
-    policy_loss = plot.name == "loss" and any(len(run.series("reward")[0]) for run in runs)  # tells nothing
     if plot.prefix == "reward/":
         keys = _alike(keys, runs, large=plot.name == "reward_counts") if len(keys) > 1 else ()
-    if not keys or policy_loss:
+    fixed_range = plot.name == "range" and all(len(set(run.series(k)[1].tolist())) < 2 for run in runs for k, _ in keys)
+    policy_loss = plot.name == "loss" and any(len(run.series("reward")[0]) for run in runs)  # tells nothing
+    if not keys or fixed_range or policy_loss:
         return None
     lines = keys if len(runs) == 1 else keys[:1]  # several runs show only the first
     values = np.concatenate([run.series(k)[1] for run in runs for k, _ in lines])
-    return Plot(**{**vars(plot), "keys": keys, "log": plot.log and bool((values > 0).any())})
+    return replace(plot, keys=keys, log=plot.log and bool((values > 0).any()))
 
 
 def _alike(keys: Keys, runs: list[RunMetrics], large: bool) -> Keys:
     """Splits parts of the reward between two figures: counts would dwarf the others, so `large` has them alone."""
-    most = {key: max(float(np.abs(run.series(key)[1]).max(initial=0.0)) for run in runs) for key, _ in keys}
-    counts = [pair for pair in keys if most[pair[0]] > SHARE]
-    if len(counts) == len(keys):
+    counts = tuple(pair for pair in keys if any((np.abs(run.series(pair[0])[1]) > SHARE).any() for run in runs))
+    others = tuple(pair for pair in keys if pair not in counts)
+    if not others:
         return () if large else keys
-    return tuple(counts) if large else tuple(pair for pair in keys if pair not in counts)
+    return counts if large else others
 
 
-def _draw_one(plot: Plot, runs: list[RunMetrics], theme: Theme) -> Figure:
-    with canvas(theme) as (figure, ax):
-        if len(runs) == 1:
-            lines = [] if plot.only_marks else [*enumerate((runs[0], key, label) for key, label in plot.keys)]
-        else:
-            key = plot.keys[0][0]
-            lines = [(i, (run, key, run.name)) for i, run in enumerate(runs) if len(run.series(key)[0])]
-        windows = {
-            _line(ax, plot, *line, theme.series[i % len(theme.series)], DASHES[i // len(theme.series) % len(DASHES)])
-            for i, line in lines
-        }
-        if len(runs) == 1 and plot.marks is not None:
-            plot.marks(ax, runs[0], theme)
-        if len(runs) == 1:
-            marks.stage_lines(ax, runs[0], theme)
-        title = plot.title if len(runs) == 1 else plot.compare or plot.title
-        if plot.prefix and (len(runs) > 1 or len(plot.keys) == 1):
-            title += f": {plot.keys[0][1]}"
-        how: Any = {"log": plot.log, "top": plot.top, "zero": plot.scale == 100, "dots": plot.dots, "alone": len(runs) > 1}
+def _draw_one(plot: Plot, runs: list[RunMetrics]) -> Figure:
+    several = len(runs) > 1
+    key, first_label = plot.keys[0]
+    if several:
+        lines = [(i, run, key, run.name) for i, run in enumerate(runs) if len(run.series(key)[0])]
+    else:
+        lines = [(i, runs[0], key, label) for i, (key, label) in enumerate(() if plot.only_marks else plot.keys)]
+    with canvas(LIGHT) as (figure, ax):
+        windows = {_line(ax, plot, *line) for line in lines}
+        if not several:
+            if plot.marks is not None:
+                plot.marks(ax, runs[0])
+            marks.stage_lines(ax, runs[0])
+        title = plot.compare if several and plot.compare else plot.title
+        if plot.prefix and (several or len(plot.keys) == 1):
+            title += f": {first_label}"
+        how: Any = {"log": plot.log, "top": plot.top, "zero": plot.scale == 100, "dots": plot.dots, "alone": several}
         finish(figure, ax, title, plot.unit, **how)
         bold = f"mean of {2 * max(windows) + 1} steps" if len(windows) == 1 else "running mean, where a thin line shows"
         ax.set_xlabel(f"step (bold: {bold})" if any(windows) else "step")
     return figure
 
 
-def _line(ax: Axes, plot: Plot, run: RunMetrics, key: str, label: str, colour: str, style: str = "-") -> int:
+def _line(ax: Axes, plot: Plot, number: int, run: RunMetrics, key: str, label: str) -> int:
     """Draws a line, with a running mean if it is long. Returns the half-width of the mean's window in points, 0 for none."""
     x, y = run.series(key)
+    colour, style = line_style(number)
     y = y * plot.scale
     if plot.log:
         x, y = x[y > 0], y[y > 0]

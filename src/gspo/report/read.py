@@ -7,7 +7,7 @@ checks. Imports nothing else from gspo.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,16 @@ from typing import Any
 import numpy as np
 
 LARGEST = 1e150  # magnitude of a number: its square is still finite
-MOST_BYTES = 16 << 20  # read at either end of rollouts.jsonl, which may be huge
+MOST_BYTES = 16 << 20  # read at either end of a rollouts.jsonl, which may be huge
 TIMES = (("time/sample", "sampling"), ("time/score", "scoring"), ("time/train", "training"))
 
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """The data of a run that figures use: its name, the lines of its metrics.jsonl, and the rewards of the completions that
-    were logged in the first and the last step.
-    """
+    """What figures use of a run: its name, and the lines of its metrics.jsonl."""
 
     name: str
     lines: list[dict[str, Any]]
-    rewards: tuple[float, ...] = ()
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps [n] and values [n] of the lines that have a number under `key`."""
@@ -75,9 +72,7 @@ def read_run(run_dir: str | Path, name: str | None = None) -> RunMetrics:
         parts = [line[k] for k, _ in TIMES if is_number(line.get(k))]
         if parts:
             line.setdefault("time/step", sum(parts))
-    ends = [row for read in (first_step, last_step) for row in read(folder / "rollouts.jsonl")]
-    rewards = tuple(row["reward"] for row in ends if row["reward"] is not None)
-    return RunMetrics(name or folder.resolve().name, lines, rewards)
+    return RunMetrics(name or folder.resolve().name, lines)
 
 
 def run_names(run_dirs: Sequence[str | Path]) -> list[str]:
@@ -89,34 +84,30 @@ def run_names(run_dirs: Sequence[str | Path]) -> list[str]:
 
 def first_step(path: Path) -> list[dict[str, Any]]:
     """The rollouts of the first step in a rollouts.jsonl; [] where there is none."""
-    rows: list[dict[str, Any]] = []
     if not path.exists():
-        return rows
+        return []
     with path.open("rb") as file:
-        for line in file:
-            row = _row(line)
-            if file.tell() > MOST_BYTES or (rows and row and row["step"] != rows[0]["step"]):
-                break
-            rows += [row] if row else []
-    return rows
+        return _one_step(file.read(MOST_BYTES).split(b"\n"))
 
 
 def last_step(path: Path) -> list[dict[str, Any]]:
     """The rollouts of the last step in a rollouts.jsonl; [] where there is none."""
     if not path.exists():
         return []
-    size = path.stat().st_size
-    length = 1 << 18
     with path.open("rb") as file:
-        while True:
-            start = max(0, size - length)
-            file.seek(start)
-            lines = file.read(length).split(b"\n")
-            rows = [row for row in map(_row, lines[1 if start else 0 :]) if row]  # the first line may be incomplete
-            whole = start == 0 or (rows and rows[0]["step"] != rows[-1]["step"])
-            if whole or length >= MOST_BYTES:
-                return [row for row in rows if row["step"] == rows[-1]["step"]]
-            length *= 4
+        file.seek(max(0, path.stat().st_size - MOST_BYTES))
+        return _one_step(reversed(file.read().split(b"\n")))[::-1]
+
+
+def _one_step(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The rollouts in these lines, up to the first one of another step. A line that is cut off is no JSON."""
+    rows: list[dict[str, Any]] = []
+    for line in lines:
+        row = _row(line)
+        if row and rows and row["step"] != rows[0]["step"]:
+            break
+        rows += [row] if row else []
+    return rows
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
@@ -138,19 +129,16 @@ def _row(line: bytes) -> dict[str, Any] | None:
     row = _object(line)
     if row is None or not is_step(row.get("step")):
         return None
-    numbers = {key: row[key] for key in ("reward", "advantage") if is_number(row.get(key))}
-    texts = {key: str(row[key]) for key in ("completion", "stop", "error", "answer") if row.get(key) is not None}
-    lists = {key: row[key] for key in ("token_ids", "tokens") if isinstance(row.get(key), list)}
-    by_token = {
-        key: [value if is_number(value) else None for value in row[key]]
-        for key in ("log_ratio", "logp", "token_turns")
-        if isinstance(row.get(key), list)
-    }
     prompt = row.get("prompt", "")
-    messages = row.get("dialogue")
-    dialogue = [_message(each) for each in messages if isinstance(each, dict)] if isinstance(messages, list) else []
     kept = {"step": row["step"], "prompt": prompt if isinstance(prompt, list) else str(prompt), "reward": None}
-    return kept | numbers | texts | lists | by_token | ({"dialogue": dialogue} if dialogue else {})
+    kept |= {key: row[key] for key in ("reward", "advantage") if is_number(row.get(key))}
+    kept |= {key: str(row[key]) for key in ("completion", "stop", "error", "answer") if row.get(key) is not None}
+    lists = {key: value for key, value in row.items() if isinstance(value, list)}
+    kept |= {key: lists[key] for key in ("token_ids", "tokens") if key in lists}
+    for key in {"log_ratio", "logp", "token_turns"} & lists.keys():
+        kept[key] = [value if is_number(value) else None for value in lists[key]]
+    dialogue = [_message(each) for each in lists.get("dialogue", ()) if isinstance(each, dict)]
+    return kept | ({"dialogue": dialogue} if dialogue else {})
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

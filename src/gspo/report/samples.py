@@ -1,11 +1,11 @@
 """Sample rollouts of a run: a completion before and after training, and tokens coloured by their log-ratio.
 
-Returns what templates/samples.html shows.
+What the functions return is shown by templates/samples.html.
 """
 
 from __future__ import annotations
 
-import math
+from itertools import repeat
 from pathlib import Path
 from statistics import median_low as median
 from typing import Any, NamedTuple
@@ -15,7 +15,8 @@ from gspo.safe import shorten
 
 MOST_TOKENS = 2000  # shown per completion; longer ones lose their middle
 MOST_COLOURED = 6  # completions whose tokens are coloured
-MOST_ROWS = 512  # rollouts of a step that are searched for a pair
+MOST_ROWS, MOST_PROMPTS = 512, 64  # of a step that are searched for a pair
+SAME = 2.0
 SHADES = 4
 ROUNDING = 1e-5  # of a log-probability: the colour scale never ends below it
 NAMES = ("Before", "After")
@@ -46,15 +47,13 @@ def before_and_after(folder: Path) -> dict[str, Any] | None:
 
     Both are typical: each has the median reward of its side. None if there are no two steps.
     """
-    pair = None
-    for name in ("evaluations.jsonl", "rollouts.jsonl"):
-        pair = pair or choose_pair(first_step(folder / name), last_step(folder / name))
+    files = [folder / "evaluations.jsonl", folder / "rollouts.jsonl"]
+    pair = next((pair for file in files if (pair := choose_pair(first_step(file), last_step(file)))), None)
     if pair is None:
         return None
-    texts = [prompt_text(row) for row in pair]
-    shared = set(texts[0].split()) & set(texts[1].split())
-    which = "Completions of two similar prompts" if shared else "Completions of two prompts"
-    which = "Two completions of the same prompt" if texts[0] == texts[1] else which
+    similarity = _similarity(*map(prompt_text, pair))
+    which = "Completions of two similar prompts" if similarity else "Completions of two prompts"
+    which = "Two completions of the same prompt" if similarity == SAME else which
     return {"which": which, "cards": [(f"{name}: step {row['step']}", _card(row)) for name, row in zip(NAMES, pair)]}
 
 
@@ -75,17 +74,16 @@ def _card(row: dict[str, Any], top: float = 0.0) -> dict[str, Any]:
     """
     parts = []
     for message in row.get("dialogue", ()):
-        sampled, text = "turn" in message, shorten(str(message.get("content", "")), 2000)
+        sampled = "turn" in message
         tokens = _tokens(row, top, message["turn"]) if sampled and top else []
-        notes = [f"turn {message['turn'] + 1}" if sampled else str(message.get("role", ""))]
+        notes = [f"turn {message['turn'] + 1}" if sampled else message.get("role", "")]
         notes += ["trained"] if tokens else []
-        if (reward := message.get("reward")) is not None:
-            notes.append(f"reward {reward:+z.2f}".replace("-", "−"))
-        if message.get("left_out"):
-            notes.append(f"left out: {message['left_out']}")
+        notes += [f"reward {message['reward']:+z.2f}".replace("-", "−")] if "reward" in message else []
+        notes += [f"left out: {message['left_out']}"] if message.get("left_out") else []
+        text = shorten(message.get("content", ""), 2000)
         parts.append(Passage("completion" if sampled else "prompt", ", ".join(notes), text, tokens))
     if not parts:
-        text = shorten(str(row.get("completion", "")), 8000)
+        text = shorten(row.get("completion", ""), 8000)
         completion = Passage("completion", "", text, _tokens(row, top, 0) if top else [])
         parts = [Passage("prompt", "", prompt_text(row), []), completion]
     return {"about": _about(row), "parts": parts, "answer": shorten(row.get("answer", ""), 400)}
@@ -98,46 +96,37 @@ def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tupl
     first, last = ([row for row in rows if row.get("reward") is not None][:MOST_ROWS] for rows in (first, last))
     if not first or not last or first[0]["step"] == last[0]["step"]:
         return None
-    words = {text: set(text.split()) for text in {prompt_text(row) for row in first + last}}
-    befores, afters = (list(dict.fromkeys(map(prompt_text, rows)))[:64] for rows in (first, last))
-
-    def similarity(a: str, b: str) -> float:
-        return len(words[a] & words[b]) / max(1, len(words[a] | words[b])) if a != b else 2.0
-
-    closest = max(similarity(a, b) for a in befores for b in afters)
-    pairs = [
-        (before, after)
-        for before in first
-        for after in last
-        if (a := prompt_text(before)) in befores and (b := prompt_text(after)) in afters and similarity(a, b) == closest
-    ]
+    befores, afters = (list(dict.fromkeys(map(prompt_text, rows)))[:MOST_PROMPTS] for rows in (first, last))
+    alike = {(a, b): _similarity(a, b) for a in befores for b in afters}
+    closest = max(alike.values())
+    pairs = [(a, b) for a in first for b in last if alike.get((prompt_text(a), prompt_text(b))) == closest]
     usual = [median([pair[side]["reward"] for pair in pairs]) for side in (0, 1)]
-
-    def odd(pair: tuple[dict[str, Any], dict[str, Any]]) -> float:
-        return sum(abs(row["reward"] - reward) for row, reward in zip(pair, usual))
-
-    least = min(map(odd, pairs))
-    ordinary = sorted((p for p in pairs if odd(p) == least), key=lambda p: len(p[0].get("token_ids") or ()))
+    odd = [sum(abs(row["reward"] - reward) for row, reward in zip(pair, usual)) for pair in pairs]
+    least = min(odd)
+    ordinary = [pair for pair, distance in zip(pairs, odd) if distance == least]
+    ordinary.sort(key=lambda pair: len(pair[0].get("token_ids", ())))
     return ordinary[len(ordinary) // 2]
 
 
-def shade(value: float | None, top: float) -> str:
-    """The CSS class of a log-ratio: u1 to u4 for more likely, d1 to d4 for less likely, "" near 0.
+def _similarity(one: str, other: str) -> float:
+    """The share of words that two texts have in common; SAME if they are the same."""
+    words, others = set(one.split()), set(other.split())
+    return SAME if one == other else len(words & others) / max(1, len(words | others))
 
-    The colour saturates at `top`.
+
+def shade(value: float | None, top: float) -> str:
+    """The CSS class of a log-ratio: u1 to u4 for more likely, d1 to d4 for less likely, "" near 0 and for None. The colour
+    saturates at `top`.
     """
-    if value is None or not math.isfinite(value):
-        return ""
-    level = min(SHADES, round(abs(value) / top * SHADES))
-    return f"{'u' if value > 0 else 'd'}{level}" if level else ""
+    level = min(SHADES, round(abs(value or 0.0) / top * SHADES))
+    return f"{'u' if value and value > 0 else 'd'}{level}" if level else ""
 
 
 def _tokens(row: dict[str, Any], top: float, turn: int) -> list[Token]:
     """The tokens of a turn that were trained on, without the middle of a long one."""
-    nothing, turns = [None] * len(row["tokens"]), row.get("token_turns") or [0] * len(row["tokens"])
-    each = zip(row["tokens"], row["log_ratio"], row.get("logp") or nothing, turns)
+    logps, turns = row.get("logp") or repeat(None), row.get("token_turns") or repeat(0)
     tokens = []
-    for text, ratio, logp, at in each:
+    for text, ratio, logp, at in zip(row["tokens"], row["log_ratio"], logps, turns):
         if at == turn:
             known = {"log-ratio": ratio, "log-prob": logp}
             numbers = ", ".join(f"{name} {value:+z.3g}" for name, value in known.items() if value is not None)
@@ -147,15 +136,13 @@ def _tokens(row: dict[str, Any], top: float, turn: int) -> list[Token]:
 
 
 def _about(row: dict[str, Any]) -> str:
-    facts = [f"{len(row['token_ids'])} tokens" if row.get("token_ids") else ""]
-    for key, name in (("reward", "reward"), ("advantage", "advantage")):
-        value = row.get(key)
-        if isinstance(value, (int, float)):
-            facts.append(f"{name} {value:{'+' if key == 'advantage' else ''}.2f}".replace("-", "−"))
-    limit = "a limit of length or turns" if row.get("dialogue") else "the length limit"
-    facts.append(f"reached {limit}" if row.get("stop") == "length" else "")
-    facts.append(f"error: {row['error']}" if row.get("error") else "")
-    return ", ".join(s for s in facts if s)
+    facts = [f"{len(row['token_ids'])} tokens"] if row.get("token_ids") else []
+    facts += [f"reward {row['reward']:.2f}".replace("-", "−")] if row["reward"] is not None else []
+    facts += [f"advantage {row['advantage']:+.2f}".replace("-", "−")] if "advantage" in row else []
+    if row.get("stop") == "length":
+        facts.append("reached a limit of length or turns" if row.get("dialogue") else "reached the length limit")
+    facts += [f"error: {row['error']}"] if row.get("error") else []
+    return ", ".join(facts)
 
 
 def prompt_text(row: dict[str, Any]) -> str:

@@ -15,25 +15,15 @@ Tile = tuple[str, str, str]  # name, value, note
 
 
 class RunSummary(NamedTuple):
-    """A run as its page describes it.
-
-    Attributes:
-        run: Its metrics.
-        config: Its configuration.
-        supervised: Whether it imitated rows.
-        served: Whether agents submitted the trajectories that it learned from.
-        error: The error that ended it; "" for none.
-        collapsed: Why the guard stopped it; "" if it did not.
-        planned: Number of planned steps; 0 if unknown.
-    """
+    """A run as its page describes it."""
 
     run: RunMetrics
     config: dict[str, Any]
-    supervised: bool
-    served: bool
-    error: str
-    collapsed: str
-    planned: int
+    supervised: bool  # it imitated rows
+    served: bool  # agents submitted the trajectories that it learned from
+    error: str  # what ended it; "" for none
+    collapsed: str  # why the guard stopped it; "" if it did not
+    planned: int  # number of steps; 0 if unknown
 
 
 def summarise(folder: Path, run: RunMetrics, config: dict[str, Any]) -> RunSummary:
@@ -42,15 +32,8 @@ def summarise(folder: Path, run: RunMetrics, config: dict[str, Any]) -> RunSumma
     planned = get(config, "train", "steps")
     served = "turns/trained" in keys  # agents decide how many steps there are
     planned = planned if type(planned) is int and not served else 0
-    return RunSummary(
-        run,
-        config,
-        "loss" in keys and "reward" not in keys,
-        served,
-        ended(folder, "error", run),
-        ended(folder, "collapse", run),
-        planned,
-    )
+    supervised = "loss" in keys and "reward" not in keys
+    return RunSummary(run, config, supervised, served, *(ended(folder, kind, run) for kind in ("error", "collapse")), planned)
 
 
 def get(config: dict[str, Any], section: str, key: str) -> Any:
@@ -75,36 +58,39 @@ def headline(summary: RunSummary) -> str:
     if summary.collapsed:
         return f"Collapsed: stopped after {of}"
     span = f"in {plural(done, 'step')}, {numbers.duration(numbers.seconds(summary.run))}"
-    return f"{_result(summary)} {span}" if _result(summary) else span.removeprefix("in ")
+    result = _result(summary)
+    return f"{result[:1].upper()}{result[1:]} {span}" if result else span.removeprefix("in ")
+
+
+def _main(run: RunMetrics) -> str:
+    """The metric that tells the result: held-out accuracy, otherwise the reward, otherwise the loss; "" without any."""
+    return next((key for key in ("eval/accuracy", "reward", "loss") if len(run.series(key)[0])), "")
 
 
 def _result(summary: RunSummary) -> str:
-    """The main figure: held-out accuracy, otherwise the reward, otherwise the loss."""
-    run = summary.run
-    if len(run.series("eval/accuracy")[0]):
-        return f"Held-out accuracy {numbers.accuracy(run)}"
-    if ends(run, "reward"):
-        return f"Mean reward {change(ends(run, 'reward'), '{:.2f}')}"
-    if ends(run, "loss"):
-        name = "Supervised fine-tuning: loss" if summary.supervised else "Loss"
-        return f"{name} {change(ends(run, 'loss'), '{:.3f}')}"
-    return ""
+    """The main figure in words, to stand within a sentence."""
+    run, key = summary.run, _main(summary.run)
+    loss = "supervised fine-tuning: loss" if summary.supervised else "loss"
+    return {
+        "eval/accuracy": f"held-out accuracy {numbers.accuracy(run)}",
+        "reward": f"mean reward {change(ends(run, 'reward'), '{:.2f}')}",
+        "loss": f"{loss} {change(ends(run, 'loss'), '{:.3f}')}",
+        "": "",
+    }[key]
 
 
 def lead(summary: RunSummary) -> str:
     """The sentences below the headline: result of a failed run, intervals, reward, share of clipped tokens."""
-    run, sentences = summary.run, []
+    run, sentences, main = summary.run, [], _main(summary.run)
     ended_badly = bool(summary.error or summary.collapsed)
-    if ended_badly and _result(summary):
-        of = "eval/accuracy" if len(run.series("eval/accuracy")[0]) else "reward" if ends(run, "reward") else "loss"
-        last = f" (the last in step {run.series(of)[0][-1]:.0f})"
-        sentences.append(f"Until then: {_result(summary)[:1].lower()}{_result(summary)[1:]}{last}.")
+    if ended_badly and main:
+        sentences.append(f"Until then: {_result(summary)} (the last in step {run.series(main)[0][-1]:.0f}).")
     sentences += _certainty(run)
-    if len(run.series("eval/accuracy")[0]) and ends(run, "reward"):
+    if main == "eval/accuracy" and ends(run, "reward"):
         sentences.append(f"Mean reward in training {change(ends(run, 'reward'), '{:.2f}')}.")
-    elif ends(run, "reward") and summary.served:
+    elif main == "reward" and summary.served:
         sentences.append("These are rewards of the trajectories that it was trained on.")
-    elif ends(run, "reward"):
+    elif main == "reward":
         sentences.append("Nothing was evaluated (eval.every = 0): these are rewards of the prompts that it was trained on.")
     elif summary.supervised:
         sentences.append("The model was trained to imitate completions. The loss says how well it predicts their tokens.")
@@ -122,10 +108,10 @@ def _certainty(run: RunMetrics) -> list[str]:
     if not lines:
         return []
     first, last = lines[0], lines[-1]
-    both = [first, last] if first is not last else [last]
-    text = f"95 % interval{'s' * (len(both) > 1)} {' and '.join(map(numbers.interval, both))}"
+    both = " and ".join(map(numbers.interval, [first, last][: len(lines)]))
     prompts = last.get("eval/prompts")
-    sentences = [text + (f", on {prompts:.0f} prompts never trained on." if prompts else ".")]
+    of = f", on {prompts:.0f} prompts never trained on" if prompts else ""
+    sentences = [f"95 % interval{'s' * (len(lines) > 1)} {both}{of}."]
     if failed := last.get("eval/failed"):
         sentences.append(f"In the last evaluation {failed:.0f} completions were not scored; they count as wrong.")
     if last["eval/accuracy_high"] < first["eval/accuracy_low"]:
@@ -141,14 +127,10 @@ def tiles(summary: RunSummary) -> list[Tile]:
     found: list[Tile] = []
     if len(run.series("eval/accuracy")[0]):
         found.append(("Held-out accuracy", numbers.accuracy(run), "first and last evaluation"))
-    key = "reward" if ends(run, "reward") else "loss"
-    count = len(run.series(key)[0])
-    few = max(1, count // 12)
-    where = f"mean of the first and last {few} steps" if few > 1 else _ends_at(run, key) if count > 1 else "one step"
-    if ends(run, "reward"):
-        found.append(("Reward", change(ends(run, "reward"), "{:.2f}"), where))
-    elif ends(run, "loss"):
-        found.append(("Loss", change(ends(run, "loss"), "{:.3f}"), where))
+    key, form = ("reward", "{:.2f}") if ends(run, "reward") else ("loss", "{:.3f}")
+    where = _ends_at(run, key)
+    if ends(run, key):
+        found.append((key.capitalize(), change(ends(run, key), form), where))
     for key in dict.fromkeys(k for line in run.lines for k in line if k.startswith("completion/")):
         name = key.removeprefix("completion/").replace("_", " ").capitalize()
         found.append((f"{name} completions", ARROW.join(map(percent, ends(run, key))), where))
@@ -156,17 +138,22 @@ def tiles(summary: RunSummary) -> list[Tile]:
 
 
 def _ends_at(run: RunMetrics, key: str) -> str:
-    """The steps of a metric's first and last values. A failed run may lack the last ones."""
+    """Which steps `ends` takes. A failed run may lack the last ones."""
     steps = run.series(key)[0]
+    if len(steps) >= 24:
+        return f"mean of the first and last {len(steps) // 12} steps"
+    if len(steps) < 2:
+        return "one step"
     whole = steps[-1] == numbers.steps(run)
     return "first and last step" if whole else f"steps {steps[0]:.0f} and {steps[-1]:.0f}"
 
 
 def _watched(run: RunMetrics, config: dict[str, Any], where: str) -> list[Tile]:
     """The reward functions with weight 0, which are only monitored."""
-    functions, weights = (get(config, "reward", key) for key in ("functions", "weights"))
+    each = (get(config, "reward", key) for key in ("functions", "weights"))
+    functions, weights = (value if isinstance(value, list) else [] for value in each)
     found = []
-    for function, weight in zip(*(each if isinstance(each, list) else () for each in (functions, weights))):
+    for function, weight in zip(functions, weights):
         name = str(function).rpartition(":")[2]
         evaluated = run.series(f"eval/reward/{name}")[1]
         values = (evaluated[0], evaluated[-1]) if len(evaluated) > 1 else ends(run, f"reward/{name}")
