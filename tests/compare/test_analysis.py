@@ -40,12 +40,8 @@ def test_completions_without_a_reward_are_counted():
     columns = {"rollouts/failed": [3.0, 1.0], "tokens": [80.0, 40.0], "completions/mean_length": [10.0, 5.0]}
     row = measure(run([0.5, 0.5], **columns, **{"eval/failed": [4.0, 2.0]}), "", 10)
     assert row["unscored"] == 4 / 16 and row["eval_unscored"] == 2
-    assert math.isnan(measure(run([0.5]), "", 10)["unscored"])
-
-
-def test_a_cell_that_is_shorter_than_the_window():
-    row = measure(run([0.25, 0.75]), "", 10)
-    assert row["reward"] == 0.5 and not row["collapsed"] and "metric" not in row
+    row = measure(run([0.25, 0.75]), "", 10)  # shorter than the window
+    assert row["reward"] == 0.5 and not row["collapsed"] and "metric" not in row and math.isnan(row["unscored"])
 
 
 def test_a_collapse_is_a_fall_beyond_noise():
@@ -66,8 +62,7 @@ def test_harder_queries_are_no_collapse(columns):
     assert measure(run(rewards + [0.01] * 10, **later), "", 10)["collapsed"] is True  # of the best since then
 
 
-@pytest.mark.parametrize("drop, collapse", [(0.5, 0.4), (0.5, 0.6), (0.3, 0.5)])
-@pytest.mark.parametrize("at", [None, 30])
+@pytest.mark.parametrize("drop, collapse, at", [(0.5, 0.4, None), (0.5, 0.6, None), (0.3, 0.5, 30)])
 def test_the_guard_and_a_study_judge_alike(drop, collapse, at):
     """With any share, and where a stage begins: an alarm of the guard at the last step is a collapse of the cell."""
     config = GuardConfig(window=4, collapse=collapse, patience=1)

@@ -2,20 +2,16 @@
 
 import csv
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from gspo.cli.main import main
 from gspo.compare.compare import compare
-from gspo.compare.page import write_summary
 from gspo.compare.spec import read
 from gspo.config.files import to_toml
-from gspo.statistics.intervals import Interval
 from tests.compare.studies import BASE, write
 from tests.patience import PATIENCE
 
@@ -96,12 +92,3 @@ def test_what_the_command_line_refuses(place, capsys):
     )
     assert main(["compare", "study.toml", "--dry-run", "--train.steps", "9"]) == 0
     assert capsys.readouterr().out.count("missing") == 4
-
-
-def test_the_summary_has_null_for_nan_and_leaves_words_alone(tmp_path):
-    study = SimpleNamespace(title="NaN or not", plan="", baseline="GRPO")
-    line = {"reward": Interval(0.5, math.nan, math.inf, 1), "bootstrap": (math.nan, math.nan)}
-    write_summary(study, {"reward": [line]}, tmp_path)
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["title"] == "NaN or not"
-    assert results["reward"] == [{"reward": {"mean": 0.5, "low": None, "high": None, "n": 1}, "bootstrap": [None, None]}]

@@ -67,12 +67,8 @@ def test_the_tables_hold_each_cell_and_no_nan(tmp_path):
     assert found[-1]["reward"] == "" and found[0]["reward"] == "0.1" and "clipped" in found[0]
     write_summary(STUDY, {"reward": summarise(STUDY, ROWS, "reward")}, tmp_path)
     told = json.loads((tmp_path / "results.json").read_text())
-    assert (
-        told["baseline"] == "GRPO"
-        and told["title"] == "NaN or one & other"
-        and told["reward"][0]["volatility"]["mean"] is None
-    )
-    assert told["reward"][1]["reward"]["n"] == 2
+    assert (told["baseline"], told["title"]) == ("GRPO", "NaN or one & other")
+    assert told["reward"][0]["volatility"]["mean"] is None and told["reward"][1]["reward"]["n"] == 2
 
 
 def test_the_page_says_it_all_as_text(tmp_path):

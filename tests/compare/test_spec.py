@@ -17,8 +17,8 @@ from tests.compare.studies import BASE, write
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("seeds = [3, 4]", "", "seeds = None: a list of whole numbers"),
-        ("seeds = [3, 4]", "seeds = [3, 3]", "each seed once"),
+        ("seeds = [3, 4]", "", "seeds = None: a list of different whole numbers"),
+        ("seeds = [3, 4]", "seeds = [3, 3]", r"seeds = \[3, 3\]: a list of different whole numbers"),
         ("seeds = [3, 4]", "seed = [3]", "seed: unknown key, did you mean seeds"),
         ('baseline = "GRPO"', 'baseline = "GRPOO"', "baseline = 'GRPOO': is no variant, did you mean GRPO"),
         ('name = "grpo"', 'name = "grop"', "GRPO: algorithm.name = 'grop': allowed are .* did you mean grpo"),
@@ -26,21 +26,14 @@ from tests.compare.studies import BASE, write
         ("train = {steps = 3}", "train = {steps = 3, seed = 1}", ""),
         ('algorithm = {name = "grpo"}', "train = {seed = 1}", r"GRPO: train\.seed: the study sets it"),
         ("threads = 1", 'threads = "all"', "threads = 'all': must be a whole number of at least 1"),
-        ("[base]", "[bases]", "bases: unknown key"),
         ('model = {path = "tiny"}', "", r"model\.path is required"),
         ("[variants.GRPO]", '[settings."x"]\nonly = ["GRP"]\n[variants.GRPO]', "'GRP' is no variant, did you mean GRPO"),
         ("[variants.GRPO]", '[variants."GRPO "]\n[variants.GRPO]', "two cells would have the folder"),
-        ("[variants.GRPO]", '[settings."x"]\nonly = []\n[variants.GRPO]', r"settings\.x\.only = \[\]: name at least one"),
         ("[variants.GRPO]", '[settings."x"]\nonly = ["GRPO"]\n[variants.GRPO]', "variants.GSPO auto: has no cell: "),
         (
             '{name = "grpo"}',
             '{name = "grpo"}\nseeds = [7]',
             r"variants\.GRPO: has no cell: its `seeds`, or `only`, leave none",
-        ),
-        (
-            "[variants.GRPO]",
-            '[settings."x"]\nvariants = ["GRPO"]\n[variants.GRPO]',
-            r"variants = \['GRPO'\]: give tables of",
         ),
         (
             "[variants.GRPO]",
@@ -85,37 +78,30 @@ variants = {GRPO = {optimizer = {lr = 1e-2}}}
     assert last.log.dir == str(tmp_path / "out" / "cells" / "long" / "GRPO" / "seed4")
 
 
-@pytest.mark.parametrize(
-    "name", ["..", ".", "../x", ".hidden", "", " ", "///", "a\0b", "a\x1b[2Jb", "a\nb", "x" * 300, "\u202eb"]
-)
-@pytest.mark.parametrize("kind", ["variants", "settings"])
-def test_a_name_leads_out_of_no_folder(tmp_path, name, kind):
-    """All are quoted keys that TOML allows. Without a name for a setting there is one."""
-    if (kind, name) == ("settings", ""):
-        return
-    table = tomli_w.dumps({kind: {name: {"train": {"steps": 2}}}})
-    with pytest.raises(ValueError, match=rf"study\.toml: {kind}\."):
-        read(write(tmp_path, f"{BASE}\n{table}"), tmp_path / "out")
+def test_a_name_may_be_words_but_leads_out_of_no_folder(tmp_path):
+    """All are quoted keys that TOML allows."""
+    for kind, name in (
+        ("variants", ".."),
+        ("settings", "../x"),
+        ("variants", ""),
+        ("settings", "///"),
+        ("variants", "a\x1b[2Jb"),
+    ):
+        table = tomli_w.dumps({kind: {name: {"train": {"steps": 2}}}})
+        with pytest.raises(ValueError, match=rf"study\.toml: {kind}\."):
+            read(write(tmp_path, f"{BASE}\n{table}"), tmp_path / "out")
+    for name in ("λ = 0.5 (1/2)", "a/../x", "/etc"):
+        table = tomli_w.dumps({"variants": {name: {"train": {"steps": 2}}}})
+        cell = read(write(tmp_path, f"{BASE}\n{table}"), tmp_path / "out").cells[-1]
+        place = (tmp_path / "out" / "cells" / cell.name).resolve()
+        assert place.parents[2] == (tmp_path / "out" / "cells").resolve() and cell.variant == name
 
 
-@pytest.mark.parametrize("name", ["the paper's ranges, 3e-4", "λ = 0.5 (1/2)", "a/../x", "/etc", "\\\\share", "名前"])
-def test_a_name_may_be_words(tmp_path, name):
-    table = tomli_w.dumps({"variants": {name: {"train": {"steps": 2}}}})
-    cell = read(write(tmp_path, f"{BASE}\n{table}"), tmp_path / "out").cells[-1]
-    place = (tmp_path / "out" / "cells" / cell.name).resolve()
-    assert place.parents[2] == (tmp_path / "out" / "cells").resolve() and cell.variant == name
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"stage": [{"at": 2, "source": "gone.jsonl"}]}, r"stage\[0\].source = 'gone.jsonl': there is no such file"),
-        ({"refresh": {"every": 1, "source": "gone:rows"}}, "refresh.source = 'gone:rows': there is no module 'gone'"),
-    ],
-)
-def test_a_source_that_is_not_there_is_told_before_a_cell_runs(tmp_path, table, message):
-    late = tomli_w.dumps({"variants": {"late": table}})
-    with pytest.raises(ValueError, match=rf"study\.toml: runs / late: {message}"):
+def test_a_source_that_is_not_there_is_told_before_a_cell_runs(tmp_path):
+    late = tomli_w.dumps({"variants": {"late": {"stage": [{"at": 2, "source": "gone.jsonl"}]}}})
+    with pytest.raises(
+        ValueError, match=r"study\.toml: runs / late: stage\[0\].source = 'gone.jsonl': there is no such file"
+    ):
         read(write(tmp_path, f"{BASE}\n{late}"), tmp_path / "out")
 
 

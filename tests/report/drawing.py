@@ -3,7 +3,6 @@
 import json
 
 from gspo.report import plots
-from gspo.report.canvas import LIGHT
 from gspo.report.plots import PLOTS
 from gspo.report.read import read_run
 
@@ -14,7 +13,7 @@ def write(folder, lines):
     return folder
 
 
-def axes(plot_name, *folders, theme=LIGHT):
+def axes(plot_name, *folders):
     runs = [read_run(folder) for folder in folders]
     plot = plots._with_keys(next(p for p in PLOTS if p.name == plot_name), runs)
-    return plots._draw_one(plot, runs, theme).axes[0]
+    return plots._draw_one(plot, runs).axes[0]

@@ -68,6 +68,8 @@ def metrics(step: int, steps: int, skill: float, rng: random.Random) -> dict[str
         "loss": loss,
         "reward": reward,
         "reward_std": (reward * (1 - reward)) ** 0.5,
+        "reward_min": 0.0,
+        "reward_max": 1.0,
         "frac_reward_zero_std": rng.uniform(0.0, 0.3) + step / steps * 0.4,
         "clip_ratio/low_mean": low,
         "clip_ratio/high_mean": high,

@@ -15,10 +15,10 @@ def contrast(a, b):
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_colours_can_be_seen(theme):
-    assert contrast(theme.ink, theme.paper) > 7
-    assert all(contrast(colour, theme.paper) > 3 for colour in theme.series)  # WCAG 2.1, graphical objects
+def test_colours_can_be_seen():
+    for theme in (LIGHT, DARK):
+        assert contrast(theme.ink, theme.paper) > 7
+        assert all(contrast(colour, theme.paper) > 3 for colour in theme.series)  # WCAG 2.1, graphical objects
 
 
 def drawn(values, unit="share", **how):
@@ -48,6 +48,8 @@ def test_an_axis_of_positive_values_begins_at_zero_and_ends_where_it_is_told():
     assert drawn([-3.0, 4.0])[1].get_ylim()[0] < 0
     assert drawn([0.2, 0.4], top=1.0)[1].get_ylim() == (0, 1)
     assert drawn([3e-3, 20.0], log=True)[1].get_ylim() == pytest.approx((1e-3, 100))
+    _, ax = drawn([0.5])  # a single step stands in the middle
+    assert ax.get_xticks().tolist() == [0] and sum(ax.get_xlim()) == pytest.approx(0)
 
 
 def test_powers_are_set_as_powers_and_names_as_they_are(tmp_path):
@@ -64,41 +66,36 @@ def test_powers_are_set_as_powers_and_names_as_they_are(tmp_path):
     assert not any(text.get_parse_math() for text in names)
 
 
-def test_a_single_step_stands_in_the_middle():
-    _, ax = drawn([0.5])
-    assert ax.get_xticks().tolist() == [0] and sum(ax.get_xlim()) == pytest.approx(0)
-
-
 def test_a_legend_makes_the_figure_taller_and_not_the_axes():
+    before = dict(matplotlib.rcParams)
     with canvas(DARK) as (figure, ax):
+        assert matplotlib.rcParams["text.color"] == DARK.ink
         for name in ("a", "b", "c"):
             ax.plot([1, 2], label=name)
         finish(figure, ax, "Title", "share")
         with_legend = figure.get_size_inches()[1], ax.get_position().height * figure.get_size_inches()[1]
         assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
+    assert dict(matplotlib.rcParams) == before
     figure, ax = drawn([1.0, 2.0])  # a lone line needs none
     assert not figure.legends and figure.get_size_inches()[1] == SIZE[1] < with_legend[0]
     assert with_legend[1] == pytest.approx(ax.get_position().height * SIZE[1])
 
 
-def test_the_style_ends_with_the_figure():
-    before = dict(matplotlib.rcParams)
-    with canvas(DARK):
-        assert matplotlib.rcParams["text.color"] == DARK.ink
-    assert dict(matplotlib.rcParams) == before
-
-
-@pytest.mark.parametrize("style, long", [("-", False), ("--", True), (":", True), ("", False)])
-@pytest.mark.parametrize("bars", [False, True])
-def test_a_broken_line_shows_its_gaps_in_the_legend(style, long, bars):
+def test_a_broken_line_shows_its_gaps_in_the_legend(subtests):
     """The mark in its middle would hide them in a short one. bars: of errors, which make another handle."""
-    with canvas(LIGHT) as (figure, ax):
-        for i, label in enumerate("ab"):
-            how = {"ls": style if i else "-", "marker": "o", "label": label}
-            ax.errorbar([0, 1], [i, i], [0.1, 0.2], **how) if bars else ax.plot([0, 1], [i, i], **how)
-        ax.errorbar([0, 1], [2, 2], [0.1, 0.2], fmt="none", label="c")  # without a line
-        finish(figure, ax, "Title", "share")
-        figure.canvas.draw()
-        (legend,) = figure.legends
-        width = max(line.get_window_extent().width for line in legend.findobj(Line2D))
-    assert (width > 35) == long, width
+    for style, long, bars in (
+        ("-", False, False),
+        ("--", True, False),
+        ("", False, False),
+        ("-", False, True),
+        (":", True, True),
+    ):
+        with subtests.test(style=style, bars=bars), canvas(LIGHT) as (figure, ax):
+            for i, label in enumerate("ab"):
+                how = {"ls": style if i else "-", "marker": "o", "label": label}
+                ax.errorbar([0, 1], [i, i], [0.1, 0.2], **how) if bars else ax.plot([0, 1], [i, i], **how)
+            ax.errorbar([0, 1], [2, 2], [0.1, 0.2], fmt="none", label="c")  # without a line
+            finish(figure, ax, "Title", "share")
+            figure.canvas.draw()
+            (legend,) = figure.legends
+            assert (max(line.get_window_extent().width for line in legend.findobj(Line2D)) > 35) == long

@@ -23,16 +23,13 @@ def test_warnings_that_differ_in_numbers_are_one(tmp_path):
         (24, "warning", "step 24: kl is 1.5e-3, 1.1e+01 times its recent median: a remedy"),
         (60, "info", "no warning"),
         (71, "warning", "step 71: kl is 2, 30 times its recent median: a remedy"),
+        (72, "warning", "step 72 had no group"),
     )
     assert warnings(folder, NONE) == [
         "kl is 0.02, 12 times its recent median: a remedy (3 times, first in step 3, last in step 71)",
         "another (step 4)",
+        "step 72 had no group",  # it names its step once
     ]
-
-
-def test_a_warning_names_its_step_once(tmp_path):
-    folder = said(tmp_path / "run", (7, "warning", "step 7 had no group"), (8, "warning", "step 8: odd"))
-    assert warnings(folder, NONE) == ["step 7 had no group", "odd (step 8)"]
 
 
 def test_the_first_prompt_is_the_one(tmp_path):

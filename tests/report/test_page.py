@@ -12,12 +12,9 @@ import tomli_w
 
 from gspo.report.page import reported, write_report
 from gspo.report.read import read_run
-from gspo.runs.log import to_json
 from tests.report.drawing import write
 from tests.report.fake_run import make
-from tests.report.rows import rollouts, row
-
-EVIL = "</div><script>alert(1)</script><img src=x onerror=alert(1)> \x00\x1b[31m & \"quoted\" 'too' \ud83d"
+from tests.report.rows import row
 
 
 class Page(HTMLParser):
@@ -83,19 +80,6 @@ def test_it_shows_warnings_configuration_and_samples(page):
         assert text in page.text
 
 
-def test_a_drop_and_a_change_by_chance_are_said(tmp_path):
-    def text(low, high, name):
-        lines = [
-            {"step": s, "eval/accuracy": a, "eval/accuracy_low": a - 0.05, "eval/accuracy_high": a + 0.05}
-            for s, a in enumerate((low, high))
-        ]
-        return Page(write_report([write(tmp_path / name, lines)]).read_text()).text
-
-    assert "The intervals overlap: the change may be chance." in text(0.5, 0.55, "a")
-    assert "Accuracy fell." in text(0.5, 0.2, "b")
-    assert "overlap" not in text(0.2, 0.5, "c")
-
-
 def test_an_unfinished_cold_start_and_a_served_run_which_has_no_number_of_steps_to_reach(tmp_path):
     sft = write(tmp_path / "sft", [{"step": 1, "loss": 3.0, "time/train": 2.0}, {"step": 2, "loss": 0.5}])
     served = write(tmp_path / "served", [{"step": 1, "reward": 1.0, "turns/trained": 4.0}])
@@ -103,25 +87,16 @@ def test_an_unfinished_cold_start_and_a_served_run_which_has_no_number_of_steps_
         (folder / "config.toml").write_text("[train]\nsteps = 9\n")
     text, other = (Page(write_report([folder]).read_text()).text for folder in (sft, served))
     assert "Supervised fine-tuning: loss 3.000 → 0.500 in 2 steps, 2.0 s" in text and "Not finished: 2 of 9 steps." in text
-    assert "Not finished" not in other and "eval.every" not in other and "rewards of the trajectories" in other
+    assert "Not finished" not in other and "rewards of the trajectories" in other
 
 
-def test_what_the_model_writes_cannot_become_markup(tmp_path):
-    folder = make(tmp_path / "run", steps=2, warnings=(EVIL,), name="</pre><script>alert(1)</script>")
-    rollouts(
-        folder,
-        [row(s, EVIL, 1.0, EVIL, tokens=[EVIL, "b"], log_ratio=[0.1, None], logp=[-1.0, None], error=EVIL)
-         for s in (1, 2)],
-    )  # fmt: skip
-    with (folder / "events.jsonl").open("ab") as events:
-        events.write(to_json({"step": 1, "kind": "prompt", "text": EVIL}))
-    page = Page(write_report([folder]).read_text())
-    assert "script" not in page.tags and page.tags.count("img") == 15 and "A prompt as the model reads it" in page.text
-    assert page.text.count("<script>alert(1)</script>") >= 7
-    assert "\x00" not in page.text and "\x1b" not in page.text
+def test_a_run_without_metrics_says_why(tmp_path):
+    (tmp_path / "events.jsonl").write_text('{"step": 1, "kind": "error", "text": "RuntimeError: no memory"}\n')
+    with pytest.raises(ValueError, match=r"no metrics\.jsonl.* failed before its first step: RuntimeError: no memory$"):
+        write_report([tmp_path])
 
 
-ODD = """<script>x</script>"'&$\\frac{$\x1b"""
+ODD = """</pre><script>x</script>"'&$\\frac{$\x1b\x00\ud83d"""
 ALL_FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 
 
@@ -178,7 +153,7 @@ def test_no_text_and_no_key_of_any_file_reaches_the_page_raw(talked):
     html = write_report([folder]).read_text()
     page = Page(html)
     assert "<script" not in html and "\x1b" not in html and "script" not in page.tags
-    shown = ODD.replace("\x1b", "\\x1b")
+    shown = ODD.replace("\x1b\x00\ud83d", "\\x1b\\x00\\ud83d")
     assert page.text.count(shown) > 10
     for text in ("Right answer: " + shown, "turn 1, reward +0.50, left out: " + shown, f"{shown} (step 2)"):
         assert text in page.text
@@ -188,12 +163,11 @@ def test_no_text_and_no_key_of_any_file_reaches_the_page_raw(talked):
 
 def test_values_of_other_types_stop_no_report(talked):
     tamper(talked, with_one_odd_value)
-    html = write_report([talked]).read_text()
-    assert "<script" not in html and Page(html).tags.count("figure") > 5
     for name in ALL_FILES:
         with (talked / name).open("a") as file:
             file.write("[" * 100_000 + "\n1\nnull\n{}\n")
-    assert Page(write_report([talked]).read_text())
+    html = write_report([talked]).read_text()
+    assert "<script" not in html and Page(html).tags.count("figure") > 5
 
 
 REWARDS = '{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 1.0}\n'
@@ -248,10 +222,8 @@ def test_a_run_that_an_error_ended_is_reported_and_the_error_goes_on(run, tmp_pa
         pass
 
     for error, but, written in (
-        (KeyError("x"), (GoesOn,), True),
-        (GoesOn(), (GoesOn,), False),
         (KeyboardInterrupt(), (GoesOn,), True),
-        (KeyboardInterrupt(), (GoesOn, KeyboardInterrupt), False),
+        (GoesOn(), (GoesOn, KeyboardInterrupt), False),
         (None, (GoesOn,), True),
     ):
         (run / "report.html").unlink(missing_ok=True)
@@ -275,13 +247,3 @@ def test_several_runs_have_a_table_and_leave_the_reports_alone(run, tmp_path):
     assert "2 runs compared" in page.text and page.tags.count("tr") == 3
     assert "grpo: second (step 0)" in page.text and "Configuration of grpo" in page.text
     assert len(page.links) == 30
-
-
-def test_no_runs_and_no_metrics(tmp_path):
-    with pytest.raises(ValueError, match="name at least one run folder"):
-        write_report([])
-    with pytest.raises(ValueError, match=r"no metrics\.jsonl"):
-        write_report([tmp_path])
-    (tmp_path / "events.jsonl").write_text('{"step": 1, "kind": "error", "text": "RuntimeError: no memory"}\n')
-    with pytest.raises(ValueError, match=r"failed before its first step: RuntimeError: no memory$"):
-        write_report([tmp_path])

@@ -1,6 +1,6 @@
 import math
 
-from gspo.report.read import RunMetrics, first_step, last_step, read_lines, read_run, run_names
+from gspo.report.read import RunMetrics, first_step, last_step, read_lines, read_run
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
 from tests.report.fake_run import Quiet
@@ -49,7 +49,3 @@ def test_the_time_of_a_step_is_the_sum_of_its_parts(tmp_path):
     made = read_run(tmp_path, "a name")
     assert [line["time/step"] for line in made.lines] == [7, 9] and made.name == "a name"
     assert read_run(tmp_path).name == tmp_path.name
-
-
-def test_runs_of_one_name_are_told_apart():
-    assert run_names(["a/x", "b/x", "c/y"]) == ["a/x", "b/x", "y"]

@@ -3,11 +3,6 @@ from gspo.report.samples import Token
 from tests.report.rows import rollouts, row
 
 
-def test_chat_messages_are_shown_with_their_roles():
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
-    assert samples.prompt_text({"prompt": messages}) == "system: Be brief.\nuser: 2+2?"
-
-
 def test_before_and_after_show_the_same_prompt_and_a_median_completion():
     first = [row(1, "a b c", r, f"f{r}") for r in (0.0, 1.0, 0.0)] + [row(1, "x y", 1.0, "other")]
     last = [row(9, "q r", 0.0, "no"), row(9, "a b c", 1.0, "l1"), row(9, "a b c", None, "failed")]
@@ -28,9 +23,7 @@ def test_before_and_after_are_typical_of_their_time():
 
 
 def test_tokens_are_coloured_by_their_log_ratio(tmp_path):
-    assert [samples.shade(v, 1.0) for v in (-9.0, -0.5, 0.0, 0.1, 0.3, 1.0, None, float("nan"))] == [
-        "d4", "d2", "", "", "u1", "u4", "", "",
-    ]  # fmt: skip
+    assert [samples.shade(v, 1.0) for v in (-9.0, -0.5, 0.0, 0.1, 0.3, 1.0, None)] == ["d4", "d2", "", "", "u1", "u4", ""]
     rollouts(tmp_path, [row(1, "p", 1.0, tokens=["a", "b\n", "c"], log_ratio=[1e-3, -1e-3, 0.0], logp=[-0.5, -1.0, -2.0])])
     assert parts(tmp_path)[1].tokens == [
         Token("u4", "log-ratio +0.001, log-prob -0.5", "a"), Token("d4", "log-ratio -0.001, log-prob -1", "b↵\n"),
@@ -69,6 +62,8 @@ def test_conversations_are_shown_turn_by_turn(tmp_path):
         {"role": "tool", "content": "nothing"},
         {"role": "assistant", "content": "made up", "left_out": "no answer of the policy"},
     ]
+    messages = [{"role": "system", "content": "Be brief."}, said[0]]
+    assert samples.prompt_text({"prompt": messages}) == "system: Be brief.\nuser: which <box>?"
     tokens = {"tokens": ["look ", "a"], "log_ratio": [0.1, -0.1], "token_turns": [0, 0]}
     rollouts(tmp_path, [row(step, "which <box>?", 1.0, "look a", dialogue=said, **tokens) for step in (1, 2)])
     for _, card in samples.before_and_after(tmp_path)["cards"]:

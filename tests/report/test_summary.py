@@ -32,8 +32,8 @@ def test_what_went_wrong_comes_first(made, text):
 
 def test_a_run_without_evaluations_says_so():
     assert lead(summary(*REWARDED)).startswith("Nothing was evaluated (eval.every = 0)")
-    assert "evaluated" not in lead(summary({"loss": 1.0}, supervised=True))
-    assert "evaluated" not in lead(summary({"reward": 1.0, "eval/accuracy": 0.5}))
+    assert lead(summary({"loss": 1.0}, supervised=True)).startswith("The model was trained to imitate completions.")
+    assert lead(summary({"reward": 1.0, "eval/accuracy": 0.5}, planned=1)) == "Mean reward in training 1.00."
     served = lead(summary(*REWARDED, served=True, planned=0))
     assert served == "These are rewards of the trajectories that it was trained on."
 
@@ -52,6 +52,17 @@ def test_a_failed_run_says_what_it_had_reached():
 def test_a_supervised_run_is_not_labelled_by_an_algorithm():
     assert origin(summary(*REWARDED)) == "r · gspo · m"
     assert origin(summary({"loss": 1.0}, supervised=True)) == "r · supervised fine-tuning · m"
+
+
+def test_a_drop_and_a_change_by_chance_are_said():
+    for ends, said in (
+        ((0.5, 0.55), "The intervals overlap: the change may be chance."),
+        ((0.5, 0.2), "Accuracy fell."),
+        ((0.2, 0.5), ""),
+    ):
+        lines = [{"eval/accuracy": a, "eval/accuracy_low": a - 0.05, "eval/accuracy_high": a + 0.05} for a in ends]
+        told = lead(summary(*lines))
+        assert told.endswith(said) and ("overlap" in told or "fell" in told) == bool(said)
 
 
 def test_rewards_that_only_watch_are_told_as_what_they_are():

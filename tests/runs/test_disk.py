@@ -31,13 +31,15 @@ def test_a_folder_is_replaced_in_one_move_or_stays(tmp_path):
     disk.write_folder(final, again)
     assert seen == [["a"]] and names(final) == ["b"]
 
-    def fails(part):
-        (part / "c").write_text("3")
-        raise OSError(28, "No space left on device")
+    for error in (TypeError("a mistake of ours"), KeyboardInterrupt()):  # other errors stay what they are
 
-    with pytest.raises(SaveError, match=r"model could not be written .*No space left.* GiB are free there"):
-        disk.write_folder(final, fails)
-    assert names(final) == ["b"] and names(tmp_path) == ["model"]
+        def fails(part, error=error):
+            (part / "c").write_text("3")
+            raise error
+
+        with pytest.raises(type(error)):
+            disk.write_folder(final, fails)
+        assert names(final) == ["b"] and names(tmp_path) == ["model"]
 
 
 def to_full(part):
@@ -58,17 +60,6 @@ def test_a_disk_that_is_full_for_whatever_library_writes(tmp_path, write, why):
     with pytest.raises(SaveError, match=f"model could not be written .* GiB are free there{why}$"):
         disk.write_folder(tmp_path / "model", write)
     assert names(tmp_path) == ["model"] and names(tmp_path / "model") == ["a"]
-
-
-@pytest.mark.parametrize("error", [TypeError("a mistake of ours"), KeyboardInterrupt()])
-def test_other_errors_stay_what_they_are_and_leave_nothing(tmp_path, error):
-    def fails(part):
-        (part / "a").write_text("1")
-        raise error
-
-    with pytest.raises(type(error)):
-        disk.write_folder(tmp_path / "model", fails)
-    assert names(tmp_path) == []
 
 
 def test_a_text_is_replaced_at_once_or_stays(tmp_path):
@@ -105,23 +96,18 @@ def test_a_kill_in_the_middle_of_a_replacement_leaves_the_old_or_the_new(tmp_pat
     """At each of its calls to the kernel, and the next start clears up."""
     code = (
         "import os, sys; from pathlib import Path; from gspo.runs import disk\n"
-        "def write(part):\n"
-        "    for name in 'ab': (part / name).write_text(sys.argv[2])\n"
-        "disk.write_folder(Path(sys.argv[1]), write) if sys.argv[2] == 'old' else None\n"
-        "real, left = getattr(os, sys.argv[3]), [int(sys.argv[4])]\n"
+        "real, left = getattr(os, sys.argv[2]), [int(sys.argv[3])]\n"
         "def dies(*given, **more):\n"
         "    left[0] -= 1\n"
         "    if left[0] < 0: os.kill(os.getpid(), 9)\n"
         "    return real(*given, **more)\n"
-        "if sys.argv[2] == 'new':\n"
-        "    setattr(os, sys.argv[3], dies)\n"
-        "    disk.write_folder(Path(sys.argv[1]), write)\n"
+        "setattr(os, sys.argv[2], dies)\n"
+        "disk.write_folder(Path(sys.argv[1]), lambda part: [(part / name).write_text('new') for name in 'ab'])\n"
     )
     final = tmp_path / "model"
-    for text in ("old", "new"):
-        command = [sys.executable, "-c", code, str(final), text, call, str(count)]
-        ended = subprocess.run(command, timeout=PATIENCE)
-        assert ended.returncode == {"old": 0, "new": -signal.SIGKILL}[text]
+    disk.write_folder(final, lambda part: [(part / name).write_text("old") for name in "ab"])
+    ended = subprocess.run([sys.executable, "-c", code, str(final), call, str(count)], timeout=PATIENCE)
+    assert ended.returncode == -signal.SIGKILL
     disk.sweep(tmp_path, "model")
     assert names(tmp_path) == ["model"] and names(final) == ["a", "b"]
     assert len({(final / name).read_text() for name in "ab"}) == 1
@@ -139,19 +125,17 @@ def test_damage_is_found_in_any_file(tmp_path):
     assert disk.damage(tmp_path) == ""
     whole = (tmp_path / disk.SUMS).read_text()
     for line in whole.splitlines(keepends=True):
+        path = tmp_path / (name := line.rstrip().partition("  ")[2])
         (tmp_path / disk.SUMS).write_text(whole.replace(line, ""))
-        path = tmp_path / line.rstrip().partition("  ")[2]
         assert disk.damage(tmp_path) == f"{path} is not in SHA256SUMS: the file was added, or its line was taken out"
-    (tmp_path / disk.SUMS).write_text(whole)
-    for name in ("a.json", "deep/b.safetensors", "two  spaces.pt"):
-        (tmp_path / name).write_text("x")
-        assert disk.damage(tmp_path) == f"{tmp_path / name} is damaged: its checksum is not the one in SHA256SUMS"
-        (tmp_path / name).write_text(name)
-    for text in ("", "junk\n", (tmp_path / disk.SUMS).read_text()[:-1]):
-        whole = (tmp_path / disk.SUMS).read_text()
+        (tmp_path / disk.SUMS).write_text(whole)
+        path.write_text("x")
+        assert disk.damage(tmp_path) == f"{path} is damaged: its checksum is not the one in SHA256SUMS"
+        path.write_text(name)
+    for text in ("", "junk\n", whole[:-1], whole + "junk\n"):
         (tmp_path / disk.SUMS).write_text(text)
         assert disk.damage(tmp_path) == f"{tmp_path / disk.SUMS} is damaged"
-        (tmp_path / disk.SUMS).write_text(whole)
+    (tmp_path / disk.SUMS).write_text(whole)
     os.remove(tmp_path / "a.json")
     assert disk.damage(tmp_path) == f"{tmp_path / 'a.json'} is missing"
 
@@ -166,5 +150,5 @@ def test_nobody_else_may_write_to_the_cache(tmp_path, monkeypatch):
     assert folder == tmp_path / "cache" / "gspo" and folder.stat().st_mode & 0o777 == 0o700
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(SaveError, match=r"cannot be made .*: set XDG_CACHE_HOME to another"):
+    with pytest.raises(SaveError, match=r"cannot be made .*: set XDG_CACHE_HOME"):
         disk.cache_folder()

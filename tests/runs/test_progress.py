@@ -30,9 +30,9 @@ def no_ci(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def run(plain, width=100):
+def run(plain):
     out = io.StringIO()
-    console = Console(file=out, force_terminal=not plain, width=width, color_system=None, highlight=False)
+    console = Console(file=out, force_terminal=not plain, width=100, color_system=None, highlight=False)
     with Progress(3, 0, console=console) as progress:
         progress.step(
             {"step": 0, "eval/accuracy": 0.36, "eval/accuracy_low": 0.32, "eval/accuracy_high": 0.4, "eval/failed": 3.0}
@@ -57,66 +57,12 @@ def test_plain_output_is_one_line_a_step():
     assert len(lines) == 5 and "\x1b" not in "".join(lines)
 
 
-@pytest.mark.parametrize("plain", [True, False])
-def test_what_a_reward_says_moves_no_cursor(plain):
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=not plain, color_system=None)
-    with Progress(3, console=console) as progress:
-        before = out.getvalue()
-        progress.note("bad \x1b[2J\x1b]0;title\x07\x9b1m \u202e \ud83d reward")
-    text = out.getvalue().removeprefix(before)
-    assert "\\x1b[2J\\x1b]0;title\\x07\\x9b1m \\u202e \\ud83d reward" in text.replace("\n", "")
-    assert "\x1b[2J" not in text and "\x07" not in text and "\x9b" not in text
-
-
-@pytest.mark.parametrize("width", [12, 20, 30, 45, 60, 80, 200])
-def test_the_view_fits_its_terminal(width):
-    """Nothing wraps, and what counts stays whole: how far it is, and the newest values."""
-    out = io.StringIO()
-    with Progress(
-        1000, 0, "gspo training", Console(file=out, force_terminal=True, width=width, color_system=None)
-    ) as progress:
-        for step in range(1, 60):
-            progress.step({"step": step, **METRICS, "reward/of_a_long_name": float(step), "reward/b": 0.0})
-        progress.phase("sampling", 33, 192)
-        shown = Console(file=io.StringIO(), width=width, color_system=None)
-        shown.print(progress._view())
-    lines = shown.file.getvalue().splitlines()
-    assert len(lines) == 2 + 6 and all(cell_len(line) <= width for line in lines)
-    assert "59/1000" in lines[0] and "33/192" in lines[1] and "59.00" in lines[6]
-    assert width < 45 or "━" in lines[1]
-    assert width < 60 or ("gspo training" in lines[0] and " left" in lines[0] and "█" in lines[6])
-
-
-def test_more_steps_than_planned_are_counted_without_a_total():
-    out = io.StringIO()
-    with Progress(1, console=Console(file=out)) as progress:
-        progress.step({"step": 1})
-        progress.step({"step": 2})
-    assert out.getvalue() == "step 1/1\nstep 2\n"
-
-
 def test_the_live_view_shows_step_phase_and_metrics():
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", run(plain=False))
     assert "3/3" in text and "0/192" in text and "9,000 tokens/s" in text
     assert "warning: [/odd] markup" in text
     assert "step 0: held-out accuracy 36.0%" in text
     assert "loss" not in text  # a policy's loss says nothing
-
-
-@pytest.mark.parametrize(("env", "plain"), [({}, False), ({"CI": "true"}, True), ({"TERM": "dumb"}, True)])
-def test_ci_and_dumb_terminals_are_plain(monkeypatch, env, plain):
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    assert Progress(1, console=Console(file=io.StringIO(), force_terminal=True)).plain is plain
-    assert Progress(1, console=Console(file=io.StringIO())).plain is True
-
-
-def test_a_pipe_gets_plain_lines():
-    code = "from gspo.runs.progress import Progress\nwith Progress(1) as p: p.step({'step': 1, 'loss': 2.5})"
-    env = {k: v for k, v in os.environ.items() if k != "FORCE_COLOR"}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
-    assert ended.stdout == "step 1/1  loss 2.5000\n"
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -143,39 +89,63 @@ def test_a_view_that_nobody_sees_any_more_ends_no_run(terminal):
     assert process.returncode == 42, error.decode()
 
 
-def test_parts_of_the_reward_are_shown_where_there_are_several():
+def shown(plain, total, *metrics, start=0, width=80):
+    """What a view in a terminal, or plain lines, show of these metrics."""
     out = io.StringIO()
-    with Progress(2, console=Console(file=out, width=30)) as progress:  # plain lines are not wrapped
-        progress.step({"step": 1, "reward": 1.0, "reward/task": 1.0, "entropy": None, "eval/accuracy": math.nan})
-        progress.step({"step": 2, "reward": 1.0, "reward/task": 1.0, "reward/worked": 0.4})
-    first, second = out.getvalue().splitlines()
-    assert first == "step 1/2  reward 1.000  0:00 left"
-    assert second == "step 2/2  reward 1.000  task 1.00  worked 0.40"
+    console = Console(file=out, force_terminal=not plain, width=width, color_system=None, highlight=False)
+    with Progress(total, start, console=console) as progress:
+        for each in metrics:
+            progress.step(each) if isinstance(each, dict) else progress.note(each)
+    return out.getvalue()
 
 
-@pytest.mark.parametrize("plain", [True, False])
-def test_metrics_that_the_view_has_no_place_for_are_named(plain):
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=not plain, width=80, color_system=None)
-    with Progress(None, console=console) as progress:
-        progress.step({"step": 0, "val/reward": 0.25, "val/odd": None})
-    assert re.search(r"step 0  val/reward 0\.25 *\n", out.getvalue())
+def test_what_a_reward_says_moves_no_cursor():
+    for plain in (True, False):
+        text = shown(plain, 3, "bad \x1b[2J\x1b]0;title\x07\x9b1m \u202e reward")
+        assert "\\x1b[2J\\x1b]0;title\\x07\\x9b1m \\u202e reward" in text.replace("\n", "")
+        assert "\x1b[2J" not in text and "\x07" not in text and "\x9b" not in text
 
 
-@pytest.mark.parametrize("plain", [True, False])
-def test_steps_of_which_nobody_knows_how_many_there_are(plain):
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=not plain, width=80, color_system=None)
-    with Progress(None, 2, console=console) as progress:
-        for step in (3, 4):
-            progress.step({"step": step, "reward": 0.5})
-    assert ("step 4  reward 0.500\n" if plain else "step 4  0:00") in out.getvalue()
-    assert "/" not in out.getvalue() and "left" not in out.getvalue()
+def test_what_a_plain_line_says():
+    assert shown(True, 1, {"step": 1}, {"step": 2}) == "step 1/1\nstep 2\n"  # more steps than planned
+    parts = {"reward": 1.0, "reward/task": 1.0, "entropy": None, "eval/accuracy": math.nan}
+    first, second = shown(True, 2, {"step": 1} | parts, {"step": 2, "reward/worked": 0.4} | parts, width=30).splitlines()
+    assert first == "step 1/2  reward 1.000  0:00 left"  # a single part is the reward
+    assert second == "step 2/2  reward 1.000  worked 0.40  task 1.00"
+
+
+def test_steps_of_which_nobody_knows_how_many_there_are_and_metrics_that_the_view_has_no_place_for():
+    for plain in (True, False):
+        text = shown(plain, None, {"step": 3, "val/reward": 0.25, "val/odd": None}, {"step": 4, "reward": 0.5}, start=2)
+        assert re.search(r"step 3  val/reward 0\.25 *\n", text)
+        assert ("step 4  reward 0.500\n" if plain else "step 4  0:00") in text and " left" not in text
+
+
+def test_the_view_fits_its_terminal(subtests):
+    """Nothing wraps, and what counts stays whole: how far it is, and the newest values."""
+    for width in (12, 30, 45, 60, 200):
+        console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+        with subtests.test(width=width), Progress(1000, 0, "gspo training", console) as progress:
+            for step in range(1, 60):
+                progress.step({"step": step, **METRICS, "reward/of_a_long_name": float(step), "reward/b": 0.0})
+            progress.phase("sampling", 33, 192)
+            console = Console(file=io.StringIO(), width=width, color_system=None)
+            console.print(progress._view())
+            lines = console.file.getvalue().splitlines()
+            assert len(lines) == 2 + 6 and all(cell_len(line) <= width for line in lines)
+            assert "59/1000" in lines[0] and "33/192" in lines[1] and "59.00" in lines[6]
+            assert width < 45 or "━" in lines[1]
+            assert width < 60 or ("gspo training" in lines[0] and " left" in lines[0] and "█" in lines[6])
+
+
+def test_ci_and_dumb_terminals_are_plain(monkeypatch):
+    for env, plain in (({}, False), ({"CI": "true"}, True), ({"TERM": "dumb"}, True)):
+        with monkeypatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            assert Progress(1, console=Console(file=io.StringIO(), force_terminal=True)).plain is plain
 
 
 def test_sparkline_and_clock():
-    assert sparkline([0, 1, 2, 7]) == "▁▂▃█"
-    assert sparkline([3, 3]) == "▁▁"
-    assert sparkline([0, math.nan, 7]) == "▁ █"
-    assert sparkline([]) == "" == sparkline([math.inf])
+    assert (sparkline([0, 1, 2, 7]), sparkline([3, 3])) == ("▁▂▃█", "▁▁")
     assert [clock(s) for s in (5.4, 65, 3725)] == ["0:05", "1:05", "1:02:05"]

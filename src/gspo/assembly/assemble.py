@@ -129,7 +129,7 @@ def started(
     """Joins the ranks, and claims the folder of a run to resume. odd: warnings about the settings."""
     with (
         rank.joined(config.scale) as ranks,
-        claimed(config, resume, allowed, command) as (config, folder, last),
+        claimed(config, resume, allowed) as (config, folder, last),
         engine_hosts(config) as hosts,
     ):
         check_offload(config)

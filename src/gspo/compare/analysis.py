@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gspo.config.training import GuardConfig
+from gspo.report import numbers
 from gspo.report.read import RunMetrics, is_number
 from gspo.training.reward_fall import RewardFall, other_queries
 
@@ -39,7 +40,7 @@ def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD)
     _, rewards = run.series("reward")
     width = min(last, len(rewards))
     smooth: list[float] = np.convolve(rewards, np.ones(width) / width, "valid").tolist() if width else []
-    steps = int(max((line.get("step", 0) for line in run.lines), default=0))
+    steps = numbers.steps(run)
     end = {key: v for line in run.lines if line.get("step", 0) == steps for key, v in line.items() if is_number(v)}
     row: dict[str, Any] = {
         "steps": steps,

@@ -23,12 +23,12 @@ OF_ITS_NUMBERS = ("eval.", "guard.")  # a resumed run may change these, but the 
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """How a cell ended: "done", "failed" or "stopped", why, and its seconds in this call (0: it was done before)."""
+    """How a cell ended: "done", "failed" or "stopped", why, and its seconds."""
 
     cell: Cell
     status: str
-    reason: str = ""
-    seconds: float = 0.0
+    reason: str
+    seconds: float
 
 
 def finished(cell: Cell) -> bool:
@@ -70,7 +70,7 @@ class Running:
         cores = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         self.log.unlink(missing_ok=True)  # it may be a symlink
         with open(self.log, "w", encoding="utf-8") as output:
-            # Its own session, so that Ctrl-C reaches it only once, through `stop`.
+            # Its own session, so that Ctrl-C reaches it only once, through `run_cells`.
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
                 env=os.environ | cores,
@@ -83,16 +83,11 @@ class Running:
             return None
         seconds = time.monotonic() - self.begin
         if status == 0 or stopped(self.cell):
-            return CellOutcome(self.cell, "done", seconds=seconds)
+            return CellOutcome(self.cell, "done", "", seconds)
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         reason = next((line for line in reversed(lines) if "error:" in line.lower()), lines[-1] if lines else "")
         reason = reason.removeprefix("gspo: error: ")
         return CellOutcome(self.cell, "stopped" if status == 130 else "failed", reason or f"exit status {status}", seconds)
-
-    def stop(self) -> None:
-        """Asks the process to finish its step and save."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kills the process group."""
@@ -102,19 +97,14 @@ class Running:
 
 
 def run_cells(
-    cells: Sequence[Cell],
-    workers: int,
-    threads: int,
-    on_end: Callable[[CellOutcome, int], None] = lambda outcome, remaining: None,
+    cells: Sequence[Cell], workers: int, threads: int, on_end: Callable[[CellOutcome, int], None]
 ) -> list[CellOutcome]:
-    """Runs the unfinished cells, `workers` at once with so many threads each, and returns the outcomes of all. A failed cell
-    does not stop the others. `on_end(outcome, remaining)` is called when a cell ends. Raises ValueError if a folder holds
-    another run.
+    """Runs cells, `workers` at once with so many threads each, and returns their outcomes. A failed cell does not stop the
+    others. `on_end(outcome, remaining)` is called when a cell ends.
 
     If an error or Ctrl-C ends the call early, the running cells save their work first.
     """
-    waiting = [cell for cell in cells if not finished(cell)]
-    outcomes = [CellOutcome(cell, "done") for cell in cells if cell not in waiting]
+    waiting, outcomes = list(cells), []
     running: list[Running] = []
     try:
         while waiting or running:
@@ -129,7 +119,7 @@ def run_cells(
                     on_end(outcome, len(waiting) + len(running))
     except BaseException:
         for run in running:
-            run.stop()
+            run.process.send_signal(signal.SIGTERM)  # finishes its step and saves
         deadline = time.monotonic() + GRACE
         while any(run.process.poll() is None for run in running) and time.monotonic() < deadline:
             time.sleep(0.1)

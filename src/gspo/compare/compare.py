@@ -48,9 +48,9 @@ def compare(
             say(f"{'done   ' if cell.name in done_names else 'missing'}  {cell.name}")
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    outcomes = _run(study, chosen, done_names, say)
-    rows, runs = _collect(study, outcomes)
-    if not any(row["status"] == "done" for row in rows):
+    outcomes = _run(study, [cell for cell in chosen if cell.name not in done_names], len(chosen), say)
+    rows, runs = _collect(study, done_names, outcomes)
+    if not runs:
         say("no cell is done: nothing to draw")
         return 1
     page.write_rows(rows, folder)
@@ -68,20 +68,14 @@ def compare(
     return 1 if any(outcome.status == "failed" for outcome in outcomes.values()) else 0
 
 
-def _run(
-    study: spec.Study, chosen: list[spec.Cell], done_names: set[str], say: Callable[[str], None]
-) -> dict[str, CellOutcome]:
-    """Runs the missing cells and reports the end of each."""
-    missing = [cell for cell in chosen if cell.name not in done_names]
-    workers = study.workers
+def _run(study: spec.Study, missing: list[spec.Cell], chosen: int, say: Callable[[str], None]) -> dict[str, CellOutcome]:
+    """Runs the missing cells and reports the end of each. chosen: how many were asked for."""
     if missing:
-        say(f"{len(missing)} of {len(chosen)} cells to run, {workers} at once")
+        say(f"{len(missing)} of {chosen} cells to run, {study.workers} at once")
     begin = time.monotonic()
-    ended = 0
 
     def on_end(outcome: CellOutcome, remaining: int) -> None:
-        nonlocal ended
-        ended += 1
+        ended = len(missing) - remaining
         seconds_left = (time.monotonic() - begin) / ended * remaining
         say(
             f"{outcome.status:7} {outcome.cell.name}  {outcome.seconds:.0f} s  {outcome.reason}"
@@ -89,21 +83,21 @@ def _run(
         )
 
     try:
-        return {outcome.cell.name: outcome for outcome in run_cells(chosen, workers, study.threads, on_end)}
+        return {outcome.cell.name: outcome for outcome in run_cells(missing, study.workers, study.threads, on_end)}
     except KeyboardInterrupt:
         say("stopped: the running cells saved their last step; the same command goes on")
         raise
 
 
 def _collect(
-    study: spec.Study, outcomes: Mapping[str, CellOutcome]
+    study: spec.Study, done_names: set[str], outcomes: Mapping[str, CellOutcome]
 ) -> tuple[list[page.CellRow], dict[str, dict[str, list[RunMetrics]]]]:
     """One row per cell, and the finished runs by setting and variant."""
     rows: list[page.CellRow] = []
     runs: dict[str, dict[str, list[RunMetrics]]] = {}
     for cell in study.cells:
         outcome = outcomes.get(cell.name)
-        status = outcome.status if outcome else "done" if finished(cell) else "not run"
+        status = outcome.status if outcome else "done" if cell.name in done_names else "not run"
         row: page.CellRow = {"setting": cell.setting, "variant": cell.variant, "seed": cell.seed, "status": status}
         row["reason"] = outcome.reason if outcome else ""
         if status == "done":

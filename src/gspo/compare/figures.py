@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from gspo.report.canvas import LIGHT, canvas, finish, save
+from gspo.report.canvas import LIGHT, canvas, finish, line_style, save
 from gspo.report.plots import Drawn
 from gspo.report.read import RunMetrics
 
 GRID = 120  # maximum points per line
 FLOOR = 1e-5  # lowest value on logarithmic axes
 PERCENT = "%"
-DASHES = ("-", "--", ":", "-.")
 # name, title, unit, x axis, metric, logarithmic, caption
 CURVES = (
     ("reward", "Reward", "reward", "step", "reward", False, "Mean reward of the training batches against steps"),
@@ -34,14 +33,12 @@ NAMES = {"step": "step", "tokens_total": "sampled tokens", "seconds": "seconds"}
 
 def points(run: RunMetrics, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
     """Positions on the axis `x` and values of the metric `y`."""
-    if x == "seconds":
-        steps, times = run.series("time/step")
-        value_steps, values = run.series(y)
-        clock = dict(zip(steps.tolist(), np.cumsum(times).tolist()))
-        keep = [i for i, step in enumerate(value_steps.tolist()) if step in clock]
-        return np.array([clock[value_steps[i]] for i in keep]), values[keep]
     if x == "step":
         return run.series(y)
+    if x == "seconds":
+        steps, times = run.series("time/step")
+        here, (_, values) = run.rows(("time/step", y))
+        return np.cumsum(times)[np.isin(steps, here)], values
     _, (at, values) = run.rows((x, y))
     return at, values
 
@@ -76,10 +73,10 @@ def draw_setting(runs: Mapping[str, Sequence[RunMetrics]], out: Path) -> list[Dr
         with canvas(LIGHT) as (figure, ax):
             for i, (variant, (grid, *values)) in enumerate(bands.items()):
                 mean, low, high = (scale * each for each in values)
-                colour = LIGHT.series[i % len(LIGHT.series)]
+                colour, dashes = line_style(i)
                 if len(bands) <= 6:
                     ax.fill_between(grid, low, high, color=colour, alpha=0.15, lw=0)
-                ax.plot(grid, mean, DASHES[i // len(LIGHT.series) % len(DASHES)], color=colour, lw=1.9, label=variant)
+                ax.plot(grid, mean, dashes, color=colour, lw=1.9, label=variant)
             finish(figure, ax, title, unit, log=log)
             ax.set_xlabel(NAMES[x])
             save(figure, *files)

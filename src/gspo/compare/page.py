@@ -131,6 +131,7 @@ def write_html(
             tables.append((*_table(study, here, by), [line["verdict"] for line in here if "verdict" in line]))
         settings.append({"name": setting, "tables": tables, "drawn": drawn.get(setting, [])})
     path = folder / "compare.html"
+    shares = {cell.config.guard.collapse for cell in study.cells}
     write_page(
         path,
         "compare/page.html",
@@ -141,7 +142,7 @@ def write_html(
         missing=missing,
         settings=settings,
         last=study.last,
-        share=_share(study),
+        share=f"{shares.pop():.0%}" if len(shares) == 1 else "the share guard.collapse",
     )
     return path
 
@@ -152,27 +153,16 @@ def _steps(study: Study, rows: Sequence[CellRow]) -> dict[str, int]:
     return {cell.name: done[at] for cell in study.cells if (at := (cell.setting, cell.variant, cell.seed)) in done}
 
 
-def _share(study: Study) -> str:
-    """guard.collapse of the cells, in words."""
-    shares = {cell.config.guard.collapse for cell in study.cells}
-    return f"{shares.pop():.0%}" if len(shares) == 1 else "the share guard.collapse"
-
-
-def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> tuple[Sequence[str], list[Sequence[str]]]:
+def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> tuple[Sequence[str], list[list[str]]]:
     label = named(study, by)[1]
     head = ("variant", label, f"against {study.baseline}", "collapsed", "clipped tokens", "volatility", "seconds")
-    rows: list[Sequence[str]] = []
+    rows = []
     for line in lines:
-        difference = line.get("difference")
-        low, high = line.get("bootstrap", (math.nan, math.nan))
-        cells = (
-            line["variant"],
-            spell(line[by]),
-            f"{spell(difference, '+z.3f')} ({low:+z.3f}, {high:+z.3f})" if difference and difference.n > 1 else "",
-            f"{line['collapsed']} of {line['cells']}",
-            spell(line["clipped"], ".2%", short=True),
-            spell(line["volatility"], ".2%", short=True),
-            spell(line["seconds"], ".0f", short=True),
-        )
-        rows.append(cells)
+        difference, against = line.get("difference"), ""
+        if difference and difference.n > 1:
+            low, high = line["bootstrap"]
+            against = f"{spell(difference, '+z.3f')} ({low:+z.3f}, {high:+z.3f})"
+        beside = (("clipped", ".2%"), ("volatility", ".2%"), ("seconds", ".0f"))
+        means = [spell(line[name], form, short=True) for name, form in beside]
+        rows.append([line["variant"], spell(line[by]), against, f"{line['collapsed']} of {line['cells']}", *means])
     return head, rows

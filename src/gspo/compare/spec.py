@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from gspo.data.splits import check_sources
 
 Tables = dict[str, dict[str, Any]]
 KEYS = ("title", "plan", "base", "seeds", "baseline", "metric", "last", "workers", "threads", "variants", "settings")
-LONGEST = 200  # bytes of a folder's name: file systems allow 255
 SET_BY_THE_STUDY = ("task.seed", "train.seed", "log.dir")
 
 
@@ -39,25 +38,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """The content of a study file.
-
-    Attributes:
-        plan: What was fixed before anything ran, in words.
-        baseline: The variant that the others are compared with.
-        metric: A name in metrics.jsonl whose value at the last step counts beside the reward; "" for none.
-        last: Number of final steps whose mean reward is a cell's reward.
-        workers: Maximum number of concurrent cells.
-        threads: CPU threads per cell.
-    """
+    """The content of a study file."""
 
     title: str
-    plan: str
-    baseline: str
-    metric: str
-    last: int
-    workers: int
-    threads: int
-    cells: list[Cell] = field(repr=False)
+    plan: str  # what was fixed before anything ran, in words
+    baseline: str  # the variant that the others are compared with
+    metric: str  # a name in metrics.jsonl whose value at the last step counts beside the reward; "" for none
+    last: int  # number of final steps whose mean reward is a cell's reward
+    workers: int  # maximum number of concurrent cells
+    threads: int  # CPU threads per cell
+    cells: list[Cell]
 
     @property
     def seeds(self) -> list[int]:
@@ -72,16 +62,6 @@ class Study:
     def variants(self, setting: str) -> list[str]:
         """The variants that run in a setting, in order."""
         return list(dict.fromkeys(cell.variant for cell in self.cells if cell.setting == setting))
-
-
-def check_name(key: str, name: str) -> None:
-    """Raises ValueError for a name of a setting or variant that cannot name a folder or contains control characters."""
-    folder = slug(name)
-    if not folder or folder.startswith(".") or len(folder.encode()) > LONGEST or not name.isprintable():
-        raise ValueError(
-            f"{key}.{name!r:.60}: a folder gets this name: begin it with a letter or a digit, no control characters, "
-            f"at most {LONGEST} bytes"
-        )
 
 
 def slug(name: str) -> str:
@@ -100,28 +80,32 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
         if key not in KEYS:
             raise ValueError(f"{path}: {key}: unknown key{nearest(key, KEYS)}; a study has {', '.join(KEYS)}")
     seeds = _seeds(f"{path}: seeds", raw.get("seeds"))
-    variants, settings = _tables(path, raw, "variants"), _tables(path, raw, "settings", {"": {}})
+    variants = _tables(path, raw, "variants")
+    settings = _tables(path, raw, "settings") if "settings" in raw else {"": {}}
     baseline = raw.get("baseline", next(iter(variants)))
     if baseline not in variants:
         raise ValueError(f"{path}: baseline = {baseline!r}: is no variant{nearest(str(baseline), variants)}")
     base, everywhere = _base(path, raw.get("base")), nested(overrides or {})
     cells = []
     for setting, changes in settings.items():
-        changes = dict(changes)
-        only = _only(f"{path}: settings.{setting}.only", changes.pop("only", list(variants)), variants)
-        special = changes.pop("variants", {})
-        key = f"{path}: settings.{setting}.variants"
+        changes, key = dict(changes), f"{path}: settings.{setting}"
+        only, special = changes.pop("only", list(variants)), changes.pop("variants", {})
         if not isinstance(special, dict) or not all(isinstance(own, dict) for own in special.values()):
-            raise ValueError(f"{key} = {special!r}: give tables of changes, or choose variants by `only`")
-        _only(key, list(special) or list(variants), variants)
-        here = _seeds(f"{path}: settings.{setting}.seeds", changes.pop("seeds", seeds))
+            raise ValueError(f"{key}.variants = {special!r}: give tables of changes, or choose variants by `only`")
+        only = only if isinstance(only, list) else [only]
+        for name in (*only, *special):
+            if name not in variants:
+                raise ValueError(f"{key}: {name!r} is no variant{nearest(str(name), variants)}")
+        here = _seeds(f"{key}.seeds", changes.pop("seeds", seeds))
         for variant in only:
             own = dict(variants[variant])
             mine = _seeds(f"{path}: variants.{variant}.seeds", own.pop("seeds", here))
             terms = [(setting, changes), (variant, own), ("", special.get(variant, {})), ("", everywhere)]
             cells += [_cell(path, Path(folder), base, terms, seed) for seed in here if seed in mine]
-    _check_all_run(path, "variants", variants, {cell.variant for cell in cells})
-    _check_all_run(path, "settings", settings, {cell.setting for cell in cells} | {""})  # the unnamed setting
+    idle = [f"variants.{name}" for name in variants if name not in {cell.variant for cell in cells}]
+    idle += [f"settings.{name}" for name in settings if name and name not in {cell.setting for cell in cells}]
+    if idle:
+        raise ValueError(f"{path}: {idle[0]}: has no cell: its `seeds`, or `only`, leave none of them")
     name, count = Counter(cell.name for cell in cells).most_common(1)[0]
     if count > 1:
         raise ValueError(f"{path}: two cells would have the folder {name}: give settings and variants other names")
@@ -136,13 +120,6 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
         threads=_count(path, raw, "threads", 1),
         cells=cells,
     )
-
-
-def _check_all_run(path: Path, key: str, names: Iterable[str], run: Set[str]) -> None:
-    """Checks that each variant, or setting, of a study has a cell. Raises ValueError."""
-    for name in names:
-        if name not in run:
-            raise ValueError(f"{path}: {key}.{name}: has no cell: its `seeds`, or `only`, leave none of them")
 
 
 def _check_sources(path: Path, cells: Iterable[Cell]) -> None:
@@ -172,30 +149,21 @@ def _base(path: Path, base: Any) -> Tables:
 
 
 def _seeds(key: str, seeds: Any) -> list[int]:
-    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int or seed < 0 for seed in seeds):
-        raise ValueError(f"{key} = {seeds!r}: a list of whole numbers of at least 0 is needed, such as [0, 1, 2]")
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"{key} = {seeds}: each seed once")
+    whole = isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not whole or len(set(seeds)) < len(seeds):
+        raise ValueError(f"{key} = {seeds!r}: a list of different whole numbers of at least 0 is needed, such as [0, 1, 2]")
     return seeds
 
 
-def _only(key: str, names: Any, variants: Iterable[str]) -> list[str]:
-    names = names if isinstance(names, list) else [names]
-    if not names:
-        raise ValueError(f"{key} = []: name at least one variant, or leave it out")
-    for name in names:
-        if name not in variants:
-            raise ValueError(f"{key}: {name!r} is no variant{nearest(str(name), variants)}")
-    return names
-
-
-def _tables(path: Path, raw: dict[str, Any], key: str, default: Any = None) -> dict[str, dict[str, Any]]:
-    tables = raw.get(key, default)
+def _tables(path: Path, raw: dict[str, Any], key: str) -> dict[str, dict[str, Any]]:
+    tables = raw.get(key)
     if not isinstance(tables, dict) or not tables or not all(isinstance(table, dict) for table in tables.values()):
         raise ValueError(f'{path}: {key}: give at least one, each a table of its changes, such as [{key}."a name"]')
     for name in tables:
-        if name or default is None:  # without settings there is a single one with an empty name
-            check_name(f"{path}: {key}", name)
+        if not slug(name)[:1].isalnum() or not name.isprintable():
+            raise ValueError(
+                f"{path}: {key}.{name!r}: a folder gets this name: begin it with a letter or a digit, no control characters"
+            )
     return tables
 
 

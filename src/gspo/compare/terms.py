@@ -14,10 +14,9 @@ from gspo.config.schema import STAGE, Config
 PROMPTS = ("task.", "eval.num_prompts", "rollout.num_prompts", STAGE)
 LENGTH = "rollout.max_completion_length"  # in tokens: a prompt must leave room for it
 MODEL = ("model.", "lora.")
-Value = Any
 
 
-def settings(cell: Cell) -> dict[str, Value]:
+def settings(cell: Cell) -> dict[str, Any]:
     """`section.key` -> value, without the keys that the study sets for each cell."""
     tables = to_dict(cell.config)
     stages = tables.pop(STAGE, [])
@@ -40,15 +39,12 @@ def describe(cells: Sequence[Cell], steps: Mapping[str, int]) -> str:
     steps that each cell ran, by its name; the guard may have ended it early.
     """
     keys = differing(cells)
-    shared = [
-        words
-        for words, holds in (
-            ("the same prompts in the same order", _same_prompts(cells, keys)),
-            ("the same model to begin with", not any(key.startswith(MODEL) for key in keys)),
-            ("the same number of steps", "train.steps" not in keys and _same_steps(cells, steps)),
-        )
-        if holds
-    ]
+    shared = ["the same prompts in the same order"] if _same_prompts(cells, keys) else []
+    if not any(key.startswith(MODEL) for key in keys):
+        shared.append("the same model to begin with")
+    ran = [{steps[cell.name] for cell in here if cell.name in steps} for here in _by(cells, lambda c: (c.setting, c.seed))]
+    if "train.steps" not in keys and all(len(each) <= 1 for each in ran):
+        shared.append("the same number of steps")
     whose = "Within a setting, cells" if len({cell.setting for cell in cells}) > 1 else "Cells"
     text = f"{whose} with the same seed have {', '.join(shared)}. " if shared else ""
     return text + (f"Variants differ in {', '.join(keys)}." if keys else "Variants do not differ.")
@@ -71,14 +67,6 @@ def _same_prompts(cells: Sequence[Cell], keys: Sequence[str]) -> bool:
 def _system(config: Config) -> str:
     """The system message of the prompts."""
     return default_system(config) if config.task.system == "auto" else config.task.system
-
-
-def _same_steps(cells: Sequence[Cell], steps: Mapping[str, int]) -> bool:
-    """Whether finished cells with the same seed ran the same number of steps."""
-    counts = [
-        {steps[cell.name] for cell in here if cell.name in steps} for here in _by(cells, lambda c: (c.setting, c.seed))
-    ]
-    return all(len(each) <= 1 for each in counts)
 
 
 def _by(cells: Sequence[Cell], key: Callable[[Cell], Any]) -> list[list[Cell]]:

@@ -72,11 +72,9 @@ class Lines(Generic[Line]):
         if (item.problem, item.sample) in self.lines:
             return
         data = to_json(asdict(item))
-        try:
+        with disk.writing(self.path):
             while data:  # a nearly full disk may take only a part
                 data = data[self._file.write(data) or 0 :]
-        except OSError as error:
-            raise disk.SaveError(disk.describe_refusal(self.path, error)) from error
         self.lines[item.problem, item.sample] = item
 
     def close(self) -> None:

@@ -152,8 +152,8 @@ def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> s
 
 
 def save(figure: Figure, light: Path, dark: Path) -> None:
-    """Saves `figure`, drawn in the colours of LIGHT: to `light` as it is, to `dark` in the colours of DARK. Layout takes most
-    of the time and is done once.
+    """Saves `figure`, drawn in the colours of LIGHT: to `light` as it is, to `dark` in the colours of DARK. Layout takes
+    most of the time and is done once.
     """
     figure.dpi = DPI  # independent of matplotlib's settings outside of `canvas`
     size = figure.canvas.get_width_height(physical=True)

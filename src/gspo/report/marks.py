@@ -107,7 +107,7 @@ def _times(run: RunMetrics) -> tuple[np.ndarray, dict[str, np.ndarray], float]:
 def tallest(run: RunMetrics) -> float | None:
     """Seconds of the longest step, if it is beyond the axis; otherwise None."""
     x, parts, top = _times(run)
-    longest = float(sum(parts.values()).max()) if len(x) else 0.0
+    longest = float(np.sum(list(parts.values()), axis=0).max()) if len(x) else 0.0
     return longest if longest > top else None
 
 

@@ -33,7 +33,8 @@ def summarise(folder: Path, run: RunMetrics, config: dict[str, Any]) -> RunSumma
     served = "turns/trained" in keys  # agents decide how many steps there are
     planned = planned if type(planned) is int and not served else 0
     supervised = "loss" in keys and "reward" not in keys
-    return RunSummary(run, config, supervised, served, *(ended(folder, kind, run) for kind in ("error", "collapse")), planned)
+    error, collapsed = (ended(folder, kind, run) for kind in ("error", "collapse"))
+    return RunSummary(run, config, supervised, served, error, collapsed, planned)
 
 
 def get(config: dict[str, Any], section: str, key: str) -> Any:

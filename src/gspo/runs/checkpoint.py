@@ -47,14 +47,16 @@ def save(
         write_learner: Writes the learner's files into a folder.
         state: Saved as state.pt.
         config: The settings, as TOML.
-        keep: How many checkpoints to keep.
         needed: Whether to raise SaveError if the disk refuses the write. Otherwise it is a warning, and None is returned.
     """
     final = folder_of(checkpoints, step)
 
     def write(folder: Path) -> None:
         write_learner(folder)
-        torch.save(state | {"step": step, "random": random_state()}, folder / STATE)
+        # Completions have generators of their own, seeded by step.
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        random = {"threads": torch.get_num_threads(), "cpu": torch.get_rng_state(), "cuda": cuda}
+        torch.save(state | {"step": step, "random": random}, folder / STATE)
         (folder / CONFIG).write_text(config, encoding="utf-8")
         disk.write_sums(folder)
 
@@ -100,19 +102,18 @@ def mark(checkpoints: Path, step: int, mark: str, needed: bool = True) -> None:
 def marked(checkpoints: Path, mark: str) -> Path | None:
     """The checkpoint with this mark; None without one."""
     file = checkpoints / mark
-    name = file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else ""
+    name = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     return next((folder for folder in steps(checkpoints) if folder.name == name), None)
 
 
 def steps(checkpoints: Path) -> list[Path]:
-    """The complete checkpoints, oldest first. Folders with other names are ignored."""
-    numbers = sorted(int(path.name[5:]) for path in checkpoints.glob("step_*") if path.name[5:].isdecimal())
-    folders = [folder_of(checkpoints, number) for number in dict.fromkeys(numbers)]
-    return [folder for folder in folders if (folder / STATE).exists() or (folder / disk.SUMS).exists()]
+    """The checkpoints, oldest first. Folders with other names are ignored."""
+    folders = [path for path in checkpoints.glob("step_*") if re.fullmatch(r"step_(\d{6}|[1-9]\d{6,})", path.name)]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def latest(checkpoints: Path) -> Path | None:
-    """The newest complete checkpoint; None without one."""
+    """The newest checkpoint; None without one."""
     return (steps(checkpoints) or [None])[-1]  # type: ignore[list-item]
 
 
@@ -171,18 +172,9 @@ def check_same_data(saved: str, now: str) -> None:
 
 def check_threads(state: dict[str, Any], device: str) -> None:
     """Warns if results on a CPU will be rounded differently than before, because torch has another number of threads."""
-    before, now = state["random"].get("threads", 0), torch.get_num_threads()
-    if before not in (0, now) and pick_device(device).type == "cpu":
+    before, now = state["random"]["threads"], torch.get_num_threads()
+    if before != now and pick_device(device).type == "cpu":
         logger.warning(
             f"torch had {before} threads before and has {now} now: on a CPU numbers round otherwise from here on. For those "
             f"of an unbroken run, set OMP_NUM_THREADS={before}"
         )
-
-
-def random_state() -> dict[str, Any]:
-    """torch's random states and number of threads. (Completions have their own generators, seeded by step.)"""
-    return {
-        "threads": torch.get_num_threads(),
-        "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }

@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -36,9 +36,7 @@ def cache_folder() -> Path:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gspo"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
-        raise SaveError(
-            f"gspo's folder in the user's cache cannot be made ({error}): set XDG_CACHE_HOME to another"
-        ) from error
+        raise SaveError(f"gspo's folder in the user's cache cannot be made ({error}): set XDG_CACHE_HOME") from error
     return folder
 
 
@@ -49,32 +47,44 @@ def write_folder(final: Path, write: Callable[[Path], object]) -> None:
     """
     part, before = beside(final, PART), beside(final, BEFORE)
     try:
-        recover(final)
-        part.mkdir(parents=True)
-        write(part)
-        for path in (part, *part.rglob("*")):
-            sync(path)
-        if os.path.lexists(final):
-            final.rename(before)
-        part.rename(final)
-        sync(final.parent)
-    except BaseException as error:
-        why = describe_refusal(final, error)
+        with writing(final):
+            recover(final)
+            part.mkdir(parents=True)
+            write(part)
+            for path in (part, *part.rglob("*")):
+                sync(path)
+            if os.path.lexists(final):
+                final.rename(before)
+            part.rename(final)
+            sync(final.parent)
+    except BaseException:
         with contextlib.suppress(OSError):
             recover(final)
-        if why:
-            raise SaveError(why) from error
         raise
     delete(before)
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes a small file atomically, and syncs it and its name to disk. Raises SaveError if the disk refuses it."""
-    try:
+    with writing(path):
         replace_file(path, text.encode())
         sync(path.parent)
-    except OSError as error:
-        raise SaveError(describe_refusal(path, error)) from error
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises SaveError in place of an error by which the disk refuses a write to `path`."""
+    try:
+        yield
+    # torch and safetensors have their own errors for a full disk, and tokenizers raises a plain Exception.
+    except Exception as error:
+        if not isinstance(error, (OSError, RuntimeError, SafetensorError)) and type(error) is not Exception:
+            raise
+        place = next(folder for folder in path.absolute().parents if folder.exists())
+        free = shutil.disk_usage(place).free
+        text = f"{path} could not be written ({error}); {free / 2**30:.1f} GiB are free there"
+        full = any(os.strerror(number) in str(error) for number in FULL) or free < MIN_FREE
+        raise SaveError(f"{text}: the disk is full, make room on it" if full else text) from error
 
 
 def beside(path: Path, kind: str) -> Path:
@@ -131,24 +141,17 @@ def damage(folder: Path) -> str:
     if not (folder / SUMS).exists():
         return ""
     *lines, rest = (folder / SUMS).read_text(encoding="utf-8", errors="replace").split("\n")
-    if rest or not lines:
+    parts = [re.fullmatch("([0-9a-f]{64})  (.+)", line) for line in lines]
+    sums = {folder / part[2]: part[1] for part in parts if part}
+    if rest or not sums or len(sums) < len(lines):
         return f"{folder / SUMS} is damaged"
-    for line in lines:
-        sum, _, name = line.partition("  ")
-        path = folder / name
-        if not re.fullmatch("[0-9a-f]{64}", sum) or not name.isprintable():
-            return f"{folder / SUMS} is damaged"
+    for path, sum in sums.items():
         if not path.is_file():
             return f"{path} is missing"
-        try:
-            same = _sum(path) == sum
-        except OSError as error:
-            return f"{path} cannot be read ({error})"
-        if not same:
+        if _sum(path) != sum:
             return f"{path} is damaged: its checksum is not the one in {SUMS}"
-    listed = {SUMS, *(line.partition("  ")[2] for line in lines)}
     for path in sorted(folder.rglob("[!.]*")):
-        if path.suffix in READ and path.is_file() and path.relative_to(folder).as_posix() not in listed:
+        if path.suffix in READ and path.is_file() and path not in sums:
             return f"{path} is not in {SUMS}: the file was added, or its line was taken out"
     return ""
 
@@ -165,15 +168,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def describe_refusal(path: Path, error: BaseException) -> str:
-    """Why the disk refused a write, in words; "" for an error of another kind."""
-    # torch and safetensors have their own errors for a full disk, and tokenizers raises a plain Exception.
-    if not isinstance(error, (OSError, RuntimeError, SafetensorError)) and type(error) is not Exception:
-        return ""
-    place = next(folder for folder in path.absolute().parents if folder.exists())
-    free = shutil.disk_usage(place).free
-    text = f"{path} could not be written ({error}); {free / 2**30:.1f} GiB are free there"
-    full = any(os.strerror(number) in str(error) for number in FULL) or free < MIN_FREE
-    return f"{text}: the disk is full, make room on it" if full else text

@@ -12,28 +12,20 @@ from gspo.config.names import RESUME
 from gspo.runs import disk
 
 SMALLER = "micro_batches.json"  # written by ranks that ran out of memory (assembly/micro_batch_limit.py)
-_SKELETON = {
-    ".lock",
-    ".config.toml.part",
-    "checkpoints",
-    "figures",
-    SMALLER,
-    f".{SMALLER}.part",
-}  # left by a run that ended before or during create: a folder with nothing else counts as unused
+# Left by a run that ended before or during create: a folder with nothing else counts as unused.
+_SKELETON = {".lock", ".config.toml.part", "checkpoints", SMALLER, f".{SMALLER}.part"}
 
 
 class RunFolder:
     """A folder that a single run writes to, under a lock.
 
-    `path` holds config.toml, metrics.jsonl, rollouts.jsonl, events.jsonl, checkpoints/, figures/ and, in the end,
-    report.html. Make one with `create` or `resume`. `close` or the end of the process releases the lock.
+    Make one with `create` or `resume`. `close` or the end of the process releases the lock.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = self.path / "config.toml"
         self.checkpoints = self.path / "checkpoints"
-        self.figures = self.path / "figures"
         self._lock: BinaryIO | None = None
 
     @classmethod
@@ -48,7 +40,6 @@ class RunFolder:
         new = [part for part in (path, *path.parents) if not part.exists()]
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            folder.figures.mkdir(exist_ok=True)
             for made in new:
                 disk.sync(made.parent)  # else a loss of power may take the whole folder
         except OSError as error:
@@ -69,8 +60,6 @@ class RunFolder:
         Raises ValueError if it is not one, RuntimeError if another process holds the lock.
         """
         folder = cls(dir)
-        if folder.path.is_file():
-            raise ValueError(f"log.dir = {str(dir)!r}: this is a file, not the folder of a run; give another log.dir")
         if not folder.path.is_dir():
             raise ValueError(f"log.dir = {str(dir)!r}: no such run folder to resume; start it without {RESUME}")
         for part in (folder.config, folder.checkpoints):
@@ -81,9 +70,7 @@ class RunFolder:
                 )
         try:
             folder._acquire_lock()
-            folder.figures.mkdir(exist_ok=True)
         except OSError as error:
-            folder.close()
             raise ValueError(
                 f"log.dir = {str(dir)!r}: cannot be written to ({error}); give this user the right, or resume a copy"
             ) from None
@@ -103,19 +90,13 @@ class RunFolder:
 
     def check_unused(self) -> None:
         """Raises ValueError if the folder already holds anything, or cannot be created."""
-        if self.path.is_symlink() and not self.path.exists():
-            why = f"a link to {os.readlink(self.path)}, which is not there; make that folder, or give another log.dir"
-            raise ValueError(f"log.dir = {str(self.path)!r}: {why}")
         nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
             problem = "may not be written to" if nearest.is_dir() else "is a file"
             why = f"cannot make the run folder, {nearest} {problem}"
             raise ValueError(f"log.dir = {str(self.path)!r}: {why}; give another log.dir")
-        if not self.path.exists():
-            return
-        names = {entry.name for entry in self.path.iterdir()}
-        begun = any(any(p.iterdir()) for p in (self.checkpoints, self.figures) if p.is_dir())
-        if names - _SKELETON or begun:
+        others = [path for path in self.path.glob("*") if path.name not in _SKELETON]
+        if others or any(self.checkpoints.glob("*")):
             raise ValueError(
                 f"log.dir = {str(self.path)!r}: the folder exists and is not empty; go on with that run by "
                 f"{RESUME}, or give another log.dir"

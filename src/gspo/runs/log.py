@@ -85,7 +85,7 @@ class RunLog:
 
     def failed(self, text: str) -> None:
         """Write the error that ends the run as an event, if the disk allows. The caller prints it."""
-        with suppress(OSError, ValueError):
+        with suppress(disk.SaveError):
             self._event("error", text)
 
     def note(self, text: str) -> None:
@@ -117,12 +117,10 @@ class RunLog:
     def position(self) -> dict[str, int]:
         """The length in bytes of each file, for a checkpoint. Everything written so far is synced to disk first."""
         for name, file in self._files.items():
-            try:
+            with disk.writing(self.folder.path / name):
                 file.flush()
                 os.fsync(file.fileno())
                 disk.sync(self.folder.path)  # its name
-            except OSError as error:
-                raise disk.SaveError(disk.describe_refusal(self.folder.path / name, error)) from error
         return {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
 
     def rewind(self, position: dict[str, int]) -> None:
@@ -139,11 +137,9 @@ class RunLog:
                     "lines are lost. Restore the file, or start anew from the checkpoint's model"
                 )
         for name, file in self._files.items():
-            try:
+            with disk.writing(self.folder.path / name):
                 file.truncate(position.get(name, 0))
                 os.fsync(file.fileno())
-            except OSError as error:
-                raise disk.SaveError(disk.describe_refusal(self.folder.path / name, error)) from error
         self._written = self._old_warnings()
 
     def close(self) -> None:
@@ -165,13 +161,10 @@ class RunLog:
         self.close()
 
     def _write(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
-        file = self._files[name]
-        try:
-            for row in rows:
-                file.write(to_json(row))
-            file.flush()
-        except OSError as error:
-            raise disk.SaveError(disk.describe_refusal(self.folder.path / name, error)) from error
+        lines = [to_json(row) for row in rows]
+        with disk.writing(self.folder.path / name):
+            self._files[name].writelines(lines)
+            self._files[name].flush()
 
     def _event(self, kind: str, text: str) -> None:
         self._write("events.jsonl", [{"step": self.step, "kind": kind, "text": without_logins(text)}])
@@ -183,14 +176,11 @@ class RunLog:
             self._event("warning", text)
 
     def _old_warnings(self) -> set[str]:
-        texts = set()
+        texts: set[str] = set()
         for line in (self.folder.path / "events.jsonl").read_bytes().split(b"\n"):
-            try:
+            with suppress(ValueError):  # a half-written last line, not truncated yet
                 event = json.loads(line)
-            except ValueError:
-                continue  # a half-written last line, not truncated yet
-            if isinstance(event, dict) and event.get("kind") == "warning":
-                texts.add(str(event.get("text")))
+                texts |= {event["text"]} if event["kind"] == "warning" else set()
         return texts
 
 
@@ -237,17 +227,11 @@ def to_json(row: dict[str, Any]) -> bytes:
     Every line separator of Python's `splitlines` is escaped, so that any reader finds the same lines.
     """
     try:
-        text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=lambda value: value.tolist())
     except ValueError:
         text = json.dumps(finite(row), ensure_ascii=False, allow_nan=False)
     # json.dumps escapes control characters. A lone surrogate is not valid UTF-8; its backslash form is its JSON escape.
     return text.translate(SEPARATORS).encode("utf-8", "backslashreplace") + b"\n"
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r}")
 
 
 def finite(value: Any) -> Any:

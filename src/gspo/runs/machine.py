@@ -23,9 +23,8 @@ def slowdown(dtype: torch.dtype) -> float:
     seconds = []
     for kind in (torch.float32, dtype):
         rows, weight = torch.ones(256, 512, dtype=kind), torch.ones(512, 512, dtype=kind)
-        F.linear(rows, weight)  # the first one takes longer
         times = []
-        for _ in range(3):
+        for _ in range(4):  # the first one takes longer
             begin = time.process_time()
             F.linear(rows, weight)
             times.append(time.process_time() - begin)
@@ -35,12 +34,7 @@ def slowdown(dtype: torch.dtype) -> float:
 
 def warn_if_slow(setting: str, remedy: str, dtype: torch.dtype, device: torch.device) -> None:
     """Warns if matrix products in `dtype` are slower than in float32 on this device, a CPU without instructions for them.
-
-    Args:
-        setting: The setting that chose `dtype`, with its value.
-        remedy: The value to set instead.
-        dtype: Of the matrix products.
-        device: Where they run.
+    setting: what chose `dtype`, with its value. remedy: the value to set instead.
     """
     if device.type != "cpu" or dtype == torch.float32 or (times := slowdown(dtype)) < SLOW:
         return

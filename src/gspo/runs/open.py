@@ -25,18 +25,11 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 @contextmanager
 def claimed(
-    config: AnyConfig, resume: bool, allowed: Collection[str] = (), command: str = "train"
+    config: AnyConfig, resume: bool, allowed: Collection[str] = ()
 ) -> Iterator[tuple[AnyConfig, RunFolder | None, Path | None]]:
     """Yields the settings, the folder of a run to resume, locked before anything is read, and its newest checkpoint. Without
-    a run to resume, both are None. A resumed run keeps its date.
-
-    Args:
-        allowed: Settings that may differ from those of the run on purpose.
-        command: "train", "sft" or "serve".
-
-    Raises:
-        ValueError: For other settings that differ.
-        RuntimeError: For a damaged checkpoint.
+    a run to resume, both are None. A resumed run keeps its date. `allowed`: settings that may differ from those of the run
+    on purpose. Raises ValueError for others, RuntimeError for a damaged checkpoint.
     """
     check_allowed(allowed)
     if allowed and not resume:
@@ -80,15 +73,14 @@ def open_run(
         folder: The folder of a run to resume; None for a new run.
         last: The checkpoint to resume from.
         title: Label of the progress bar.
-        command: "train", "sft", or "serve" for an unknown number of steps.
+        command: "serve" for an unknown number of steps.
     """
     with ExitStack() as stack:
-        begun = last_sampled_step(config, last)
         toml, changes = to_toml(config), []
-        if folder is not None:
-            changes = same_run(saved_settings(folder, last), config, ON_PURPOSE, begun)
         if folder is None:
             folder = stack.enter_context(RunFolder.create(config.log.dir, toml))
+        else:
+            changes = same_run(saved_settings(folder, last), config, ON_PURPOSE, last_sampled_step(config, last))
         disk.write_text(folder.config, toml)
         state = checkpoint.load_state(last) if last is not None else None
         start = state["step"] if state else 0

@@ -58,11 +58,7 @@ class Progress:
     """
 
     def __init__(
-        self,
-        total_steps: int | None,
-        start_step: int = 0,
-        title: str = "training",
-        console: Console | None = None,
+        self, total_steps: int | None, start_step: int = 0, title: str = "training", console: Console | None = None
     ) -> None:
         self.total, self.done, self.title = total_steps, start_step, title
         self._console = console or Terminal(file=sys.stdout, highlight=False)
@@ -135,21 +131,20 @@ class Progress:
             self._drawn = time.monotonic()
             self._show(lambda: live.update(self._view(), refresh=True))
 
-    def _seconds_left(self) -> float | None:
-        """Estimated seconds left, from the pace of the last 20 steps."""
-        if len(self._times) < 2 or not self.total:
-            return None
-        return (self._times[-1] - self._times[0]) / (len(self._times) - 1) * (self.total - self.done)
+    def _left(self) -> str:
+        """The time left at the pace of the last 20 steps; "" if it is unknown or over."""
+        if len(self._times) < 2 or not self.total or self.done >= self.total:
+            return ""
+        pace = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
+        return f"{clock(pace * (self.total - self.done))} left"
 
     def _line(self, metrics: dict[str, Any], step: int) -> str:
         parts = [f"step {self._count(step)}"]
         others = [(key, key, "{:.4g}") for key, value in metrics.items() if key != "step" and is_number(value)]
         for key, name, form in _shown(metrics) or others:  # others: those that an agent logged, such as `val/reward`
             parts.append(_accuracy(metrics) if key == "eval/accuracy" else f"{name} {form.format(metrics[key])}")
-        seconds_left = self._seconds_left()
-        if seconds_left is not None and self.total and step < self.total:
-            parts.append(f"{clock(seconds_left)} left")
-        return "  ".join(parts)
+        left = self._left()
+        return "  ".join([*parts, left] if left else parts)
 
     def _count(self, step: int) -> str:
         """Step and total, as "3/10"; the step alone if there is no total or it was passed."""
@@ -159,9 +154,8 @@ class Progress:
         """Two bars and a table of the newest metrics. In a narrow terminal, bars and names are cut off first."""
         bars = _grid()
         if self.total != 0:
-            seconds_left = self._seconds_left()
-            left = f", {clock(seconds_left)} left" if seconds_left else ""
             count = self._count(self.done) if self.total else f"step {self.done}"
+            left = f", {self._left()}" if self._left() else ""
             bars.add_row(*_bar(self.title, self.done, self.total), f"{count}  {clock(time.monotonic() - self._begin)}{left}")
         name, done, total = self._phase
         if name:
@@ -205,12 +199,9 @@ def _accuracy(metrics: dict[str, Any]) -> str:
 
 
 def sparkline(values: list[float]) -> str:
-    """Values as bars, scaled from their minimum to their maximum; equal values lie at the bottom, NaN is a gap."""
-    real = [v for v in values if is_number(v)]
-    if not real:
-        return ""
-    low, span = min(real), max(real) - min(real)
-    return "".join(BARS[round((v - low) / span * 7) if span else 0] if v in real else " " for v in values)
+    """Values as bars, scaled from their minimum to their maximum; equal values lie at the bottom."""
+    low, span = min(values), max(values) - min(values)
+    return "".join(BARS[round((v - low) / span * 7) if span else 0] for v in values)
 
 
 def clock(seconds: float) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gspo.runs.disk import write_text
+
 
 def open_trackers(names: Sequence[str], folder: Path, project: str, config: dict[str, Any], step: int = 0) -> list[Any]:
     """Opens the trackers, ready to log.
@@ -27,16 +29,10 @@ def open_trackers(names: Sequence[str], folder: Path, project: str, config: dict
     Raises:
         RuntimeError: If one does not start.
     """
-    opened: list[Any] = []
-    try:
-        for name in names:
-            tensorboard = name == "tensorboard"
-            opened.append(TensorBoard(folder, config, step) if tensorboard else Hosted(name, folder, project, config))
-    except BaseException:
-        for tracker in opened:
-            tracker.close()
-        raise
-    return opened
+    return [
+        TensorBoard(folder, config, step) if name == "tensorboard" else Hosted(name, folder, project, config)
+        for name in names
+    ]
 
 
 class TensorBoard:
@@ -92,6 +88,6 @@ class Hosted:
 def _run_id(folder: Path) -> str:
     """The tracker run id of this run folder, created on first use."""
     path = folder / "run_id"
-    if not path.exists() or not path.read_text(encoding="ascii").strip():
-        path.write_text(uuid.uuid4().hex[:8], encoding="ascii")
-    return path.read_text(encoding="ascii").strip()
+    if not path.exists():
+        write_text(path, uuid.uuid4().hex[:8])
+    return path.read_text(encoding="ascii")
