@@ -137,8 +137,8 @@ def _tokens(row: dict[str, Any], top: float, turn: int) -> list[Token]:
 
 def _about(row: dict[str, Any]) -> str:
     facts = [f"{len(row['token_ids'])} tokens"] if row.get("token_ids") else []
-    facts += [f"reward {row['reward']:.2f}".replace("-", "−")] if row["reward"] is not None else []
-    facts += [f"advantage {row['advantage']:+.2f}".replace("-", "−")] if "advantage" in row else []
+    facts += [f"reward {row['reward']:z.2f}".replace("-", "−")] if row["reward"] is not None else []
+    facts += [f"advantage {row['advantage']:+z.2f}".replace("-", "−")] if "advantage" in row else []
     if row.get("stop") == "length":
         facts.append("reached a limit of length or turns" if row.get("dialogue") else "reached the length limit")
     facts += [f"error: {row['error']}"] if row.get("error") else []
