@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gspo.backends.vllm.process import free_ports
+from gspo.backends.vllm.process import free_port
 from tests.launch.started import ROOT, begin, fill, finished
 
 
@@ -35,7 +35,7 @@ def answers(port):
 @pytest.fixture(scope="module")
 def engine():
     """The address of a server that samples from the models that it is given."""
-    (port,) = free_ports(1)
+    port = free_port()
     script = ROOT / "tests" / "backends" / "vllm" / "stand_in_model.py"
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen([sys.executable, str(script), f"--port={port}"], env=os.environ | {"PYTHONPATH": path})

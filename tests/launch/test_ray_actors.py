@@ -33,7 +33,7 @@ class Tells(http.server.BaseHTTPRequestHandler):
         self.wfile.write(sent)
 
 print("serving", flush=True)
-http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), Tells).serve_forever()
+http.server.HTTPServer((sys.argv[1], int(sys.argv[3])), Tells).serve_forever()
 """
 
 
@@ -61,13 +61,12 @@ def engines_in(group, first, count, kind, size):
     import ray
 
     actors = [actor_at(group, first + i, kind, size) for i in range(count)]
-    return [EngineOnRay(actor, *ray.get(actor.place.remote())[:2]) for actor in actors]
+    return [EngineOnRay(actor, ray.get(actor.place.remote())[0]) for actor in actors]
 
 
 def server_at(host, tmp_path):
-    at = f"http://{host.address}:{host.port}"
-    command = [sys.executable, "-c", SERVES, host.address, str(host.port)]
-    return Server(at, command, tmp_path / "vllm.log", {"GSPO_KEY": "secret"}, "secret", host)
+    command = [sys.executable, "-c", SERVES, host.address]
+    return Server(f"http://{host.address}", command, tmp_path / "vllm.log", {"GSPO_KEY": "secret"}, "secret", host)
 
 
 def gone(pid):

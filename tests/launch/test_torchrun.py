@@ -2,7 +2,7 @@
 
 import pytest
 
-from gspo.backends.vllm.process import free_ports
+from gspo.backends.vllm.process import free_port
 from tests.launch.started import begin, finished, kill, left
 from tests.launch.test_faults import SAMPLE, UPDATE, same
 
@@ -21,7 +21,7 @@ KILLED = [("kill", 0, SAMPLE, 4), ("kill", 1, UPDATE, 4)]
 def test_ranks_that_are_killed_are_started_again_and_go_on_from_the_last_checkpoint(place, unbroken, nodes, faults):
     """Of two agents of torchrun each counts the restarts that its own ranks have caused."""
     name = f"torchrun-{nodes}"
-    given = options(len(faults), nodes, free_ports(1)[0] if nodes > 1 else 0)
+    given = options(len(faults), nodes, free_port() if nodes > 1 else 0)
     started = [begin(place, name, "--train.steps=6", faults=faults, torchrun=given) for _ in range(nodes)]
     try:
         ended = [finished(process) for process in started]

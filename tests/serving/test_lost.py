@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
-from gspo.backends.vllm.process import free_ports
+from gspo.backends.vllm.process import free_port
 from gspo.learner.memory import OutOfMemory
 from gspo.runs import checkpoint, disk
 from gspo.serving.endpoint import AGAIN
@@ -62,7 +62,7 @@ def trained(url, key, step):
 
 
 def test_a_client_is_told_to_come_again_and_finds_the_next_life_where_the_first_was(place):
-    port = f"--serve.port={free_ports(1)[0]}"
+    port = f"--serve.port={free_port()}"
     process = begin(place, "served", "--scale.ranks=2", port, command="serve", faults=[KILLED])
     try:
         url, key, _ = at(process)

@@ -30,11 +30,6 @@ def rank_and_world_size() -> tuple[int, int]:
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def several_machines() -> bool:
-    """Whether ranks run on other machines too."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < rank_and_world_size()[1]
-
-
 def local_world_size() -> int:
     """Number of ranks on this machine, including this one; the world size if the launcher does not set it."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", rank_and_world_size()[1]))
@@ -52,8 +47,9 @@ def check_ranks(config: Config, ranks: int) -> None:
     scale, sampler = config.scale, config.sampler
     if scale.ranks not in (None, ranks):
         raise ValueError(f"scale.ranks = {scale.ranks}, but {ranks} were started: leave it out, or start as many")
+    several_machines = local_world_size() < rank_and_world_size()[1]
     unneeded = sampler.weight_transfer == "broadcast" and sampler.urls  # config/unused.py rejects a folder in that case
-    if sampler.engine == "vllm" and sampler.weight_dir is None and not unneeded and several_machines():
+    if sampler.engine == "vllm" and sampler.weight_dir is None and not unneeded and several_machines:
         raise ValueError(
             "sampler.weight_dir is not set: ranks on several machines write the weights for vLLM together, into a folder "
             "that all of them see: name one"
@@ -85,6 +81,11 @@ def check_several(config: Config) -> None:
         ("train.offload_optimizer", config.train.offload_optimizer, "more ranks need less memory each; leave it out"),
         ("train.offload_reference", config.train.offload_reference, "more ranks need less memory each; leave it out"),
         ("model.trust_remote_code", config.model.trust_remote_code, "use a model of transformers, or one rank"),
+        (
+            "sampler.sleep_level",
+            config.sampler.sleep_level > 0,
+            "it is for one GPU that learner and engine share; leave it out",
+        ),
         ("model.device", ":" in config.model.device, "leave it out: each rank takes the GPU of its number"),
     ):
         if wrong:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -52,59 +52,32 @@ def is_loss(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and bool(LOSS.match(str(error))))
 
 
-class Ranks(Protocol):
-    """This process among the ranks that train together.
-
-    Attributes:
-        number: Rank of this process.
-        size: Number of ranks.
-    """
-
-    number: int
-    size: int
-
-    def gathered(self, mine: T) -> list[T]:
-        """All-gather: the value of every rank, by rank. For small objects, a few numbers or words."""
-        ...
-
-    def to_leader(self, mine: Mapping[K, Tensor]) -> list[dict[K, Tensor]]:
-        """Gather: the tensors of every rank, by rank, on rank 0; [] on other ranks."""
-        ...
-
-    def from_leader(self, parts: Sequence[Mapping[K, Tensor]]) -> dict[K, Tensor]:
-        """Scatter: returns this rank's element of rank 0's `parts`; ignored on other ranks."""
-        ...
-
-    def any(self, mine: bool) -> bool:
-        """Logical-or all-reduce: whether `mine` is true on any rank."""
-        ...
-
-
 class OneRank:
     """A process that trains alone: each collective returns its own value."""
 
     number, size = 0, 1
 
     def gathered(self, mine: T) -> list[T]:
-        """See Ranks."""
+        """See ProcessRanks."""
         return [mine]
 
     def to_leader(self, mine: Mapping[K, Tensor]) -> list[dict[K, Tensor]]:
-        """See Ranks."""
+        """See ProcessRanks."""
         return [dict(mine)]
 
     def from_leader(self, parts: Sequence[Mapping[K, Tensor]]) -> dict[K, Tensor]:
-        """See Ranks."""
+        """See ProcessRanks."""
         return dict(parts[0])
 
     def any(self, mine: bool) -> bool:
-        """See Ranks."""
+        """See ProcessRanks."""
         return mine
 
 
 class ProcessRanks:
-    """The ranks of torch.distributed's default group, one per process. These methods communicate over gloo (host network);
-    the model's tensors use the device backend. timeout: limit for each call, in seconds.
+    """This process, `number` of the `size` ranks that train together, in torch.distributed's default group. These methods
+    communicate over gloo (host network); the model's tensors use the device backend. timeout: limit for each call, in
+    seconds.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -114,13 +87,13 @@ class ProcessRanks:
         self._commands = dist.new_group(backend="gloo", timeout=WAIT if self.number else timedelta(seconds=timeout))
 
     def gathered(self, mine: T) -> list[T]:
-        """See Ranks."""
+        """All-gather: the value of every rank, by rank. For small objects, a few numbers or words."""
         every: list[Any] = [None] * self.size
         dist.all_gather_object(every, mine, group=self._group)
         return every
 
     def to_leader(self, mine: Mapping[K, Tensor]) -> list[dict[K, Tensor]]:
-        """See Ranks."""
+        """Gather: the tensors of every rank, by rank, on rank 0; [] on other ranks."""
         kinds = self.gathered(_kinds(mine))
         if self.number:
             self._send(mine, 0)
@@ -128,7 +101,7 @@ class ProcessRanks:
         return [dict(mine), *(self._received(kind, number) for number, kind in enumerate(kinds) if number)]
 
     def from_leader(self, parts: Sequence[Mapping[K, Tensor]]) -> dict[K, Tensor]:
-        """See Ranks."""
+        """Scatter: returns this rank's element of rank 0's `parts`; ignored on other ranks."""
         kinds = self.gathered([] if self.number else [_kinds(part) for part in parts])[0]
         if self.number:
             return self._received(kinds[self.number], 0)
@@ -150,7 +123,7 @@ class ProcessRanks:
         return tensors
 
     def any(self, mine: bool) -> bool:
-        """See Ranks."""
+        """Logical-or all-reduce: whether `mine` is true on any rank."""
         flag = torch.tensor(float(mine))
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
         return bool(flag)
@@ -169,6 +142,9 @@ class ProcessRanks:
         box = [command]
         dist.broadcast_object_list(box, src=0, group=self._commands)
         return box[0]
+
+
+Ranks = OneRank | ProcessRanks
 
 
 def _kinds(tensors: Mapping[K, Tensor]) -> dict[K, tuple[torch.dtype, torch.Size]]:

@@ -62,10 +62,10 @@ def take_part(config: Config, arguments: Sequence[str], follow: Callable[[Config
         from gspo.launch.ray_launch import connected
 
         with connected(config.scale.timeout, config.sampler) as (on_ray, address), swept(config):
-            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, logger.warning, on_ray, address, folder)
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, on_ray, address, folder)
     elif size == 1 and (config.scale.ranks or 1) > 1:
         with swept(config):
-            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, logger.warning, folder=folder)
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, folder=folder)
     if number == 0:
         return None
     follow(config)
@@ -95,12 +95,9 @@ def begun_before(config: Config) -> bool:
 
 
 def began_at(process: int) -> float:
-    """When a process started, in seconds since 1970; infinity if the kernel does not report it."""
-    try:
-        ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
-        boot = next(line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
-    except (OSError, ValueError, StopIteration):
-        return float("inf")
+    """When a process started, in seconds since 1970."""
+    ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+    boot = next(line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
     return int(boot) + ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -108,7 +105,6 @@ def launch(
     arguments: Sequence[str],
     ranks: int,
     restarts: int,
-    notify: Callable[[str], None],
     start: Start = here,
     address: str = LOOPBACK,
     folder: Path | None = None,
@@ -119,7 +115,6 @@ def launch(
 
     Args:
         restarts: Maximum number of restarts.
-        notify: Called with the reason when an attempt ends.
         address: Address of this machine that all ranks can reach; it listens only there.
         folder: The run's folder. The report is written there if the run ends and its leader was lost.
     """
@@ -135,16 +130,16 @@ def launch(
                 break
             if attempt < restarts:
                 which = f"restart {attempt + 1} of scale.restarts = {restarts}"
-                notify(f"{ended.why}: the run goes on from its last checkpoint ({which})")
+                logger.warning(f"{ended.why}: the run goes on from its last checkpoint ({which})")
         else:
-            notify(f"{ended.why}, and scale.restarts = {restarts}: go on with {RESUME}")
+            logger.warning(f"{ended.why}, and scale.restarts = {restarts}: go on with {RESUME}")
     if folder is not None and not ended.reported and len(signals.numbers) < 2:  # a second signal means stop now
         from gspo.report.page import report_of  # takes half a second, and few runs need it here
 
         try:
             report_of(folder)
         except Exception as error:  # the run's own result matters more
-            notify(f"the report of {folder} could not be written: {error}")
+            logger.warning(f"the report of {folder} could not be written: {error}")
     if ended.status in RESTARTABLE:
         return INTERRUPTED if signals.numbers else 1
     return ended.status

@@ -8,7 +8,6 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
 from typing import Protocol
 
 from gspo.distributed.environment import PARENT
@@ -25,15 +24,6 @@ def importing() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def stay() -> None:
-    """Keeps the kernel from killing this process and its children first when memory is short. For actors: Ray marks its
-    processes to be killed first, and a reward worker, which should go first, could no longer mark itself.
-    """
-    with suppress(OSError):
-        usual = Path(f"/proc/{os.getppid()}/oom_score_adj").read_text()
-        Path("/proc/self/oom_score_adj").write_text(usual)
 
 
 class Rank(Protocol):

@@ -21,12 +21,12 @@ from typing import Any
 
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.exchange_folder import place_of
-from gspo.backends.vllm.process import GRACE, EngineHost, LocalEngine, free_ports
+from gspo.backends.vllm.process import GRACE, EngineHost, LocalEngine, free_port
 from gspo.config.engines import servers_of
 from gspo.config.schema import Config
 from gspo.distributed.environment import ENGINES
 from gspo.distributed.ranks import RankLost
-from gspo.launch.processes import STOP_SIGNALS, WATCH, of_rank, stay
+from gspo.launch.processes import STOP_SIGNALS, WATCH, of_rank
 from gspo.workers import supervisor
 
 CHUNK = 1 << 20  # most bytes of a rank's output per message
@@ -41,18 +41,20 @@ class Actor:
     """Starts a process on its machine, with the GPUs that Ray assigns."""
 
     def __init__(self) -> None:
-        stay()
         self.process: subprocess.Popen[bytes] | None = None
         # A rank's stdout and stderr. Files, not pipes: a rank must not block on a slow reader.
         self.files = TemporaryFile(), TemporaryFile()  # noqa: SIM115
         self.sent = [0, 0]  # bytes of each
 
-    def place(self) -> tuple[str, int, str]:
-        """The address of this machine in the cluster, a free port there, and the actor's GPUs ("" for none)."""
+    def place(self) -> tuple[str, str]:
+        """The address of this machine in the cluster, and the actor's GPUs ("" for none)."""
         import ray
 
-        address = ray.util.get_node_ip_address()
-        return address, free_ports(1, address)[0], os.environ.get(GPUS, "")
+        return ray.util.get_node_ip_address(), os.environ.get(GPUS, "")
+
+    def free_port(self, address: str) -> int:
+        """A free port at this address of its machine."""
+        return free_port(address)
 
     def read(self, file: str) -> str | None:
         """The text of a small file as this machine sees it; None if it cannot be read."""
@@ -127,8 +129,8 @@ def gist(error: Exception) -> str:
 class EngineOnRay:
     """The leader's side of an actor: the machine of a server (EngineHost), and the server's process (EngineProcess)."""
 
-    def __init__(self, actor: Any, address: str, port: int) -> None:
-        self.actor, self.address, self.port = actor, address, port
+    def __init__(self, actor: Any, address: str) -> None:
+        self.actor, self.address = actor, address
 
     def begin(self, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> EngineOnRay:
         """See EngineHost. The server gets its machine's environment and vLLM's variables from this process."""
@@ -136,9 +138,9 @@ class EngineOnRay:
         self._ask("start_engine", list(command), str(log), given)
         return self
 
-    def another_port(self) -> int:
+    def free_port(self) -> int:
         """See EngineHost."""
-        return int(self._ask("place")[1])
+        return int(self._ask("free_port", self.address))
 
     def poll(self) -> int | None:
         """See EngineProcess. Raises EngineError if the actor is gone."""
@@ -187,7 +189,7 @@ def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
             file.flush()
             try:
                 actors = [ray.get_actor(ENGINE.format(i), found["namespace"]) for i in range(len(found["places"]))]
-                hosts = [EngineOnRay(actor, *place) for actor, place in zip(actors, found["places"])]
+                hosts = [EngineOnRay(actor, address) for actor, address in zip(actors, found["places"])]
                 blind = dict.fromkeys(host.address for host in hosts if host.read(file.name) != text)
             except (ValueError, EngineError) as error:  # ValueError: there is no such actor any more
                 raise RankLost(f"an engine's actor is gone: {error}") from error

@@ -110,9 +110,9 @@ def on_ray(
         for number in range(engines):
             actors.append(actor_at(group, ranks + number, kind, each, name=ENGINE.format(number), namespace=space))
         places = ray.get([actor.place.remote() for actor in actors])
-        found = {"cluster": cluster, "namespace": space, "places": [place[:2] for place in places[ranks:]]}
+        found = {"cluster": cluster, "namespace": space, "places": [address for address, _ in places[ranks:]]}
         starting, started = [], []
-        for number, (index, beside, local, gpus) in enumerate(numbered([(at, gpus) for at, _, gpus in places[:ranks]])):
+        for number, (index, beside, local, gpus) in enumerate(numbered(places[:ranks])):
             own = dict(variables) | {ENGINES: json.dumps(found)} | ({GPUS: gpus} if gpus else {})
             starting.append(actors[index].start_rank.remote(command, os.getcwd(), own, (number, beside, local)))
             started.append((actors[index], f"rank {number} on {places[index][0]}"))

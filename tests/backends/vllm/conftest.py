@@ -28,10 +28,9 @@ def engines():
 @pytest.fixture
 def engine():
     """An HTTP server. `completions` are the answers to requests for completions, one after the other, the last one again and
-    again, with what happens before they are sent; `lacks` are paths that it does not know, `pages` those at which a proxy
-    answers.
+    again, with what happens before they are sent; `lacks` are paths that it does not know.
     """
-    completions, asked, lacks, pages = [], [], set(), set()
+    completions, asked, lacks = [], [], set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -46,8 +45,6 @@ def engine():
                 status, answer, *then = scripted
                 for happens in then:
                     happens()
-            elif path in pages:
-                answer = b"<html>"
             elif path == WORKERS:
                 answer = {"results": [None]}
             said = isinstance(answer, bytes)
@@ -63,7 +60,7 @@ def engine():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    server.completions, server.asked, server.lacks, server.pages = completions, asked, lacks, pages
+    server.completions, server.asked, server.lacks = completions, asked, lacks
     server.handler = Handler
     server.url = f"http://127.0.0.1:{server.server_port}"
     yield server

@@ -12,6 +12,7 @@ from tests.patience import PATIENCE
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 PACE = 0.003  # seconds a token
+COMMAND = [sys.executable, str(STAND_IN), f"--pace={PACE}"]
 
 
 class Engines:
@@ -21,8 +22,7 @@ class Engines:
         self.processes = {}
 
     def start(self, port, *options):
-        command = [sys.executable, str(STAND_IN), str(port), str(PACE), *options]
-        self.processes[port] = subprocess.Popen(command)
+        self.processes[port] = subprocess.Popen([*COMMAND, f"--port={port}", *options])
         self.wait(port)
         return f"http://127.0.0.1:{port}"
 

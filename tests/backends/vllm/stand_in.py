@@ -1,14 +1,15 @@
 """A program that answers as vLLM's server does and samples from a table of bigrams: it starts at once.
 
-python stand_in.py PORT SECONDS_A_TOKEN [stale]: with "stale" it keeps the first weights that it is given, and says that it
-has the new ones.
+With --stale it keeps the first weights that it is given, and says that it has the new ones.
 """
 
+import argparse
 import json
 import os
 import sys
 import threading
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
@@ -66,11 +67,10 @@ class Engine:
         if method == "gspo_join":
             self.group = joined(*args)
         elif method == "gspo_receive":
-            receive, device, group, seconds, name = self.group
+            received, name = self.group
             if args[0] != name:
                 raise RuntimeError("given up")
-            rows = [x.numpy() for name, x in receive(group, device, seconds) if name.startswith("table")]
-            table = np.concatenate(rows)
+            table = np.concatenate([x.numpy() for name, x in received() if name.startswith("table")])
         else:
             table = load_file(f"{args[0]}/model.safetensors")["table"]
         if method != "gspo_join" and (self.table is None or not self.stale):
@@ -112,15 +112,15 @@ class Engine:
 
 
 def joined(address, port, backend, seconds, name):
-    """The trainer's group, with the device and the limit of what it sends, and its name."""
+    """What gets the weights that the trainer sends to this group, and its name."""
     sys.path.append(PLUGIN)
     import gspo_transfer as wire  # loads torch, which takes seconds
     import torch
 
     limit, device = float(seconds), torch.device("cpu")
     store = wire.store_at(address, int(port), 2, limit)
-    receive = wire.shared if backend == "ipc" else wire.received
-    return receive, device, wire.join(store, 1, 2, backend, wire.facing(address, int(port)), device, limit), limit, name
+    group = wire.join(store, 1, 2, backend, wire.facing(address, int(port)), device, limit)
+    return partial(wire.received, group, device, limit, backend == "ipc"), name
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -169,6 +169,11 @@ def end_with(parent):
 
 if __name__ == "__main__":
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
-    server = Listening(("127.0.0.1", int(sys.argv[1])), Handler)
-    server.engine = Engine(float(sys.argv[2]), "stale" in sys.argv[3:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--pace", type=float)
+    parser.add_argument("--stale", action="store_true")
+    given = parser.parse_args()
+    server = Listening(("127.0.0.1", given.port), Handler)
+    server.engine = Engine(given.pace, given.stale)
     server.serve_forever(0.05)

@@ -1,14 +1,9 @@
 """Which way weights take, and what is refused before any is sent."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from gspo.backends.vllm.choose_transfer import choose_transfer
-from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
-from gspo.config.rollout import SamplerConfig
 from tests.backends.vllm.places import CPU, AtPlace, way
 
 
@@ -33,26 +28,18 @@ def test_the_way_is_chosen_by_where_things_run(on_gpu):
     assert way("broadcast", on_gpu, [AtPlace("")]) is BroadcastTransfer  # through this machine's memory, by gloo
 
 
-def test_the_limit_of_a_layer_is_handed_on(on_gpu):
-    for transfer in ("auto", "broadcast"):
-        given = SamplerConfig(engine="vllm", weight_transfer=transfer)
-        assert choose_transfer(given, on_gpu, [AtPlace("GPU-b")], Path("/none"), False, 7.0).layer == 7.0
-
-
-@pytest.mark.parametrize(
-    ("engine", "message"),
-    [
-        (
-            AtPlace("GPU-a"),
-            "it shares the trainer's GPU, and NCCL takes no two ranks on one: set .ipc. if it has this GPU alone, or "
-            "start a server with CUDA_VISIBLE_DEVICES set to another, and name it as sampler.urls, or set .folder.",
-        ),
-        (AtPlace("GPU-b", nccl="2.30.1"), "its NCCL is 2.30.1, and the trainer's is 2.27.5: install the same torch in both"),
-    ],
-)
-def test_what_nccl_cannot_reach_is_refused(on_gpu, engine, message):
-    with pytest.raises(ValueError, match=f'sampler.weight_transfer = "broadcast": http://127.0.0.1:9: {message}'):
-        way("broadcast", on_gpu, [engine])
+def test_a_way_that_engines_cannot_take_is_refused(on_gpu, subtests):
+    for way_, device, engine, message in (
+        ("broadcast", on_gpu, AtPlace("GPU-a"), "it shares the trainer's GPU, and NCCL takes no two ranks on one"),
+        ("broadcast", on_gpu, AtPlace("GPU-b", nccl="2.30.1"), "its NCCL is 2.30.1, and the trainer's is 2.27.5"),
+        ("ipc", on_gpu, AtPlace("GPU-a", "GPU-b"), "it is not on the trainer's GPU alone"),
+        ("ipc", on_gpu, AtPlace(""), "the trainer's device is cuda, and its own cpu"),
+        ("ipc", CPU, AtPlace("GPU-a"), "the trainer's device is cpu, and its own cuda"),
+    ):
+        with subtests.test(message):
+            match = f'sampler.weight_transfer = "{way_}": http://127.0.0.1:9: {message}.*, or set "folder"'
+            with pytest.raises(ValueError, match=match):
+                way(way_, device, [engine])
 
 
 def test_on_a_cpu_both_see_the_exchange(tmp_path):
@@ -76,24 +63,3 @@ def test_a_gpu_whose_memory_cannot_be_shared_has_the_folder(tmp_path, monkeypatc
     assert way(device=device, engines=[AtPlace("GPU-a")], exchange=tmp_path) is FolderTransfer
     with pytest.raises(ValueError, match=r"it cannot read the trainer's memory .*Operation not permitted.*, or set"):
         way("ipc", device, [AtPlace("GPU-a")], exchange=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "engine", "message"),
-    [
-        (True, AtPlace("GPU-b"), "it is not on the trainer's GPU alone"),
-        (True, AtPlace("GPU-a", "GPU-b"), "it is not on the trainer's GPU alone"),
-        (True, AtPlace(""), "it is not on the trainer's GPU alone"),
-        (False, AtPlace("GPU-a"), "the trainer's device is cpu, and its own cuda"),
-    ],
-)
-def test_apart_they_read_no_weights_where_these_lie(on_gpu, gpu, engine, message):
-    with pytest.raises(ValueError, match=f'sampler.weight_transfer = "ipc": http://127.0.0.1:9: {message}, or set "folder"'):
-        way("ipc", on_gpu if gpu else CPU, [engine])
-
-
-@pytest.mark.parametrize("asked", ["broadcast", "ipc"])
-def test_a_server_of_an_older_launcher_is_refused(engine, asked):
-    engine.lacks.add("/collective_rpc")
-    with pytest.raises(ValueError, match="does not say where its workers are: start it with this version of gspo"):
-        way(asked, engines=[Server(engine.url)])

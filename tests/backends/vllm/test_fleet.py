@@ -20,12 +20,12 @@ from safetensors.numpy import save_file
 
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.fleet import MAX_FAILURES, State
-from gspo.backends.vllm.process import free_ports
+from gspo.backends.vllm.process import free_port
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Server, Swap
 from gspo.interfaces import SamplerError
 from gspo.types import Prompt, Reading, Rollout, Sampling
-from tests.backends.vllm.engines import PACE, STAND_IN, until
+from tests.backends.vllm.engines import COMMAND, until
 from tests.patience import PATIENCE
 
 PROMPTS = [Prompt(str(i), "", (2, 3 + i)) for i in range(8)]
@@ -65,8 +65,8 @@ def fleet_of(engines, tmp_path, tiny, monkeypatch):
     samplers = []
 
     def make(count, stale=(), timeout=PATIENCE, batch_size=4):
-        ports = free_ports(count)
-        servers = [Server(engines.start(port, *["stale"] * (i in stale))) for i, port in enumerate(ports)]
+        ports = [free_port() for _ in range(count)]
+        servers = [Server(engines.start(port, *["--stale"] * (i in stale))) for i, port in enumerate(ports)]
         folder = tmp_path / str(len(samplers))
         folder.mkdir()
         notes = []
@@ -160,6 +160,7 @@ def test_while_engines_rest_none_is_started_or_given_weights(fleet_of, engines):
     engines.kill(ports[0])
     sampler.sleep_level = 1
     sampler.rest()
+    assert "is left out" in sampler.notes[0] and str(ports[0]) in sampler.notes[0]  # it does not sleep
     engines.start(ports[0])
     until(lambda: sampler.fleet.members[0].engine.answers())
     time.sleep(1.0)
@@ -170,44 +171,23 @@ def test_while_engines_rest_none_is_started_or_given_weights(fleet_of, engines):
 
 
 def test_a_server_that_a_killed_run_left_asleep_is_woken(fleet_of, tmp_path):
-    """And one that is closed in time is not left so."""
+    """No sooner than its weights are whole, also where it was left paused, which vLLM calls asleep. A run that ends leaves
+    none asleep.
+    """
     sampler, ports = fleet_of(1)
-    url = f"http://127.0.0.1:{ports[0]}"
-    sampler.sleep_level = 2
-    sampler.rest()
-    table = tmp_path / "of another run"
+    table, other = tmp_path / "of another run", Server(f"http://127.0.0.1:{ports[0]}")
     fleet_of.weights(2).save(table)
-    other = Server(url)
-    other.start()
-    assert other.swap(Swap(2, table)) == 1
-    other.wake()
-    assert other.call("/is_sleeping") == {"is_sleeping": False}
+    sampler.sleep_level = 2
+    for leave in (sampler.rest, lambda: other.call("/pause", {})):
+        leave()
+        other.start()
+        assert other.swap(Swap(2, table)) == 1  # the stand-in refuses weights while it samples
+        assert other.call("/is_sleeping") == {"is_sleeping": True}
+        other.wake()
+        assert other.call("/is_sleeping") == {"is_sleeping": False}
     other.sleep(1)
     other.stop()
     assert other.call("/is_sleeping") == {"is_sleeping": False}
-
-
-def test_a_server_that_was_left_paused_samples_no_sooner_than_its_weights_are_whole(fleet_of, tmp_path):
-    """vLLM calls it asleep, and wakes it as its weights wake, which is before they come."""
-    _, ports = fleet_of(1)
-    server = Server(f"http://127.0.0.1:{ports[0]}")
-    server.call("/pause", {})
-    server.start()
-    fleet_of.weights(2).save(tmp_path / "next")
-    assert server.swap(Swap(2, tmp_path / "next")) == 1  # the stand-in refuses weights while it samples
-    assert server.call("/is_sleeping") == {"is_sleeping": True}
-    server.wake()
-    assert server.call("/is_sleeping") == {"is_sleeping": False}
-
-
-def test_one_that_does_not_sleep_is_left_out(fleet_of, engines):
-    sampler, ports = fleet_of(2)
-    sampler.sleep_level = 1
-    engines.kill(ports[0])
-    sampler.rest()
-    assert "is left out" in sampler.notes[0] and str(ports[0]) in sampler.notes[0]
-    sampler.load(fleet_of.weights(2))
-    assert len(sampler.fleet.serving) == 1 and sampler.check(fleet_of.weights(2)) < 1e-5
 
 
 def test_one_that_is_killed_in_mid_batch(fleet_of, engines):
@@ -303,27 +283,10 @@ def test_one_that_somebody_starts_again_is_taken_back_in_the_same_batch(fleet_of
     assert sampler.check(fleet_of.weights(2)) < 1e-5
 
 
-def test_one_that_comes_back_with_other_weights_is_not_taken(fleet_of, engines, tmp_path):
-    """It was given others before ours, and keeps them."""
-    sampler, ports = fleet_of(2)
-    engines.kill(ports[1])
-    sampler.generate(PROMPTS, 1, LONG)
-    Bigrams(7, sampler.model.config.vocab_size).save(tmp_path / "others")
-    sampler.fleet.members[1].engine.answers = lambda: False  # until it holds them
-    others = Server(engines.start(ports[1], "stale"))
-    others.call("/pause", {})
-    others.call("/collective_rpc", {"args": [str(tmp_path / "others")]})
-    others.call("/resume", {})
-    del sampler.fleet.members[1].engine.answers
-    until(lambda: "given up" in sampler.notes[-1])
-    assert "samples otherwise than an engine that was proven" in sampler.notes[-1]
-    assert len(sampler.fleet.serving) == 1
-
-
 def test_one_of_ours_is_started_again(fleet_of, engines, tmp_path):
     sampler, ports = fleet_of(2)
     server = sampler.fleet.members[0].engine
-    server.command, server.log = [sys.executable, str(STAND_IN), str(ports[0]), str(PACE)], tmp_path / "vllm.log"
+    server.command, server.log = COMMAND, tmp_path / "vllm.log"
     rollouts = in_mid_batch(sampler, lambda: engines.kill(ports[0]))
     assert tokens(rollouts) == expected(fleet_of)
     until(lambda: len(sampler.fleet.serving) == 2)
@@ -338,8 +301,7 @@ def test_a_weight_update_waits_for_the_first_that_is_started_again(fleet_of, eng
     """All of ours are dead when it comes."""
     sampler, ports = fleet_of(2)
     for port, member in zip(ports, sampler.fleet.members):
-        member.engine.command = [sys.executable, str(STAND_IN), str(port), str(PACE)]
-        member.engine.log = tmp_path / f"{port}.log"
+        member.engine.command, member.engine.log = COMMAND, tmp_path / f"{port}.log"
         engines.kill(port)
     sampler.load(fleet_of.weights(2))
     assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of, version=2)
@@ -404,12 +366,8 @@ def test_all_that_it_was_asked_moves_when_one_request_fails(fleet_of):
 
 def test_a_start_that_fails_ends_the_others(tmp_path, tiny):
     """At the start of a run all must come."""
-    ports = free_ports(2)
-    commands = [
-        [sys.executable, str(STAND_IN), str(ports[0]), str(PACE)],
-        [sys.executable, "-c", "raise SystemExit('Error: no')"],
-    ]
-    servers = [Server(f"http://127.0.0.1:{p}", c, tmp_path / f"{p}.log") for p, c in zip(ports, commands)]
+    commands = [COMMAND, [sys.executable, "-c", "raise SystemExit('Error: no')"]]
+    servers = [Server("http://127.0.0.1", command, tmp_path / f"{i}.log") for i, command in enumerate(commands)]
     sampler = VLLMSampler(tiny, servers, tmp_path, 1.0)
     with pytest.raises(EngineError, match=r"vLLM ended with status 1: .*Error: no"):
         sampler.fleet.start()
@@ -419,8 +377,7 @@ def test_a_start_that_fails_ends_the_others(tmp_path, tiny):
 
 def test_who_closes_waits_for_the_end_of_probes(engines, tmp_path, tiny):
     """As after Ctrl-C: of what is cut off asyncio tells a page of traceback, or a thread waits for it forever."""
-    (port,) = free_ports(1)
-    sampler = VLLMSampler(tiny, [Server(engines.start(port))], tmp_path, 1.0)
+    sampler = VLLMSampler(tiny, [Server(engines.start(free_port()))], tmp_path, 1.0)
     sampler.fleet.start()
     weights, begun, ended, told = Bigrams(1, tiny.config.vocab_size), [], [], []
     sampler.load(weights)

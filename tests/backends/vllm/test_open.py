@@ -7,17 +7,8 @@ import torch
 
 import gspo
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.open import (
-    check_sampler,
-    check_sleep,
-    devices,
-    divided,
-    own_devices,
-    seconds_of_layer,
-    servers,
-)  # fmt: skip
+from gspo.backends.vllm.open import check_sampler, check_sleep, own_devices, servers
 from gspo.backends.vllm.process import LocalHost
-from gspo.backends.vllm.transfer import LAYER
 from gspo.config.rollout import SamplerConfig
 from tests.backends.vllm.places import AtPlace
 from tests.tiny_run import ROWS, likes_a, model, settings
@@ -46,10 +37,9 @@ def test_what_is_refused_before_a_run_has_a_folder(tmp_path, changes, message):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("way", ["broadcast", "ipc"])
-def test_one_server_of_several_copies_gets_no_broadcast(way):
+def test_one_server_of_several_copies_gets_no_broadcast():
     args = {"data_parallel_size": 2}
-    given = SamplerConfig(engine="vllm", python=sys.executable, weight_transfer=way, engine_args=args)
+    given = SamplerConfig(engine="vllm", python=sys.executable, weight_transfer="broadcast", engine_args=args)
     message = r"data_parallel_size = 2\} and sampler.weight_transfer = .*: .* set sampler.engines instead, or set .*"
     with pytest.raises(ValueError, match=message):
         check_sampler(given)
@@ -74,26 +64,11 @@ def test_who_may_sleep(engine, adapters, level, message):
         check_sleep(SamplerConfig(engine="vllm", sleep_level=level), [engine])
 
 
-def test_ranks_do_not_wait_for_an_engine_longer_than_for_one_another(monkeypatch):
-    assert seconds_of_layer(60.0) == LAYER  # of one rank nobody waits
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert seconds_of_layer(60.0) == 30.0 and seconds_of_layer(600.0) == LAYER
-
-
-def test_each_engine_gets_gpus_of_its_own():
-    assert divided(list("0123"), [0], 2, 1) == ["1", "2"]
-    assert divided(list("01234567"), range(4), 2, 2) == ["4,5", "6,7"]
-    assert divided(list("2357"), [1], 3, 1) == ["2", "5", "7"]  # as CUDA_VISIBLE_DEVICES names them: learners count from 0
-    with pytest.raises(ValueError, match=r"sampler.engines = 2: each needs 4 of the 8 GPUs .* leaves 7: .*sampler.urls"):
-        divided(list("01234567"), [0], 2, 4)
-
-
 def test_the_gpus_of_this_machine(monkeypatch):
     """Not run on a GPU: what torch would count is given."""
     cpu, gpu, two = torch.device("cpu"), torch.device("cuda", 1), SamplerConfig(engine="vllm", engines=2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert devices() == [] and own_devices(two, gpu, {}) == [{}, {}]
+    assert own_devices(two, gpu, {}) == [{}, {}]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-a,6,7")
     assert own_devices(two, cpu, {}) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "GPU-a"}]
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6"}]
@@ -103,42 +78,31 @@ def test_the_gpus_of_this_machine(monkeypatch):
     with pytest.raises(ValueError, match=r"each needs 2 of the 4 GPUs of this machine for itself, and the learner leaves 2"):
         own_devices(two, gpu, {"tensor_parallel_size": 2})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert devices() == ["0", "1", "2"]
-
-
-class Elsewhere(LocalHost):
-    """A place with an address of its own."""
-
-    def __init__(self, address, port):
-        self.address, self.port = address, port
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "3"}]
 
 
 def test_engines_elsewhere_listen_where_others_reach_them(tmp_path):
     """What they say lies beside the folder of the weights, which all machines see."""
     given = SamplerConfig(engine="vllm", engines=2, python="/opt/vllm/bin/python")
-    hosts = [Elsewhere("10.0.0.1", 4001), Elsewhere("fd00::2", 4002)]
-    made = servers(given, tmp_path / "gspo-x" / "weights", "bfloat16", {}, [{}, {}], hosts)
-    assert [server.url for server in made] == ["http://10.0.0.1:4001", "http://[fd00::2]:4002"]
+    hosts = [LocalHost(), LocalHost()]
+    hosts[0].address, hosts[1].address = "10.0.0.1", "fd00::2"
+    made = servers(given, tmp_path / "gspo-x" / "weights", "bfloat16", {}, torch.device("cpu"), hosts)
     assert [server.log for server in made] == [tmp_path / "gspo-x-vllm-0.log", tmp_path / "gspo-x-vllm-1.log"]
     for server, host in zip(made, hosts):
         at = server.command.index("--host")
-        assert server.command[at : at + 4] == ["--host", host.address, "--port", str(host.port)]
-        assert server.command[0] == given.python
+        assert server.command[at : at + 2] == ["--host", host.address] and server.command[0] == given.python
         assert server.host is host and server.ours
 
 
-def test_an_engine_of_ours_sees_its_gpus_alone(tmp_path):
-    given = SamplerConfig(engine="vllm", engines=2, python=sys.executable)
-    gpus = [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
-    made = servers(given, tmp_path / "weights", "float32", {}, gpus)
-    assert len({server.url for server in made}) == len({server.log for server in made}) == 2
-    for server, sees in zip(made, ("4", "6,7")):
+def test_an_engine_of_ours_sees_its_gpus_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,4,6,7")
+    given, two = SamplerConfig(engine="vllm", engines=2, python=sys.executable), {"tensor_parallel_size": 2}
+    made = servers(given, tmp_path / "weights", "float32", two, torch.device("cpu"))
+    assert len({server.log for server in made}) == 2
+    for server, sees in zip(made, ("0,4", "6,7")):
         server.log = tmp_path / "vllm.log"
-        server.command = [
-            sys.executable,
-            "-c",
-            "import os; raise SystemExit('Error: ' + os.environ['CUDA_VISIBLE_DEVICES'])",
-        ]
+        tells = "import os; raise SystemExit('Error: ' + os.environ['CUDA_VISIBLE_DEVICES'])"
+        server.command = [sys.executable, "-c", tells]
         with pytest.raises(EngineError, match=rf"Error: {sees}$"):
             server.start()

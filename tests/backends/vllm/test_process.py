@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.backends.vllm.process import LocalEngine, LocalHost, environment, free_ports
+from gspo.backends.vllm.process import LocalEngine, LocalHost, environment, free_port
 from tests.backends.vllm.engines import until
 
 RANK = {
@@ -64,7 +64,7 @@ def test_its_standard_input_closes_when_its_trainer_is_gone(tmp_path):
     reads = "import sys; sys.stdin.read(); print('closed', flush=True)"
     begins = (
         "import os, sys, time; from pathlib import Path; from gspo.backends.vllm.process import LocalHost\n"
-        f"LocalHost(1).begin([sys.executable, '-c', {reads!r}], Path('log'), {{}})\n"
+        f"LocalHost().begin([sys.executable, '-c', {reads!r}], Path('log'), {{}})\n"
         "print('begun', flush=True)\ntime.sleep(10_000)"
     )
     trainer = subprocess.Popen([sys.executable, "-c", begins], cwd=tmp_path, stdout=subprocess.PIPE)
@@ -75,11 +75,8 @@ def test_its_standard_input_closes_when_its_trainer_is_gone(tmp_path):
         time.sleep(0.01)
 
 
-def test_free_ports_differ_and_can_be_listened_at():
-    ports = free_ports(3)
-    assert len(set(ports)) == 3 and LocalHost(ports[0]).address == "127.0.0.1"
-    for port in ports:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", port))
+def test_a_free_port_can_be_listened_at():
+    with socket.socket() as listener:
+        listener.bind((LocalHost.address, LocalHost().free_port()))
     with pytest.raises(OSError):
-        free_ports(1, "203.0.113.1")  # another machine's
+        free_port("203.0.113.1")  # another machine's

@@ -3,21 +3,16 @@
 import threading
 from functools import partial
 
-import httpx
 import pytest
 
-from gspo.backends.vllm import server as module
 from gspo.backends.vllm.errors import EngineError, Refused
 from gspo.backends.vllm.fleet import MAX_FAILURES, State
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer
-from gspo.interfaces import SamplerError
 from tests.backends.vllm.engines import until
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, fleet_of  # noqa: F401
 from tests.backends.vllm.test_transfer import CPU, Layered
 from tests.patience import PATIENCE
-
-ODD = [("answers", OSError(24, "Too many open files")), ("swap", KeyError("results")), ("ask", TypeError("NoneType"))]
 
 
 def ended(act):
@@ -37,16 +32,11 @@ def ended(act):
     return raised[0] if raised else None
 
 
-def of_ours(sampler, tmp_path, *command):
-    server = sampler.fleet.members[0].engine
-    server.command, server.log = [*command], tmp_path / "vllm.log"
-    return server
-
-
 def test_a_program_that_is_gone_when_it_is_started_again(fleet_of, engines, tmp_path):  # noqa: F811
     """As the environment of a vLLM that is installed anew. Who waits for a completion hears of it, and who updates."""
     sampler, ports = fleet_of(1)
-    of_ours(sampler, tmp_path, "/nowhere/bin/python")
+    server = sampler.fleet.members[0].engine
+    server.command, server.log = ["/nowhere/bin/python"], tmp_path / "vllm.log"
     engines.kill(ports[0])
     errors = [ended(act) for act in (lambda: sampler.generate(PROMPTS, 1, LONG), lambda: sampler.load(fleet_of.weights(2)))]
     assert all(isinstance(error, EngineError) and "/nowhere/bin/python" in str(error) for error in errors)
@@ -55,56 +45,30 @@ def test_a_program_that_is_gone_when_it_is_started_again(fleet_of, engines, tmp_
     )
 
 
-@pytest.mark.parametrize(("where", "odd"), ODD, ids=lambda one: one if isinstance(one, str) else type(one).__name__)
-def test_any_error_of_a_readmission_leaves_the_engine_out(fleet_of, where, odd):  # noqa: F811
-    """With a failure and its reason; the other goes on."""
+def test_any_error_of_a_readmission_leaves_the_engine_out(fleet_of):  # noqa: F811
+    """A completion moves to the other engine. A failure of a readmission counts, with its reason, and the other goes on."""
     sampler, ports = fleet_of(2)
     member = sampler.fleet.members[0]
-
-    def fails(*args):
-        raise odd
-
-    async def asked(*args):
-        raise odd
-
-    setattr(member.engine, where, asked if where == "ask" else fails)
-    sampler.fleet.evict(member, member.generation, EngineError("it was killed"))
-    until(lambda: len(sampler.notes) == MAX_FAILURES)
-    assert member.state is State.LOST and all(str(odd) in note for note in sampler.notes[1:])
-    sampler.load(fleet_of.weights(2))
-    assert len(sampler.generate(PROMPTS, 1, LONG)) == len(PROMPTS)
-
-
-def test_no_thread_to_bring_it_back_gives_it_up(fleet_of, monkeypatch):  # noqa: F811
-    sampler, _ = fleet_of(2)
-    member = sampler.fleet.members[0]
-
-    def begin(call):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("gspo.backends.vllm.fleet.begin", begin)
-    sampler.fleet.evict(member, member.generation, EngineError("it was killed"))
-    assert member.state is State.LOST and "can't start new thread" in sampler.notes[-1]
-    assert len(sampler.generate(PROMPTS, 1, LONG)) == len(PROMPTS)
-
-
-def test_any_error_of_a_completion_moves_it_to_another_engine(fleet_of):  # noqa: F811
-    """And leaves out the one at fault."""
-    sampler, ports = fleet_of(2)
-    member = sampler.fleet.members[0]
-    plain = member.engine.ask
+    plain, odd = member.engine.ask, KeyError("results")
 
     async def ask(body, timeout):
         if body["sampling_params"]["max_tokens"] != LONG.max_new_tokens:
             return await plain(body, timeout)  # a probe
         raise OSError(24, "Too many open files")
 
-    member.engine.ask = ask
+    def swap(*args):
+        raise odd
+
+    member.engine.ask, member.engine.swap = ask, swap
     assert len(sampler.generate(PROMPTS, 2, LONG)) == 2 * len(PROMPTS)
     assert f"{ports[0]} is left out" in sampler.notes[0] and "OSError: [Errno 24] Too many open files" in sampler.notes[0]
+    until(lambda: len(sampler.notes) == MAX_FAILURES)
+    assert member.state is State.LOST and all(str(odd) in note for note in sampler.notes[1:])
+    sampler.load(fleet_of.weights(2))
+    assert len(sampler.generate(PROMPTS, 1, LONG)) == len(PROMPTS)
 
 
-HELD = [("folder", "/pause"), ("broadcast", "/pause"), ("broadcast", "/collective_rpc"), ("folder", "/resume")]
+HELD = [("broadcast", "/collective_rpc"), ("folder", "/resume")]
 
 
 def one_away(make, engines, way):
@@ -186,10 +150,9 @@ def test_one_that_fails_each_time_is_given_up_though_updates_go_on(fleet_of):  #
     assert sampler.check(fleet_of.weights(sampler.version)) < 1e-5
 
 
-@pytest.mark.parametrize("way", ["folder", "broadcast"])
-def test_one_that_takes_longer_than_updates_are_apart_serves_again(fleet_of, engines, monkeypatch, way):  # noqa: F811
+def test_one_that_takes_longer_than_updates_are_apart_serves_again(fleet_of, engines, monkeypatch):  # noqa: F811
     """It is healthy, and has nothing but updates against it: once an update waits for it."""
-    sampler, ports, weights = one_away(fleet_of, engines, way)
+    sampler, ports, weights = one_away(fleet_of, engines, "broadcast")
     member, proves, loaded = sampler.fleet.members[0], sampler._send_and_compare, threading.Semaphore(0)
 
     def slow(*args):
@@ -238,39 +201,3 @@ def test_a_request_that_one_refuses_waits_for_another_that_comes_back(fleet_of, 
     asks.join(PATIENCE)
     assert done and len(done[0]) == len(PROMPTS)
     assert any("404" in note for note in sampler.notes)  # it was the one at fault
-
-
-ODD_ANSWERS = [b'{"results": 3}', b'{"results": [', b"<html>"]
-
-
-@pytest.mark.parametrize("body", ODD_ANSWERS)
-def test_one_odd_engine_of_two_is_left_out_of_an_update(fleet_of, monkeypatch, body):  # noqa: F811
-    """The other takes the weights and goes on."""
-    sampler, ports = fleet_of(2)
-    odd_at(monkeypatch, ports[:1], body)
-    sampler.load(fleet_of.weights(2))
-    note = sampler.notes[0]
-    assert f"http://127.0.0.1:{ports[0]}/collective_rpc: " in note and body.decode()[2:8] in note.replace('"', "'")
-    assert [member.engine.name for member in sampler.fleet.serving] == [f"http://127.0.0.1:{ports[1]}"]
-    assert len(sampler.generate(PROMPTS, 1, LONG)) == len(PROMPTS)
-
-
-def test_where_all_are_odd_it_is_a_sampler_error(fleet_of, monkeypatch):  # noqa: F811
-    """For which the trainer saves its work."""
-    sampler, ports = fleet_of(2)
-    odd_at(monkeypatch, ports, b"<html>")
-    error = ended(lambda: sampler.load(fleet_of.weights(2)))
-    assert isinstance(error, SamplerError) and all(str(port) in str(error) for port in ports)
-    assert sampler.version == 2
-
-
-def odd_at(monkeypatch, ports, body):
-    """Has engines answer so where their workers are asked."""
-    plain, json = module.send_request, body != b"<html>"
-
-    def asked(method, url, *args, **options):
-        if url.endswith("/collective_rpc") and any(f":{port}/" in url for port in ports):
-            return httpx.Response(200, content=body, headers={"content-type": "application/json" if json else "text/html"})
-        return plain(method, url, *args, **options)
-
-    monkeypatch.setattr(module, "send_request", asked)

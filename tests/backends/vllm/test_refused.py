@@ -44,14 +44,6 @@ def test_a_request_that_all_refuse_is_wrong_itself(fleet_of):  # noqa: F811
     assert len(sampler.generate(PROMPTS, 1, LONG)) == len(PROMPTS) and not sampler.notes
 
 
-def test_one_that_refuses_its_probes_is_left_out_of_an_update(fleet_of):  # noqa: F811
-    sampler, ports = fleet_of(2)
-    refuses(sampler.fleet.members[0], 404)
-    sampler.load(fleet_of.weights(2))
-    assert f"{ports[0]} is left out" in sampler.notes[0] and "status 404" in sampler.notes[0]
-    assert len(sampler.fleet.serving) == 1 and sampler.check(fleet_of.weights(2)) < 1e-5
-
-
 def test_where_all_refuse_their_probes_the_run_ends_at_once(fleet_of):  # noqa: F811
     """As with a limit below their length: no new start mends it. The trainer saves its work for a SamplerError."""
     sampler, ports = fleet_of(2)

@@ -18,51 +18,39 @@ def at_once(monkeypatch):
     monkeypatch.setattr("gspo.backends.vllm.fleet.PAUSE", 0.0)
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "said"),
-    [
-        (500, b"out of memory", "status 500: out of memory"),
-        (200, b"<html>", "cannot be read"),
-        (200, {"choices": []}, "cannot be read"),
-        (200, {"choices": [choice() | {"logprobs": None}]}, "3 tokens with 0 log-probabilities"),
-        (200, {"choices": [choice(tokens=(), logp=())]}, "0 tokens"),
-        (200, {"choices": [choice(logp=(-0.5, -1.0))]}, "3 tokens with 2 log-probabilities"),
-        (200, {"choices": [choice(tokens=(5, 6, 99999))]}, "tokens outside of 0 to"),
-        (200, {"choices": [choice(logp=(-0.5, float("nan"), -1.0))]}, "no numbers up to 0"),
-        (200, {"choices": [choice(logp=(-0.5, 0.7, -1.0))]}, "no numbers up to 0"),
-        (200, {"choices": [choice(reason="error")]}, "finish reason 'error'"),
-        (200, {"choices": [choice(version="2")]}, r"version \['2'\] of the weights where 3 was loaded"),
-        (200, {"choices": [choice(version="³")]}, r"version \['³'\] of the weights where 3 was loaded"),
-        (200, {"choices": [choice(version="9" * 5000)]}, r"version \['9+ of the weights"),
-        (200, {"choices": [choice(tokens=(5, 6, 1.5))]}, "cannot be read"),
-        (200, {"choices": [choice(tokens=(5, 6, True))]}, "cannot be read"),
-        (200, {"choices": [choice(tokens=(5, 6, 10**30))]}, "tokens outside of 0 to"),
-        (200, {"choices": [choice(tokens=[5] * 9, logp=[-1.0] * 9)]}, "9 tokens, more than it was asked for"),
-        (200, {"choices": None}, "cannot be read"),
-        (200, None, "cannot be read"),
-        (200, b"[" * 100_000, "cannot be read"),
-        (200, b"\xff\xfe\x00", "cannot be read"),
-    ],
-)
-def test_garbage_is_never_trained_on(engine, tmp_path, status, body, said):
-    engine.completions.append((status, body))
-    with pytest.raises(EngineError, match=said):
-        sampler_of(engine, tmp_path).generate(PROMPTS, 1, Sampling(8))
+def spanning(*spans):
+    """A completion of three tokens whose versions cover these spans."""
+    return choice() | {"weight_versions": [{"version": "3", "start": start, "end": end} for start, end in spans]}
 
 
-@pytest.mark.parametrize(
-    "spans",
-    [
-        [(0, 3), (2, 0)], [(0, -3)], [(0, 2)], [(1, 3)], [(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3.0)], [(False, 3)],
-        [(0, 10**12)],
-    ],
-)  # fmt: skip
-def test_versions_that_do_not_cover_the_tokens_once_are_refused(engine, tmp_path, spans):
+def test_garbage_is_never_trained_on(engine, tmp_path, subtests):
     """Each token has one version: negative lengths, gaps and overlaps add up to the right number too."""
-    versions = [{"version": "3", "start": start, "end": end} for start, end in spans]
-    engine.completions.append((200, {"choices": [choice() | {"weight_versions": versions}]}))
-    with pytest.raises(EngineError, match=r"and versions|cannot be read"):
-        sampler_of(engine, tmp_path).generate(PROMPTS, 1, Sampling(8))
+    sampler = sampler_of(engine, tmp_path)
+    for body, said in (
+        (None, "cannot be read"),
+        ({"choices": []}, "cannot be read"),
+        ({"choices": [choice(tokens=(5, 6, 1.5))]}, "cannot be read"),
+        ({"choices": [choice() | {"logprobs": None}]}, "3 tokens with 0 log-probabilities"),
+        ({"choices": [spanning((0, 3), (2, 0))]}, "and versions"),
+        ({"choices": [spanning((0, 2))]}, "and versions"),
+        ({"choices": [spanning((0, 1), (2, 3))]}, "and versions"),
+        ({"choices": [spanning((0, 2), (1, 3))]}, "and versions"),
+        ({"choices": [choice(tokens=(), logp=())]}, "0 tokens"),
+        ({"choices": [choice(tokens=[5] * 9, logp=[-1.0] * 9)]}, "9 tokens, more than it was asked for"),
+        ({"choices": [choice(tokens=(5, 6, 99999))]}, "tokens outside of 0 to"),
+        ({"choices": [choice(logp=(-0.5, float("nan"), -1.0))]}, "no numbers up to 0"),
+        ({"choices": [choice(logp=(-0.5, 0.7, -1.0))]}, "no numbers up to 0"),
+        ({"choices": [choice(reason="error")]}, "finish reason 'error'"),
+        ({"choices": [choice(version="2")]}, r"version \['2'\] of the weights where 3 was loaded"),
+    ):
+        with subtests.test(body):
+            request = Request(Rollout.begun(PROMPTS[0]), 0, Sampling(8), TOKENIZER, len(TOKENIZER))
+            with pytest.raises(EngineError, match=said):
+                request.add(body, 3, 3)
+            assert request.sampled == 0
+    engine.completions.append((500, b"out of memory"))
+    with pytest.raises(EngineError, match="status 500: out of memory"):
+        sampler.generate(PROMPTS, 1, Sampling(8))
 
 
 def test_an_interrupted_completion_goes_on(engine, tmp_path):

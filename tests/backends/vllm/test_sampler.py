@@ -76,13 +76,6 @@ def test_one_that_ends_requests_at_once_for_no_reason_is_given_up(engine, tmp_pa
     assert sampler.fleet.members[0].state is State.LOST
 
 
-def test_probes_that_end_at_once_for_no_reason_fail(engine, tmp_path):
-    engine.completions.append(part())
-    sampler = sampler_of(engine, tmp_path, timeout=PATIENCE)
-    with pytest.raises(EngineError, match=r"0 tokens and finish reason 'abort'"):
-        sampler.check(PolicyWeights(HFPolicy(sampler.model), sampler.version))
-
-
 def test_one_that_gives_a_token_a_time_ends(engine, tmp_path):
     engine.completions.append(part(5))
     (rollout,) = sampler_of(engine, tmp_path).generate(PROMPTS[:1], 1, Sampling(8))

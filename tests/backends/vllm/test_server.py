@@ -1,16 +1,15 @@
 import asyncio
+import socket
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.process import LocalHost, free_ports
+from gspo.backends.vllm.process import LocalHost
 from gspo.backends.vllm.server import GENERATE, KEY, SIDE, Server, Swap, serving
 from gspo.interfaces import SamplerError
-from tests.logged import logs
 from tests.patience import PATIENCE
 
 
@@ -26,11 +25,14 @@ def test_a_server_that_lacks_something(engine):
 def test_arguments_become_flags(tmp_path):
     given = {"gpu_memory_utilization": 0.4, "enforce_eager": True, "enable_prefix_caching": False, "dtype": "half"}
     more = {"hf_overrides": {"a": 1}, "x": ["b", "c"]}
-    command = serving(tmp_path, "py", "float32", given | more, tmp_path, LocalHost(1)).command
-    assert command[0] == "py" and command[-10:-1] == [
+    one, other = (serving(tmp_path, "py", "float32", given | more, tmp_path, LocalHost(), {}) for _ in range(2))
+    assert one.command[0] == "py" and one.command[-10:-1] == [
         "half", "--gpu-memory-utilization", "0.4", "--enforce-eager", "--no-enable-prefix-caching", "--hf-overrides",
         '{"a": 1}', "--x", "b",
     ]  # fmt: skip
+    key = one.variables[KEY]  # nobody sees it in the list of processes
+    assert len(key) > 40 and key != other.variables[KEY] and not any(key in word for word in one.command)
+    assert one.headers == {"Authorization": f"Bearer {key}"} and Server("http://127.0.0.1:1").headers == {}
 
 
 def test_a_connection_that_was_idle_is_not_used_again(monkeypatch):
@@ -67,22 +69,12 @@ def test_a_connection_that_was_idle_is_not_used_again(monkeypatch):
     assert ports[0] == ports[1] and ports[2] != ports[3]
 
 
-def test_a_server_of_ours_has_a_key_of_its_own(tmp_path):
-    """Which nobody sees in the list of processes."""
-    one, other = (serving(tmp_path, "py", "float32", {}, tmp_path / "vllm.log", LocalHost(1)) for _ in range(2))
-    key = one.variables[KEY]
-    assert len(key) > 40 and key != other.variables[KEY] and not any(key in word for word in one.command)
-    assert one.headers == {"Authorization": f"Bearer {key}"} and Server("http://127.0.0.1:1").headers == {}
-
-
 def test_a_server_with_a_key_answers_nobody_else(tmp_path):
     """What stands in front of vLLM's routes, in front of others, and all that is asked of a server."""
     program = tmp_path / "program.py"
     program.write_text(BEHIND_THE_KEY.format(plugin=str(SIDE.parent)))
-    port = free_ports(1)[0]
-    log, variables = tmp_path / "vllm.log", {KEY: "right"}
-    command = [sys.executable, str(program), str(port)]
-    ours = Server(f"http://127.0.0.1:{port}", command, log, variables, "right")
+    command = [sys.executable, str(program)]
+    ours = Server("http://127.0.0.1", command, tmp_path / "vllm.log", {KEY: "right"}, "right")
     ours.start()
     try:
         stranger, liar = Server(ours.url), Server(ours.url, key="wrong")
@@ -108,7 +100,7 @@ def test_a_swap_that_was_given_up_ends_between_any_two_calls(engine):
         def call(path, *args, plain=plain, made=made, swap=swap, number=number, **params):
             made.append(path)
             if len(made) == number + 1:
-                swap.give_up()
+                swap.given_up.set()
             return plain(path, *args, **params)
 
         server.call = call
@@ -128,49 +120,21 @@ class Tells(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
 
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Tells).serve_forever()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Tells).serve_forever()
 """
 
 
-@contextmanager
-def another_program(port=0):
-    """It listens, and is no engine."""
-    with ThreadingHTTPServer(("127.0.0.1", port), BaseHTTPRequestHandler) as listening:
-        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
-        yield listening.server_port
-        listening.shutdown()
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["before it begins", "while it begins"])
-def test_a_port_that_another_program_took_meanwhile_is_left_to_it(tmp_path, late):
-    with ExitStack() as stack:
-        port = free_ports(1)[0] if late else stack.enter_context(another_program())
-        host, begun = LocalHost(port), []
-
-        def begin(command, log, variables):
-            if late and not begun:
-                stack.enter_context(another_program(port))
-            begun.append(command)
-            return LocalHost.begin(command, log, variables)
-
-        host.begin = begin
-        command = [sys.executable, "-c", LISTENS, str(port)]
-        server = Server(f"http://127.0.0.1:{port}", command, tmp_path / "vllm.log", host=host)
-        stack.callback(server.stop)
-        with logs(match=rf"another program listens at http://127.0.0.1:{port}: it gets port \d+$"):
+def test_a_server_that_starts_again_leaves_its_port_to_who_has_taken_it(tmp_path):
+    server = Server("http://127.0.0.1", [sys.executable, "-c", LISTENS], tmp_path / "vllm.log")
+    try:
+        server.start()
+        before = server.url
+        server.process.end()
+        with socket.create_server(("127.0.0.1", int(before.rpartition(":")[2]))):
             server.start()
-        now = server.command[-1]
-        assert server.answers() and server.url == f"http://127.0.0.1:{now}" and now != str(port)
-        assert len(begun) == 1 + late
-
-
-def test_a_server_that_finds_no_port_says_so(tmp_path):
-    with another_program() as port:
-        host, command = LocalHost(port), [sys.executable, "-c", LISTENS, str(port)]
-        host.another_port = lambda: port
-        server = Server(f"http://127.0.0.1:{port}", command, tmp_path / "vllm.log", host=host)
-        with logs(), pytest.raises(EngineError, match=r"ended with status 1: .*Address already in use"):
-            server.start()
+        assert server.url != before and server.answers()
+    finally:
+        server.stop()
 
 
 async def asked(server):
@@ -193,5 +157,5 @@ async def app(scope, receive, send):
         await send({{"type": "http.response.start", "status": 200, "headers": headers}})
         await send({{"type": "http.response.body", "body": body}})
 
-uvicorn.run(Keyed(app), host="127.0.0.1", port=int(sys.argv[1]), lifespan="off")
+uvicorn.run(Keyed(app), host="127.0.0.1", port=int(sys.argv[2]), lifespan="off")
 """

@@ -13,14 +13,17 @@ from functools import partial
 import pytest
 import torch
 
+from gspo.backends.vllm.errors import EngineError
+from gspo.backends.vllm.fleet import Member
 from gspo.backends.vllm.plugin import gspo_transfer as wire
-from gspo.backends.vllm.process import free_ports
+from gspo.backends.vllm.process import free_port
 from gspo.backends.vllm.process_groups import Link
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
 from gspo.interfaces import SamplerError
 from tests.backends.vllm.engines import until
+from tests.backends.vllm.places import AtPlace
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, Bigrams, tokens
 from tests.patience import PATIENCE
 
@@ -51,7 +54,7 @@ def fleet_of(engines, tmp_path, tiny, monkeypatch, request):
     way = partial(request.param, CPU, *([tmp_path] if request.param is IpcTransfer else []))
 
     def make(count):
-        ports = free_ports(count)
+        ports = [free_port() for _ in range(count)]
         sampler = VLLMSampler(tiny, [Server(engines.start(port)) for port in ports], tmp_path, 1.0, 4, PATIENCE)
         sampler.transfer, sampler.notes = way(), []
         sampler.fleet.notify = sampler.notes.append
@@ -87,28 +90,27 @@ def hurry(sampler, number, seconds, patch):
 
 
 def test_engines_sample_as_through_the_folder(fleet_of, tmp_path):
+    """What is sent is a table of V x V float32: once beside the model, and once into each engine."""
     sampler, _ = fleet_of(2)
-    sampled = []
+    sampled, size = [], sampler.model.config.vocab_size**2 * 4
     for transfer in (sampler.transfer, FolderTransfer(tmp_path, False)):
         sampler.transfer = transfer
+        sampler.counts()
         for version in (2, 3):
             sampler.load(fleet_of.weights(version))
+            counts = sampler.counts()
+            assert size <= counts["sync/bytes"] < size + 1000 and counts["sync/copies"] == 3
             sampled.append(tokens(sampler.generate(PROMPTS, 4, LONG)))
     assert sampled[0] == sampled[2] != sampled[1] == sampled[3] and not sampler.notes
+    assert sampler.counts()["sync/copies"] == 0
 
 
-def test_bytes_and_copies_are_counted_alike(fleet_of, tmp_path):
-    """A table of V x V float32: once beside the model, and once into each engine."""
-    sampler, _ = fleet_of(2)
-    size = sampler.model.config.vocab_size**2 * 4
-    for transfer in (sampler.transfer, FolderTransfer(tmp_path, False)):
-        sampler.transfer = transfer
-        sampler.load(fleet_of.weights(2))
-        sampler.counts()
-        sampler.load(fleet_of.weights(3))
-        counts = sampler.counts()
-        assert size <= counts["sync/bytes"] < size + 1000 and counts["sync/copies"] == 3
-        assert sampler.counts()["sync/copies"] == 0
+def test_an_engine_that_cannot_be_joined_is_at_fault_itself():
+    """The others go on: any other error would end the run."""
+    engine, transfer = AtPlace(""), BroadcastTransfer(CPU)
+    engine.name, member = "http://engine.invalid:9", Member(engine, None)
+    transfer.commit(Layered(1))
+    assert isinstance(transfer.send({member: 0}, 1)[member], EngineError)
 
 
 @pytest.mark.parametrize("fleet_of", [IpcTransfer], indirect=True)
@@ -145,17 +147,14 @@ def test_one_that_is_killed_in_the_middle_of_the_weights(fleet_of, engines):
     assert sampler.check(fleet_of.weights(3)) < 1e-5 and len(sampler.notes) == 2
 
 
-@pytest.mark.parametrize(
-    "width", [pytest.param(0, marks=pytest.mark.slow), 8_000_000]
-)  # of a layer that a socket takes whole, and of one that it does not
-def test_one_that_hangs_in_the_middle_of_the_weights(fleet_of, engines, monkeypatch, width):
+def test_one_that_hangs_in_the_middle_of_the_weights(fleet_of, engines, monkeypatch):
     """The others and the trainer wait as long as the limits say, and no longer."""
     sampler, ports = fleet_of(3)
     hurry(sampler, 1, 2.0, monkeypatch)
     monkeypatch.setattr("gspo.backends.vllm.server.CONTROL", 1e6)  # and nobody waits as long as that
     begin = time.monotonic()
     stops = lambda: engines.signal(ports[1], signal.SIGSTOP)  # noqa: E731
-    sampler.load(fleet_of.weights(2, between=stops, width=width))
+    sampler.load(fleet_of.weights(2, between=stops, width=8_000_000))  # a socket does not take it whole
     assert time.monotonic() - begin >= 2.0
     assert len(sampler.fleet.serving) == 2 and str(ports[1]) in sampler.notes[0]
     sampler.load(fleet_of.weights(3))  # it misses an update

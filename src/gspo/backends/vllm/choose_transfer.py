@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.process_groups import LAYER, apart, obstacle, places_of
+from gspo.backends.vllm.process_groups import LAYER, apart, obstacle
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer, Transfer
 from gspo.config.rollout import SamplerConfig
-
-Places = Sequence[Mapping[str, Any]]
 
 
 def choose_transfer(
@@ -25,7 +22,8 @@ def choose_transfer(
     adapted: bool,
     layer: float = LAYER,
 ) -> Transfer:
-    """The transfer for a run whose engines have started. Raises ValueError if they do not support the requested one.
+    """The transfer for a run whose engines have started. Raises ValueError if they do not support the requested one, and
+    EngineError if they do not say where their workers are.
 
     Args:
         device: The trainer's device.
@@ -37,32 +35,23 @@ def choose_transfer(
     if given.weight_transfer == "folder" or adapted:
         return folder
     if given.weight_transfer == "broadcast":
-        _check("broadcast", engines, lambda _, places: obstacle(places, device))
+        check("broadcast", engines, [obstacle(engine, device) for engine in engines])
         return BroadcastTransfer(device, layer)
     if given.weight_transfer == "ipc":
-        _check("ipc", engines, lambda engine, places: apart(engine, places, device, exchange))
+        check("ipc", engines, [apart(engine, device, exchange) for engine in engines])
         return IpcTransfer(device, exchange, layer)
     if device.type != "cuda" or given.urls or copies_of(given) != 1:
         return folder
-    each = [(engine, places_of(engine)) for engine in engines]
-    if all(not apart(engine, places, device, exchange) for engine, places in each):
+    if not any(apart(engine, device, exchange) for engine in engines):
         return IpcTransfer(device, exchange, layer)
-    places = [place for _, those in each for place in those]
-    fits = all(place["device"] == "cuda" for place in places) and not obstacle(places, device)
-    return BroadcastTransfer(device, layer) if fits else folder
+    on_gpus = all(place["device"] == "cuda" for engine in engines for place in engine.workers("gspo_place"))
+    reached = on_gpus and not any(obstacle(engine, device) for engine in engines)
+    return BroadcastTransfer(device, layer) if reached else folder
 
 
-def _check(transfer: str, engines: Sequence[Server], obstructs: Callable[[Server, Places], str]) -> None:
-    """Raises ValueError if an engine cannot get weights by this transfer."""
-    for engine in engines:
-        try:
-            why = obstructs(engine, places_of(engine))
-        except EngineError as error:
-            why = (
-                'does not say where its workers are: start it with this version of gspo\'s launcher, or set "folder" '
-                f"({error})"
-            )
-            raise ValueError(f'sampler.weight_transfer = "{transfer}": {engine.name} {why}') from None
+def check(transfer: str, engines: Sequence[Server], obstacles: Sequence[str]) -> None:
+    """Raises ValueError if an engine cannot get weights by this transfer: its obstacle is not empty."""
+    for engine, why in zip(engines, obstacles):
         if why:
             raise ValueError(f'sampler.weight_transfer = "{transfer}": {engine.name}: {why}, or set "folder"')
 

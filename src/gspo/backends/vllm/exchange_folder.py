@@ -39,15 +39,9 @@ def exchange(given: SamplerConfig, run: Path | None) -> Iterator[Path]:
 
 
 def owner(run: Path | None) -> dict[str, str]:
-    """The owner of a folder: its machine and its run."""
-    return {"machine": machine(), "run": str(run.absolute()) if run else ""}
-
-
-def machine() -> str:
-    """Identifies this machine until its next boot: containers and clones may share a hostname."""
-    with contextlib.suppress(OSError):
-        return f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
-    return platform.node()
+    """The owner of a folder: its machine, until that boots again, and its run. Containers may share a hostname."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return {"machine": f"{platform.node()} {boot}", "run": str(run.absolute()) if run else ""}
 
 
 def sweep(given: SamplerConfig, run: Path | None) -> None:
@@ -56,29 +50,13 @@ def sweep(given: SamplerConfig, run: Path | None) -> None:
     Other machines may share sampler.weight_dir without seeing each other's locks. There, only folders of this machine or
     this run are deleted.
     """
-    for path in place_of(given).glob(f"{PREFIX}*/{LOCK}"):
-        with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8", errors="replace") as lock:
+    own, place = owner(run), place_of(given)
+    for path in place.glob(f"{PREFIX}*/{LOCK}"):
+        with contextlib.suppress(OSError, ValueError), open(path, "r+", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if given.weight_dir is None or related(lock.read(), owner(run)):
+            left = json.load(lock)
+            if given.weight_dir is None or left["machine"] == own["machine"] or (run and left["run"] == own["run"]):
                 shutil.rmtree(path.parent, ignore_errors=True)
-                for log in [*logs(path.parent.name, None), *logs(path.parent.name, None, place_of(given))]:
-                    log.unlink(missing_ok=True)
-
-
-def related(text: str, own: dict[str, str]) -> bool:
-    """Whether a lock file's text names the same machine or the same run."""
-    try:
-        found = json.loads(text)
-        return bool(found["machine"] == own["machine"] or (own["run"] and found["run"] == own["run"]))
-    except (ValueError, TypeError, KeyError):  # from an earlier gspo, or damaged
-        return False
-
-
-def logs(name: str, engines: int | None, folder: Path | None = None) -> list[Path]:
-    """The log files of `engines` engines of the exchange folder `name`; None: all that exist. folder: where they are, by
-    default the folder for temporary files.
-    """
-    folder, stem = folder or Path(tempfile.gettempdir()), f"{name}-vllm"
-    if engines is None:
-        return sorted(folder.glob(f"{stem}*.log"))
-    return [folder / (f"{stem}.log" if engines == 1 else f"{stem}-{i}.log") for i in range(engines)]
+                for folder in (Path(tempfile.gettempdir()), place):
+                    for log in folder.glob(f"{path.parent.name}-vllm-*.log"):
+                        log.unlink(missing_ok=True)

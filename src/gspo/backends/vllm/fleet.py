@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from gspo.agents.threads import begin
@@ -40,25 +40,19 @@ class State(Enum):
 RECOVERABLE = {State.SERVING, State.PAUSED, State.READMITTING, State.STARTING}  # without manual help
 
 
+@dataclass(eq=False)
 class Member:
-    """An engine of a fleet.
+    """An engine of a fleet, and the acceptance test of its weights."""
 
-    Attributes:
-        check: The acceptance test of its weights.
-        generation: Number of evictions so far; simultaneous failures in one generation count once.
-        failures: Consecutive failures.
-        error: The last failure.
-        evicted_at: When it was evicted (time.monotonic()); 0 while it serves.
-        update: The weight update whose weights it gets while READMITTING.
-        requests: Running requests.
-    """
-
-    def __init__(self, engine: Server, check: Check) -> None:
-        self.engine, self.check = engine, check
-        self.state, self.generation, self.failures, self.update = State.PAUSED, 0, 0, 0
-        self.error: EngineError | None = None
-        self.evicted_at = 0.0
-        self.requests: set[asyncio.Task[dict[str, Any]]] = set()
+    engine: Server
+    check: Check
+    state: State = State.PAUSED
+    generation: int = 0  # evictions so far; simultaneous failures in one generation count once
+    failures: int = 0  # consecutive
+    error: EngineError | None = None  # the last failure
+    evicted_at: float = 0.0  # time.monotonic(); 0 while it serves
+    update: int = 0  # the weight update whose weights it gets while READMITTING
+    requests: set[asyncio.Task[dict[str, Any]]] = field(default_factory=set)  # running
 
 
 class Fleet:
@@ -101,24 +95,16 @@ class Fleet:
         self._over = threading.Event()
 
     @property
-    def adapters(self) -> bool:
-        """Whether all engines take LoRA adapters instead of whole weights."""
-        return all(member.engine.adapters for member in self.members)
-
-    @property
     def serving(self) -> list[Member]:
         """The engines that serve completions."""
         return [member for member in self.members if member.state is State.SERVING]
 
     def counts(self) -> dict[str, float]:
         """Metrics since the last call, and the number of serving engines."""
-        found = {
-            "engines/serving": len(self.serving),
-            "engines/evicted": self.evicted,
-            "engines/requests_retried": self.retried,
-        }
+        found = {"engines/serving": float(len(self.serving)), "engines/evicted": float(self.evicted)}
+        found["engines/requests_retried"] = float(self.retried)
         self.retried = self.evicted = 0
-        return {name: float(count) for name, count in found.items()}
+        return found
 
     def start(self) -> None:
         """Starts the engines that are ours, and waits until all answer. Raises EngineError if one does not."""
@@ -143,7 +129,7 @@ class Fleet:
         """Whether any other engine than `without` serves, or may serve again without manual help."""
         return any(member.state in RECOVERABLE for member in self.members if member not in without)
 
-    async def free(self, without: Mapping[Member, int] = MappingProxyType({})) -> Member | None:
+    async def free(self, without: Mapping[Member, int]) -> Member | None:
         """The serving engine with the fewest running requests. Waits until one has capacity or comes back. Returns None if
         all engines have refused the request; raises EngineError if no engine is left. without: engines that refused it, each
         with its generation then.
@@ -253,10 +239,7 @@ class Fleet:
         count = f"failure {member.failures} in a row"
         self.notify(f"the vLLM engine {member.engine.name} is left out and {then} ({count}): {error}")
         if again:
-            try:
-                begin(partial(self._bring_back, member, generation + 1))
-            except RuntimeError as out_of_threads:  # without one, the engine would never leave STARTING
-                self.evict(member, generation + 1, out_of_threads, final=True)
+            begin(partial(self._bring_back, member, generation + 1))
 
     def _bring_back(self, member: Member, generation: int) -> None:
         """Restarts the engine, or waits until it answers, and readmits it."""
@@ -279,7 +262,7 @@ class Fleet:
         with self._changed:
             member.state = state
             if self.lost is None and not self.any_recoverable():
-                self.lost = all_lost(self.members)
+                self.lost = self._all_lost()
             self._changed.notify_all()
         self._loop.call_soon_threadsafe(self._wake_requests)
 
@@ -287,10 +270,9 @@ class Fleet:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-
-def all_lost(members: Collection[Member]) -> EngineError:
-    """The error that ends a run without any engine left."""
-    errors = {member.engine.name: member.error for member in members if member.error is not None}
-    if len(members) == 1:
-        return next(iter(errors.values()))
-    return EngineError(f"all {len(members)} vLLM engines are lost: " + "; ".join(f"{k}: {v}" for k, v in errors.items()))
+    def _all_lost(self) -> EngineError | None:
+        """The error that ends a run without any engine left."""
+        if len(self.members) == 1:
+            return self.members[0].error
+        errors = "; ".join(f"{member.engine.name}: {member.error}" for member in self.members)
+        return EngineError(f"all {len(self.members)} vLLM engines are lost: {errors}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ import torch
 from gspo.backends.hf.lora import EXPERTS
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.choose_transfer import choose_transfer, copies_of
-from gspo.backends.vllm.exchange_folder import exchange, logs
-from gspo.backends.vllm.process import EngineHost, LocalHost, free_ports
-from gspo.backends.vllm.process_groups import LAYER, places_of
+from gspo.backends.vllm.exchange_folder import exchange
+from gspo.backends.vllm.process import EngineHost, LocalHost
+from gspo.backends.vllm.process_groups import LAYER
 from gspo.backends.vllm.routed_experts import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Server, serving
@@ -26,7 +27,6 @@ from gspo.config.engines import devices_each
 from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
-from gspo.distributed.environment import rank_and_world_size
 from gspo.interfaces import Weights
 
 logger = logging.getLogger(__name__)
@@ -62,13 +62,7 @@ def opened(
         hosts: The machines to start the servers on, one each; empty for this machine.
     """
     check_sampler(config.sampler)
-    level, ranks = config.sampler.sleep_level, rank_and_world_size()[1]
-    if level and ranks > 1:
-        raise ValueError(
-            f"sampler.sleep_level = {level} and {ranks} ranks: it is for one GPU that learner and engine share; leave one "
-            "of them out"
-        )
-    if level and policy.device.type != "cuda":
+    if (level := config.sampler.sleep_level) and policy.device.type != "cuda":
         raise ValueError(
             f"sampler.sleep_level = {level}: the learner is on {policy.device}, and vLLM gives back memory of a GPU alone: "
             "leave it out"
@@ -79,8 +73,10 @@ def opened(
             sampler.fleet.start()
             engines = [member.engine for member in sampler.fleet.members]
             check_sleep(config.sampler, engines)
-            adapted, layer = policy.model.adapted, seconds_of_layer(config.scale.timeout)
-            sampler.transfer = choose_transfer(config.sampler, policy.device, engines, scratch, adapted, layer)
+            layer = min(LAYER, config.scale.timeout / 2)  # other ranks wait for the next layer, and must not time out
+            sampler.transfer = choose_transfer(
+                config.sampler, policy.device, engines, scratch, policy.model.adapted, layer
+            )  # fmt: skip
             logger.debug(f"weights are transferred by {type(sampler.transfer).__name__}")
             sampler.load(weights)
             if config.algorithm.router_replay == "R3" and sampler.routers is None:
@@ -95,11 +91,11 @@ def opened(
         finally:
             sampler.close()
             sampler.fleet.stop()
-            files = [member.engine.log for member in sampler.fleet.members]
+            files = [member.engine.log for member in sampler.fleet.members if member.engine.log is not None]
             for number, log in enumerate(files):
-                if log and log.exists() and keep is not None and keep.is_dir():
+                if log.exists() and keep is not None and keep.is_dir():
                     shutil.move(log, keep / ("vllm.log" if len(files) == 1 else f"vllm_{number}.log"))
-                elif log and not failed:  # after a failure it stays, since error messages name its path
+                elif not failed:  # after a failure it stays, since error messages name its path
                     log.unlink(missing_ok=True)
 
 
@@ -107,19 +103,12 @@ def check_sleep(given: SamplerConfig, engines: Sequence[Server]) -> None:
     """Raises ValueError if a started engine does not support the sleep level."""
     at = f"sampler.sleep_level = {given.sleep_level}"
     for engine in engines if given.sleep_level else ():
-        if not all(place["sleeps"] for place in places_of(engine)):
+        if not all(place["sleeps"] for place in engine.workers("gspo_place")):
             raise ValueError(f"{at}: {engine.name} forbids it: start it with --{SLEEP.replace('_', '-')}, or leave it out")
         if engine.adapters and given.sleep_level > 1:
             raise ValueError(
                 f"{at}: {engine.name} samples with adapters beside the model's weights, which level 2 drops: set it to 1"
             )
-
-
-def seconds_of_layer(timeout: float) -> float:
-    """Timeout to send a layer to an engine, in seconds. With several ranks it is at most half of `timeout` (scale.timeout):
-    the other ranks wait for the next layer and must not time out on the leader.
-    """
-    return min(LAYER, timeout / 2) if rank_and_world_size()[1] > 1 else LAYER
 
 
 def sampler_of(
@@ -148,16 +137,12 @@ def sampler_of(
             model.save_whole(first, merged=False)
         else:
             weights.save(str(first), merged=True)
-        dtype = str(model.compute_dtype).removeprefix("torch.")
-        environments: list[dict[str, str]] = [{} for _ in hosts]
-        if not hosts:
-            environments = own_devices(given, policy.device, arguments)
-        engines = servers(given, first, dtype, arguments, environments, hosts)
+        engines = servers(given, first, str(model.compute_dtype).removeprefix("torch."), arguments, policy.device, hosts)
     for engine in engines:
         engine.adapters = adapters
-    temperature, rows = config.rollout.temperature, given.batch_size
     return VLLMSampler(
-        model, engines, exchange, temperature, rows, given.timeout, logger.warning, routers, given.sleep_level
+        model, engines, exchange, config.rollout.temperature, given.batch_size, given.timeout, logger.warning, routers,
+        given.sleep_level,
     )  # fmt: skip
 
 
@@ -166,31 +151,39 @@ def servers(
     first: Path,
     dtype: str,
     arguments: Mapping[str, Any],
-    environments: Sequence[Mapping[str, str]],
+    learner: torch.device,
     hosts: Sequence[EngineHost] = (),
 ) -> list[Server]:
-    """Engines of ours, one per environment, with their first weights in the folder `first`.
+    """Engines of ours, with their first weights in the folder `first`.
 
     Args:
-        environments: Additional variables of each.
         hosts: The machine of each; empty for this one. Logs of other machines go beside the folder of the weights, which all
             machines share, so that they can be read here.
     """
-    files = logs(first.parent.name, len(environments), first.parent.parent if hosts else None)
-    hosts = hosts or [LocalHost(port) for port in free_ports(len(environments))]
-    return [serving(first, given.python, dtype, arguments, *each) for each in zip(files, hosts, environments)]
+    environments = [dict[str, str]() for _ in hosts] or own_devices(given, learner, arguments)
+    logs = first.parent.parent if hosts else Path(tempfile.gettempdir())
+    return [
+        serving(first, given.python, dtype, arguments, logs / f"{first.parent.name}-vllm-{number}.log", host, variables)
+        for number, (variables, host) in enumerate(zip(environments, hosts or [LocalHost()] * given.engines))
+    ]
 
 
 def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
     """The environment variables of each engine to start. A single engine sees what this process sees; several get GPUs of
     their own, which the learner does not use. Raises ValueError if there are too few.
     """
-    names = devices()
+    names, size = devices(), devices_each(arguments)
     if given.engines == 1 or not names:
         return [{} for _ in range(given.engines)]
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # the ranks on this machine, which use its first GPUs
     taken = [] if learner.type != "cuda" else range(ranks) if ranks > 1 else [learner.index or 0]
-    return [{"CUDA_VISIBLE_DEVICES": one} for one in divided(names, taken, given.engines, devices_each(arguments))]
+    free = [name for i, name in enumerate(names) if i not in taken]
+    if len(free) < given.engines * size:
+        raise ValueError(
+            f"sampler.engines = {given.engines}: each needs {size} of the {len(names)} GPUs of this machine for itself, and "
+            f"the learner leaves {len(free)}: start fewer, or start servers elsewhere and name them as sampler.urls"
+        )
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(free[i * size : (i + 1) * size])} for i in range(given.engines)]
 
 
 def devices() -> list[str]:
@@ -203,27 +196,12 @@ def devices() -> list[str]:
     return [str(i) for i in range(count)]
 
 
-def divided(names: Sequence[str], taken: Collection[int], engines: int, size: int) -> list[str]:
-    """The GPUs of each engine, `size` of them, as a value of CUDA_VISIBLE_DEVICES. Raises ValueError if there are too few.
-    taken: indices of the GPUs that the learner uses.
-    """
-    free = [name for i, name in enumerate(names) if i not in taken]
-    if len(free) < engines * size:
-        raise ValueError(
-            f"sampler.engines = {engines}: each needs {size} of the {len(names)} GPUs of this machine for itself, and the "
-            f"learner leaves {len(free)}: start fewer, or start servers elsewhere and name them as sampler.urls"
-        )
-    return [",".join(free[i * size : (i + 1) * size]) for i in range(engines)]
-
-
 def adapter_arguments(lora: LoraConfig, policy: HFPolicy) -> dict[str, Any]:
     """vLLM's arguments for a policy with adapters. Returns {} for a policy without, or if the engine gets merged weights.
 
     Weights are merged for a mixture of experts on a CPU, since vLLM has no kernels there for one with adapters, and for
     adapters of stacked experts, which are untested with vLLM.
     """
-    if not policy.model.adapted or EXPERTS in lora.targets:
-        return {}
-    if policy.sparse and policy.device.type == "cpu":
+    if not policy.model.adapted or EXPERTS in lora.targets or (policy.sparse and policy.device.type == "cpu"):
         return {}
     return {"enable_lora": True, "max_lora_rank": next((rank for rank in RANKS if rank >= lora.rank), RANKS[-1])}

@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from gspo.distributed.environment import without_ranks
 
@@ -33,17 +32,16 @@ class EngineProcess(Protocol):
 
 
 class EngineHost(Protocol):
-    """A place for a server of ours, and the address and port that it listens at."""
+    """A machine for a server of ours, which listens at this address. Its methods raise EngineError or OSError."""
 
     address: str
-    port: int
 
-    def begin(self, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> EngineProcess:
-        """Starts the server: appends its output to `log`, adds `variables` to the machine's. Raises EngineError."""
+    def free_port(self) -> int:
+        """A free port of that machine."""
         ...
 
-    def another_port(self) -> int:
-        """A free port of that machine. Raises EngineError."""
+    def begin(self, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> EngineProcess:
+        """Starts the server: appends its output to `log`, adds `variables` to the machine's."""
         ...
 
 
@@ -75,16 +73,14 @@ class LocalEngine(subprocess.Popen[bytes]):
 
 
 class LocalHost:
-    """A place on this machine that other machines cannot reach."""
+    """This machine, at an address that others cannot reach."""
 
+    address = HERE
     begin = LocalEngine
 
-    def __init__(self, port: int) -> None:
-        self.address, self.port = HERE, port
-
-    def another_port(self) -> int:
+    def free_port(self) -> int:
         """See EngineHost."""
-        return free_ports(1)[0]
+        return free_port()
 
 
 def environment(of: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
@@ -92,21 +88,8 @@ def environment(of: Mapping[str, str], variables: Mapping[str, str]) -> dict[str
     return CPU_CACHE | without_ranks(of) | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"} | dict(variables)
 
 
-def free_ports(count: int, address: str = HERE) -> list[int]:
-    """Distinct free ports of this machine. Raises OSError if the address belongs to another machine."""
-    with contextlib.ExitStack() as stack:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listeners = [stack.enter_context(socket.socket(family)) for _ in range(count)]
-        for listener in listeners:
-            listener.bind((address, 0))
-        return [int(listener.getsockname()[1]) for listener in listeners]
-
-
-def listened_at(url: str) -> bool:
-    """Whether anything listens at this address."""
-    parts = urlsplit(url)
-    try:
-        with socket.create_connection((parts.hostname or "", parts.port or 0), 1.0):
-            return True
-    except OSError:
-        return False
+def free_port(address: str = HERE) -> int:
+    """A free port of this machine. Raises OSError if the address belongs to another machine."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+        listener.bind((address, 0))
+        return int(listener.getsockname()[1])

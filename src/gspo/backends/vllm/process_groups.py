@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from gspo.agents.threads import begin
-from gspo.backends.vllm.calls import shown
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.plugin import gspo_transfer as wire
 from gspo.backends.vllm.server import CONTROL, Server, Swap
@@ -50,7 +48,7 @@ class Link:
         self._layers = layer if self.ipc else []
         if self.ipc and layer:
             words = wire.ticket(sizes, *layer)
-            return [wire.begun(group, x) for x in (torch.tensor([len(words), 0]), words)] + [group.barrier()]
+            return [wire.begun(group, x) for x in (torch.tensor([0, len(words)]), words)] + [group.barrier()]
         there = torch.device("cpu") if self.ipc else self.device
         return [wire.begun(group, x) for x in (torch.tensor(sizes, device=there), *layer)]
 
@@ -62,51 +60,42 @@ class Link:
                 group.pop().abort()
 
         if self._swap is not None:
-            self._swap.give_up()
+            self._swap.given_up.set()
         begin(end)
 
 
-PLACE = {"rank": int, "workers": int, "device": str, "gpu": str, "nccl": str, "sleeps": bool}
-
-
-def places_of(engine: Server) -> list[dict[str, Any]]:
-    """Where its workers run (plugin/gspo_vllm.py:Extension.gspo_place). Raises EngineError if the engine cannot tell."""
+def obstacle(engine: Server, device: torch.device) -> str:
+    """Why NCCL cannot reach an engine's workers from this device, with the remedy; "" if it can, or if gloo is used. Raises
+    EngineError.
+    """
     places = engine.workers("gspo_place")
-    for place in places:
-        if not isinstance(place, dict) or any(type(place.get(name)) is not kind for name, kind in PLACE.items()):
-            raise EngineError(f"{engine.name}: {shown(place)} does not say where a worker is: {', '.join(PLACE)}")
-    ranks, sizes = {place["rank"] for place in places}, {place["workers"] for place in places}
-    if len(ranks) < len(places) or len(sizes) > 1 or not ranks <= set(range(*sizes)):
-        raise EngineError(f"{engine.name}: {shown(places)} are not the places of workers of one engine")
-    return places
-
-
-def obstacle(places: Sequence[Mapping[str, Any]], device: torch.device) -> str:
-    """Why NCCL cannot reach these workers from this device, with the remedy; "" if it can, or if gloo is used."""
     if device.type != "cuda" or any(place["device"] != "cuda" for place in places):
         return ""
-    mine = str(torch.cuda.get_device_properties(device).uuid)
-    if any(place["gpu"] == mine for place in places):
-        own = "start a server with CUDA_VISIBLE_DEVICES set to another, and name it as sampler.urls"
+    if any(place["gpu"] == gpu_of(device) for place in places):
         return (
-            f'it shares the trainer\'s GPU, and NCCL takes no two ranks on one: set "ipc" if it has this GPU alone, or {own}'
+            'it shares the trainer\'s GPU, and NCCL takes no two ranks on one: set "ipc" if it has this GPU alone, or start '
+            "a server with CUDA_VISIBLE_DEVICES set to another, and name it as sampler.urls"
         )
     version = ".".join(map(str, torch.cuda.nccl.version()))
     other = next((place["nccl"] for place in places if place["nccl"] != version), "")
     return f"its NCCL is {other}, and the trainer's is {version}: install the same torch in both" if other else ""
 
 
-def apart(engine: Server, places: Sequence[Mapping[str, Any]], device: torch.device, exchange: Path) -> str:
-    """Why an engine's workers, at these places, cannot read weights in place on the trainer's device; "" if they can. Raises
-    EngineError.
+def apart(engine: Server, device: torch.device, exchange: Path) -> str:
+    """Why an engine's workers cannot read weights in place on the trainer's device, tried with a few bytes; "" if they can.
+    Raises EngineError.
     """
-    if device.type == "cuda":
-        mine = str(torch.cuda.get_device_properties(device).uuid)
-        if any(place["gpu"] != mine for place in places):
-            return "it is not on the trainer's GPU alone"
-    elif device.type != "cpu" or any(place["device"] != "cpu" for place in places):
+    places = engine.workers("gspo_place")
+    if any(place["device"] != device.type for place in places):
         return f"the trainer's device is {device.type}, and its own {places[0]['device']}"
+    if device.type == "cuda" and any(place["gpu"] != gpu_of(device) for place in places):
+        return "it is not on the trainer's GPU alone"
     return unreadable(engine, device, exchange)
+
+
+def gpu_of(device: torch.device) -> str:
+    """The unique id of a GPU."""
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def unreadable(engine: Server, device: torch.device, exchange: Path) -> str:
@@ -126,28 +115,22 @@ def unreadable(engine: Server, device: torch.device, exchange: Path) -> str:
 
 
 def joined(engine: Server, device: torch.device, generation: int, ipc: bool = False) -> Link:
-    """A process group with the workers of an engine. Raises EngineError. device: that of the trainer's weights. ipc: whether
-    the workers share it.
+    """A process group with the workers of an engine. device: that of the trainer's weights. ipc: whether the workers share
+    it. Raises EngineError; OSError, RuntimeError or ValueError from sockets or torch.
     """
-    try:
-        places = places_of(engine)
-        both_on_gpus = device.type == "cuda" and all(place["device"] == "cuda" for place in places)
-        backend = "ipc" if ipc else "nccl" if both_on_gpus else "gloo"
-        device = torch.device("cpu") if backend == "gloo" else device
-        group_device = torch.device("cpu") if ipc else device
-        size, parts, name = places[0]["workers"] + 1, urlsplit(engine.name), secrets.token_hex(8)
-        address = wire.facing(parts.hostname or "", parts.port or 0)
-        store, port = wire.hosted(address, size, CONTROL)
-        theirs = begin(lambda: engine.workers("gspo_join", address, str(port), backend, str(CONTROL), name))
-        ours = begin(lambda: wire.join(store, 0, size, backend, address, group_device, LAYER))
-        done = wait((theirs, ours), CONTROL, FIRST_EXCEPTION).done
-        for call in done:
-            call.result()
-        if len(done) < 2:
-            raise EngineError(f"its workers have not joined the trainer's process group in {CONTROL:g} s")
-        return Link(store, ours.result(), generation, device, name, ipc)
-    except EngineError:
-        raise
-    except (OSError, RuntimeError, ValueError) as error:  # from sockets or torch
-        what = f"{type(error).__name__}: {error}"
-        raise EngineError(f"its workers and the trainer did not find one another at {engine.name}: {what}") from None
+    places = engine.workers("gspo_place")
+    both_on_gpus = device.type == "cuda" and all(place["device"] == "cuda" for place in places)
+    backend = "ipc" if ipc else "nccl" if both_on_gpus else "gloo"
+    device = torch.device("cpu") if backend == "gloo" else device
+    group_device = torch.device("cpu") if ipc else device
+    size, parts, name = places[0]["workers"] + 1, urlsplit(engine.name), secrets.token_hex(8)
+    address = wire.facing(parts.hostname or "", parts.port or 0)
+    store, port = wire.hosted(address, size, CONTROL)
+    theirs = begin(lambda: engine.workers("gspo_join", address, str(port), backend, str(CONTROL), name))
+    ours = begin(lambda: wire.join(store, 0, size, backend, address, group_device, LAYER))
+    done = wait((theirs, ours), CONTROL, FIRST_EXCEPTION).done
+    for call in done:
+        call.result()
+    if len(done) < 2:
+        raise EngineError(f"its workers have not joined the trainer's process group in {CONTROL:g} s")
+    return Link(store, ours.result(), generation, device, name, ipc)

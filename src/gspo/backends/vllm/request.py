@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from gspo.backends.hf.stopping import StopStrings, cut, decode, left_out, stops_by_kind
-from gspo.backends.vllm.calls import SHOWN, shown
+from gspo.backends.vllm.calls import shown
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.routed_experts import Routers
 from gspo.types import Rollout, Sampling
@@ -89,21 +89,28 @@ class Request:
         """
         try:
             choice = answer["choices"][0]
-            tokens = [whole(token) for token in choice["token_ids"] or []]
+            tokens = [index(token) for token in choice["token_ids"] or []]
             logp = [float(entry["logprob"]) for entry in (choice["logprobs"] or {"content": []})["content"]]
-            spans = [(str(s["version"]), whole(s["start"]), whole(s["end"])) for s in choice["weight_versions"] or []]
+            spans = [(s["version"], index(s["start"]), index(s["end"])) for s in choice["weight_versions"] or []]
             reason, experts = choice["finish_reason"], choice.get("routed_experts")
-        except (ValueError, LookupError, TypeError, ArithmeticError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise EngineError(f"it answered what cannot be read ({error!r}): {shown(answer)}") from None
         if reason == "abort" and not tokens and not interrupted:  # otherwise it would be retried forever
             raise EngineError("it answered with 0 tokens and finish reason 'abort', and no weight update was the reason")
         known = {str(number): number for number in range(earliest, latest + 1)}
         self._believe(tokens, logp, spans, reason, known)
         version = torch.tensor([known[name] for name, start, end in spans for _ in range(start, end)], dtype=torch.int64)
-        routes = self._routes(experts, len(tokens))
-        part = torch.tensor(tokens, dtype=torch.int64), torch.tensor(logp, dtype=torch.float32), version, routes
+        past, mu = self.so_far, torch.tensor(logp, dtype=torch.float32).clamp(max=0)
+        grown = dataclasses.replace(
+            past,
+            tokens=torch.cat([past.tokens, torch.tensor(tokens, dtype=torch.int64)]),
+            sampled=torch.cat([past.sampled, torch.ones(len(tokens), dtype=torch.bool)]),
+            logp=torch.cat([past.logp, mu if self.sampling.temperature > 0 else torch.zeros_like(mu)]),
+            version=torch.cat([past.version, version]),
+            routes=self._routes(experts, len(tokens)),
+        )
         # A single assignment, since a checkpoint may read it at any time.
-        self.so_far = self._ended(self._grown(*part), "" if reason == "abort" else reason)
+        self.so_far = self._ended(grown, "" if reason == "abort" else reason)
 
     def _believe(
         self, tokens: list[int], logp: list[float], spans: list[tuple[str, int, int]], reason: Any, known: Mapping[str, int]
@@ -124,7 +131,7 @@ class Request:
         elif reason not in ("stop", "length", "abort"):
             wrong = f"finish reason {shown(reason)}"
         elif not all(name in known for name, *_ in spans):
-            found, latest = str(sorted({name for name, *_ in spans}))[:SHOWN], max(known, key=int, default="another")
+            found, latest = sorted({str(name) for name, *_ in spans}), max(known.values())
             wrong = f"completions of version {found} of the weights where {latest} was loaded"
         if wrong:
             raise EngineError(f"it answered with {wrong}")
@@ -144,21 +151,6 @@ class Request:
             except ValueError as error:
                 raise EngineError(f"it answered with {error}") from None
         return routes
-
-    def _grown(
-        self, tokens: torch.Tensor, logp: torch.Tensor, version: torch.Tensor, routes: torch.Tensor | None
-    ) -> Rollout:
-        past = self.so_far
-        logp = logp.clamp(max=0) if self.sampling.temperature > 0 else torch.zeros_like(logp)
-        return Rollout(
-            prompt=past.prompt,
-            tokens=torch.cat([past.tokens, tokens]),
-            sampled=torch.cat([past.sampled, torch.ones(len(tokens), dtype=torch.bool)]),
-            logp=torch.cat([past.logp, logp]),
-            version=torch.cat([past.version, version]),
-            stop="",
-            routes=routes,
-        )
 
     def _ended(self, past: Rollout, reason: str) -> Rollout:
         """Sets the stop reason and cuts at the first stop string, which may span two parts; unchanged if it continues.
@@ -181,8 +173,8 @@ class Request:
             tokens, stop = tokens[:end], "stop"
         upto = start + len(tokens)
         text = decode(self.tokenizer, tokens, self.unread)
-        return Rollout(
-            prompt=past.prompt, tokens=past.tokens[:upto], sampled=past.sampled[:upto], logp=past.logp[:upto],
+        return dataclasses.replace(
+            past, tokens=past.tokens[:upto], sampled=past.sampled[:upto], logp=past.logp[:upto],
             version=past.version[:upto], stop=stop, text=cut(text, self.sampling.stop) if stop == "stop" else text,
             routes=None if past.routes is None else past.routes[:upto],
         )  # fmt: skip
@@ -195,10 +187,3 @@ class Request:
         scan, before = StopStrings(self.tokenizer, self.texts, self.unread), tokens[:first]
         found = (scan.add(before[at : at + AT_ONCE]) for at in range(0, len(before), AT_ONCE))
         return next((end for end in found if end is not None), first)
-
-
-def whole(number: Any) -> int:
-    """An integer of an answer. Raises TypeError for any other type: float, text or bool."""
-    if isinstance(number, bool):
-        raise TypeError(f"{number} is no number")
-    return operator.index(number)

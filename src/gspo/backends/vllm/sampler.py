@@ -22,7 +22,7 @@ from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routed_experts import Routers
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import FolderTransfer, Transfer, each_of
-from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check, Gap, compare, repeated
+from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check, compare, repeated
 from gspo.interfaces import Job, SamplerError, Weights, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -71,7 +71,7 @@ class VLLMSampler:
         self._loop = asyncio.new_event_loop()
         members = [Member(engine, Check(model.compute_dtype, model.config.vocab_size)) for engine in engines]
         self.fleet = Fleet(members, batch_size, self._loop, self._readmit, notify)
-        self.transfer: Transfer = FolderTransfer(exchange, self.fleet.adapters)
+        self.transfer: Transfer = FolderTransfer(exchange, adapters=False)
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -206,7 +206,12 @@ class VLLMSampler:
             for (member, sampled), gap in zip(probes.items(), compare(weights, list(probes.values()))):
                 limit = member.check.limit
                 if not member.check.accepts(gap):
-                    errors[member] = OtherWeights(self._disagreement(gap, limit))
+                    others = f", and {gap.other:.0%} of its experts are others" if gap.other else ""
+                    errors[member] = OtherWeights(
+                        f"vLLM and the trainer disagree about version {self.version} of the weights: the log-probabilities "
+                        f"of {gap.tokens} tokens differ by {gap.mean:.2g} on average, above {limit:.2g}{others}. Its "
+                        "weights are stale or corrupt, or it serves another model"
+                    )
                     unproven.append(member)
                     continue
                 errors.pop(member, None)
@@ -214,14 +219,6 @@ class VLLMSampler:
                 if first:
                     self.probes, self._round, first = sampled, number, False
         return worst, errors
-
-    def _disagreement(self, gap: Gap, limit: float) -> str:
-        others = f", and {gap.other:.0%} of its experts are others" if gap.other else ""
-        return (
-            f"vLLM and the trainer disagree about version {self.version} of the weights: the log-probabilities of "
-            f"{gap.tokens} tokens differ by {gap.mean:.2g} on average, above {limit:.2g}{others}. Its weights are stale or "
-            "corrupt, or it serves another model"
-        )
 
     def _probed(
         self, members: Sequence[Member], number: int
@@ -315,7 +312,7 @@ class VLLMSampler:
                     self.fleet.evict(member, generation, error)
                     failures += 1
                     if failures >= max(MAX_FAILURES, len(self.fleet.members)):
-                        raise (failure := blamed(error)) from failure.__cause__
+                        raise blamed(error) from None
                 else:
                     failures = member.failures = 0
                     for one, (then, refusal) in refused.items():  # another engine accepted it, so the request is not wrong

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-import logging
 import re
 import secrets
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo.backends.vllm.calls import http, json_of, send_request, shown, within
+from gspo.backends.vllm.calls import engine_errors, http, json_of, send_request, shown
 from gspo.backends.vllm.errors import EngineError, Refused
-from gspo.backends.vllm.process import EngineHost, EngineProcess, LocalEngine, listened_at
+from gspo.backends.vllm.process import EngineHost, EngineProcess, LocalHost
 from gspo.safe import without_logins
-
-logger = logging.getLogger(__name__)
 
 SIDE = Path(__file__).with_name("plugin") / "gspo_vllm.py"
 START = 900.0  # seconds until a server must answer: it loads weights, and may compile
 CONTROL = 300.0  # timeout of a weight update or a reset, in seconds
-PORTS = 3  # ports that a server started here tries
-TAKEN = b"ddress already in use"
 GENERATE = "/inference/v1/generate"
 WORKERS = "/collective_rpc"
 ADAPTER = "policy"  # the name that the adapter is served under
@@ -34,22 +31,20 @@ LATER = (408, 425, 429)  # statuses that mean "retry later" rather than a wrong 
 IDLE = 2.0  # seconds until an idle connection is dropped: the server closes it after 5, possibly during a request
 
 
+@dataclass(frozen=True)
 class Swap:
     """One attempt to load weights into an engine, from a Hugging Face folder or sent to the process group of this name. Once
-    given up it makes no further call, since the next attempt may be running.
+    it is `given_up` it makes no further call, since the next attempt may be running.
     """
 
-    def __init__(self, version: int, folder: Path | None = None, group: str = "") -> None:
-        self.version, self.folder, self.group = version, folder, group
-        self._over = threading.Event()
-
-    def give_up(self) -> None:
-        """Cancels the attempt for its caller; an HTTP call may still be running."""
-        self._over.set()
+    version: int
+    folder: Path | None = None
+    group: str = ""
+    given_up: threading.Event = field(default_factory=threading.Event)
 
     def check(self) -> None:
         """Raises EngineError if the attempt was given up."""
-        if self._over.is_set():
+        if self.given_up.is_set():
             raise EngineError("it took so long over new weights that they were given up")
 
 
@@ -57,12 +52,12 @@ class Server:
     """A client of one vLLM server, and its process if it is started here.
 
     Args:
-        command: Starts it; None for a server that is not ours.
+        url: The address; that of a server of ours gets another port at each start.
+        command: Starts it, without the port; None for a server that is not ours.
         log: The file with its output.
         variables: Environment variables to add to those of its machine.
         key: The bearer token that it requires.
-        host: Starts the process, and finds another port if another program has taken the server's; None: this machine, with
-            this port only.
+        host: Where it is started.
 
     Attributes:
         adapters: Whether it takes LoRA adapters instead of whole weights.
@@ -78,7 +73,7 @@ class Server:
         host: EngineHost | None = None,
     ) -> None:
         self.url, self.command, self.log, self.variables = url.rstrip("/"), command, log, dict(variables or {})
-        self.host = host
+        self.host: EngineHost = host or LocalHost()
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.process: EngineProcess | None = None
         self.adapters = False
@@ -99,41 +94,26 @@ class Server:
     def start(self) -> None:
         """Starts a server of ours, and waits until the server answers. Raises EngineError with the end of its log."""
         if self.command is None:
-            self._wait(None)
+            self._wait(10.0)
             self._asleep = self._sleeps()
             return
         self._end()
-        self._log().parent.mkdir(parents=True, exist_ok=True)
-        self._log().touch()  # created here, since a file created on another machine may appear late
-        for left in reversed(range(PORTS)):
-            if self.host is not None and listened_at(self.url):
-                self._move(self.host.another_port())
-            self._begun, self._asleep = self._log().stat().st_size, False
-            try:
-                begin = LocalEngine if self.host is None else self.host.begin
-                self.process = process = begin(self.command, self._log(), self.variables)
-            except OSError as error:  # the program is missing, or this machine cannot start another process
-                raise EngineError(f"it cannot be started: {error}") from error
-            try:
-                self._wait(process)
-                return
-            except EngineError:  # another program may take the port before the server listens
-                if not left or self.host is None or TAKEN not in self._output():
-                    raise
-                self._move(self.host.another_port())
+        assert self.log is not None
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.touch()  # created here, since a file created on another machine may appear late
+        self._begun, self._asleep = self.log.stat().st_size, False
+        try:
+            port = str(self.host.free_port())
+            address = f"[{self.host.address}]" if ":" in self.host.address else self.host.address
+            self.url = f"http://{address}:{port}"
+            self.process = self.host.begin([*self.command, "--port", port], self.log, self.variables)
+        except OSError as error:  # the program is missing, or this machine cannot start another process
+            raise EngineError(f"it cannot be started: {error}") from error
+        self._wait(START)
 
-    def _move(self, port: int) -> None:
-        """Moves the server to another port of its machine."""
-        assert self.command is not None
-        machine, _, before = self.url.rpartition(":")
-        logger.warning(f"vLLM: another program listens at {self.url}: it gets port {port}")
-        at = self.command.index(before)
-        self.command = [*self.command[:at], str(port), *self.command[at + 1 :]]
-        self.url, self._client = f"{machine}:{port}", None
-
-    def _wait(self, process: EngineProcess | None) -> None:
-        """Waits until it answers. process: the server's, if it is ours. Raises EngineError."""
-        deadline = time.monotonic() + (START if process else 10.0)
+    def _wait(self, seconds: float) -> None:
+        """Waits until it answers. Raises EngineError."""
+        process, deadline = self.process, time.monotonic() + seconds
         while not self.answers():
             status = process.poll() if process is not None else None
             if status is not None:
@@ -155,24 +135,14 @@ class Server:
         """Sends a POST, or a GET if there is no body. Returns the decoded JSON, or the text of any other response. Raises
         EngineError unless the status is 200.
         """
-        at = f"{self.name}{path}"
+        options = {} if body is None else {"json": body, "params": params}
         try:
-            options = {} if body is None else {"json": body, "params": params}
             response = self._request("GET" if body is None else "POST", path, CONTROL, **options)
-        except EngineError as error:
-            raise EngineError(f"{at}: {error}. {self.last_words()}") from None
-        if response.status_code != 200:
-            raise EngineError(f"{at}: status {response.status_code}: {response.text[:500]}")
-        try:
+            if response.status_code != 200:
+                raise EngineError(f"status {response.status_code}: {response.text[:500]}")
             return json_of(response) if "json" in response.headers.get("content-type", "") else response.text
         except EngineError as error:
-            raise EngineError(f"{at}: {error}") from None
-
-    def _command(self, path: str, body: Mapping[str, Any], **params: str) -> None:
-        """A call with an empty result. Raises EngineError if the answer is no object, for example a proxy's."""
-        answer = self.call(path, body, **params)
-        if not isinstance(answer, dict):
-            raise EngineError(f"{self.name}{path}: it answered {shown(answer)} where vLLM answers with an object")
+            raise EngineError(f"{self.name}{path}: {error}. {self.last_words()}") from None
 
     def check(self) -> None:
         """Raises ValueError with the remedy if the address is not a vLLM server, or the server lacks a required route."""
@@ -187,25 +157,22 @@ class Server:
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """A completion, or a part of one. Raises EngineError, or Refused if the server rejects the request."""
-        httpx = http()
         if self._client is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
-            self._client = httpx.AsyncClient(
-                base_url=self.url, timeout=None, limits=limits, headers=self.headers, trust_env=not self.ours
-            )  # fmt: skip
+            limits = http().Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
+            self._client = http().AsyncClient(timeout=None, limits=limits, headers=self.headers, trust_env=not self.ours)
         request = {**body, **({"model": ADAPTER} if self.adapters else {})}
         try:
-            response = await within(timeout, lambda: self._client.post(GENERATE, json=request))
+            with engine_errors(timeout):
+                async with asyncio.timeout(timeout):
+                    response = await self._client.post(f"{self.url}{GENERATE}", json=request)
         except EngineError as error:
             raise EngineError(f"{error}. {self.last_words()}") from None
         if 400 <= response.status_code < 500 and response.status_code not in LATER:
             raise Refused(f"{self.name}: vLLM refuses a request (status {response.status_code}): {response.text[:500]}")
         if response.status_code != 200:
             raise EngineError(f"status {response.status_code}: {response.text[:500]}")
-        answer = json_of(response)
-        if not isinstance(answer, dict):
-            raise EngineError(f"it answered what cannot be read, no object: {shown(answer)}")
-        return answer
+        found: dict[str, Any] = json_of(response)
+        return found
 
     async def hang_up(self) -> None:
         """Closes the client."""
@@ -219,17 +186,15 @@ class Server:
     def workers(self, method: str, *arguments: str) -> list[Any]:
         """Calls a method of plugin/gspo_vllm.py on every worker and returns their results. Raises EngineError."""
         answer = self.call(WORKERS, {"method": method, "args": arguments})
-        results = answer.get("results") if isinstance(answer, dict) else None
-        if answer == "":
-            return [None]  # no worker returned anything
-        if not isinstance(results, list) or not results:
-            raise EngineError(f"{self.name}{WORKERS}: {method}: there are no results of its workers in {shown(answer)}")
-        return results
+        try:
+            return list(answer["results"])
+        except (TypeError, KeyError):
+            raise EngineError(f"{self.name}{WORKERS}: there are no results of {method} in {shown(answer)}") from None
 
     def sleep(self, level: int) -> None:
         """Frees memory until the next swap, as sampler.sleep_level says. Raises EngineError."""
         self._asleep = True
-        self._command("/sleep", {}, level=str(level), mode="abort")
+        self.call("/sleep", {}, level=str(level), mode="abort")
 
     def swap(self, swap: Swap) -> int:
         """Puts weights or an adapter in place. A sleeping server gets back memory for the weights only. Running completions
@@ -238,31 +203,31 @@ class Server:
         """
         asleep = self._asleep
         if asleep:
-            self._command("/wake_up", {}, tags="weights")
-        self._command("/pause", {}, mode="abort")  # last: /wake_up also resumes a paused server, which vLLM counts as asleep
+            self.call("/wake_up", {}, tags="weights")
+        self.call("/pause", {}, mode="abort")  # last: /wake_up also resumes a paused server, which vLLM counts as asleep
         swap.check()
         taken = self._take(swap)
         for path, body in (("/reset_prefix_cache", {}), ("/update_weight_version", {"new_version": str(swap.version)})):
             swap.check()
-            self._command(path, body)
+            self.call(path, body)
         swap.check()
         if not asleep:
-            self._command("/resume", {})
+            self.call("/resume", {})
         return taken
 
     def wake(self) -> None:
         """Resumes sampling after a swap if the server slept until then. Raises EngineError."""
         if self._asleep:
-            self._command("/wake_up", {}, tags="kv_cache")
-            self._command("/resume", {})
+            self.call("/wake_up", {}, tags="kv_cache")
+            self.call("/resume", {})
             self._asleep = False
 
     def _sleeps(self) -> bool:
         """Whether a server that is not ours sleeps: a killed run may have left it asleep."""
-        with contextlib.suppress(EngineError):
-            answer = self.call("/is_sleeping")
-            return isinstance(answer, dict) and answer.get("is_sleeping") is True
-        return False
+        try:
+            return bool(self.call("/is_sleeping")["is_sleeping"])
+        except EngineError:  # it cannot sleep, so it has no such route
+            return False
 
     def _take(self, swap: Swap) -> int:
         if swap.folder is None:
@@ -276,17 +241,13 @@ class Server:
         # A proxy cannot reach a server of ours.
         return send_request(method, f"{self.url}{path}", seconds, not self.ours, headers=self.headers, **options)
 
-    def _log(self) -> Path:
-        assert self.log is not None, "a server of ours has a log"
-        return self.log
-
     def _output(self) -> bytes:
-        """The output of its current process."""
-        return self._log().read_bytes()[self._begun :]
+        """The output of its current process; nothing if it runs elsewhere."""
+        return self.log.read_bytes()[self._begun :] if self.log is not None and self.log.exists() else b""
 
     def last_words(self) -> str:
         """The first and last error lines of its log, or its last lines if there are none."""
-        if self.log is None or not self.log.exists():
+        if self.log is None:
             return "it runs elsewhere: look at its log"
         lines = self._output().decode("utf-8", errors="replace").strip().splitlines()
         # The first error is the cause, the last ones are consequences.
@@ -298,9 +259,9 @@ class Server:
         """Ends a server of ours for good; a start in progress gives up. Wakes a server that is not ours."""
         self._over = True
         self._end()
-        if self._asleep and self.command is None:
+        if self._asleep and not self.ours:
             with contextlib.suppress(EngineError):
-                self._command("/wake_up", {})
+                self.call("/wake_up", {})
 
     def _end(self) -> None:
         process, self.process = self.process, None  # `start` and `stop` may both get here, from two threads
@@ -315,7 +276,7 @@ def serving(
     arguments: Mapping[str, Any],
     log: Path,
     host: EngineHost,
-    variables: Mapping[str, str] | None = None,
+    variables: Mapping[str, str],
 ) -> Server:
     """A server of ours for the model in `folder`, not yet started.
 
@@ -326,14 +287,11 @@ def serving(
             `--no-` form.
         variables: Additional environment variables.
     """
-    options: dict[str, Any] = {"model": str(folder), "host": host.address, "port": host.port, "dtype": dtype}
     command = [python or sys.executable, str(SIDE)]
-    for name, value in (options | dict(arguments)).items():
+    for name, value in ({"model": str(folder), "host": host.address, "dtype": dtype} | dict(arguments)).items():
         flag = name.replace("_", "-")
         values = value if isinstance(value, (list, tuple)) else [] if isinstance(value, bool) else [value]
         command += [f"--no-{flag}" if value is False else f"--{flag}"]
         command += [json.dumps(each) if isinstance(each, dict) else str(each) for each in values]
-    at = f"[{host.address}]" if ":" in host.address else host.address
     key = secrets.token_urlsafe(32)  # the server also swaps weights, and others may be able to reach its port
-    own = {**(variables or {}), KEY: key}
-    return Server(f"http://{at}:{host.port}", command, log, own, key, host)
+    return Server(f"http://{host.address}", command, log, {**variables, KEY: key}, key, host)

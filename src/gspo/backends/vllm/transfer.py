@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -32,16 +32,18 @@ Packed = tuple[tuple[int, int], Tensor]  # sizes and payload of a layer (plugin/
 Message = tuple[tuple[int, int], Tensor | None]  # a layer, or the end marker
 
 
-class Transfer(Protocol):
+class Transfer:
     """Transfers weights to the engines: `prepare` while they sample, `commit` while they are paused, then `send`."""
+
+    def __init__(self) -> None:
+        self.bytes = self.copies = 0
 
     def prepare(self, weights: Weights) -> None:
         """Prepares new weights while the engines still sample with the old ones. Raises SamplerError."""
-        ...
 
     def commit(self, weights: Weights) -> None:
         """Makes these the weights that engines get from now on. A returning engine may still be getting the old ones."""
-        ...
+        raise NotImplementedError
 
     def send(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
         """Sends the current weights to these engines, all at once. Returns the error of each engine that did not get them.
@@ -51,34 +53,19 @@ class Transfer(Protocol):
             again: The other engines have these weights already. An update may begin meanwhile, which makes the result
                 useless.
         """
-        ...
+        raise NotImplementedError
 
     def counts(self) -> dict[str, float]:
         """Metrics since the last call."""
-        ...
-
-    def close(self) -> None:
-        """Ends all transfers."""
-        ...
-
-
-class Counted:
-    """The metrics of a transfer."""
-
-    def __init__(self) -> None:
-        self.bytes = self.copies = 0
-
-    def counts(self) -> dict[str, float]:
-        """See Transfer."""
         found = {"sync/bytes": float(self.bytes), "sync/copies": float(self.copies)}
         self.copies = 0
         return found
 
     def close(self) -> None:
-        """See Transfer."""
+        """Ends all transfers."""
 
 
-class FolderTransfer(Counted):
+class FolderTransfer(Transfer):
     """Writes each new version into a folder once, for every worker of every engine to read. adapters: write the adapter by
     itself, for engines that take one; otherwise it is merged into the weights.
     """
@@ -111,7 +98,7 @@ class FolderTransfer(Counted):
         return errors
 
 
-class BroadcastTransfer(Counted):
+class BroadcastTransfer(Transfer):
     """Gathers each layer on rank 0 and sends it to the workers of all engines at the same time.
 
     Each engine has its own process group with this process: a dead or hung engine does not affect the others, and a
@@ -132,9 +119,6 @@ class BroadcastTransfer(Counted):
         self._kept: list[Packed] = []
         self._weights: Weights | None = None  # not yet sent
         self._commits, self._whole = 0, False  # updates so far; whether the last one was kept completely
-
-    def prepare(self, weights: Weights) -> None:
-        """Does nothing: weights are gathered as they are sent."""
 
     def commit(self, weights: Weights) -> None:
         """See Transfer."""
@@ -161,10 +145,9 @@ class BroadcastTransfer(Counted):
                 continue
             try:
                 taken = call.result()  # separate: it may block, while other threads update `copies`
+                self.copies += taken
             except Exception as error:
                 self._fail(member, blamed(error), errors)
-            else:
-                self.copies += taken
         return errors
 
     def close(self) -> None:
@@ -218,16 +201,14 @@ class BroadcastTransfer(Counted):
         for member in calls:
             try:
                 works[member] = self._links[member].send(sizes, body)
-            except RuntimeError as error:
-                self._fail(member, EngineError(f"its group is broken: {error}"), errors)
+            except RuntimeError as error:  # its group is broken
+                self._fail(member, blamed(error), errors)
         until = time.monotonic() + self.layer
         for member, under_way in works.items():
             try:
-                wire.ended(under_way, max(0.0, until - time.monotonic()), partial(ended_early, calls[member], body is None))
-            except EngineError as error:
-                self._fail(member, error, errors)
+                wire.ended(under_way, max(0.0, until - time.monotonic()), partial(raise_if_failed, calls[member]))
             except Exception as error:
-                self._fail(member, EngineError(f"it did not take the weights: {error}"), errors)
+                self._fail(member, blamed(error), errors)
 
     def _fail(self, member: Member, error: EngineError, errors: dict[Member, EngineError]) -> None:
         errors[member] = error
@@ -276,12 +257,10 @@ def no_room(exchange: Path, error: Exception) -> SamplerError:
     )
 
 
-def ended_early(call: Future[int], last: bool) -> None:
-    """Raises EngineError if an engine no longer takes what it is being sent. last: nothing follows."""
+def raise_if_failed(call: Future[int]) -> None:
+    """Raises the error of an engine that no longer takes what it is being sent."""
     if call.done():
         call.result()
-        if not last:
-            raise EngineError("it says that it has all of the weights before they were sent")
 
 
 def each_of(members: Iterable[Member], do: Callable[[Member], Any]) -> tuple[dict[Member, Any], dict[Member, EngineError]]:

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
-from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.server import SIDE, Server
 from tests.backends.vllm.engine.servers import PYTHON, UNTIED
 from tests.launch.started import begin, fill, finished, steps
@@ -25,9 +24,8 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def engine(place):
     """The address of a server that belongs to no run."""
-    (port,) = free_ports(1)
-    arguments = f"--model {place / 'model'} --port {port} --dtype float32 --enforce-eager --max-model-len 128".split()
-    server = Server(f"http://127.0.0.1:{port}", [PYTHON, str(SIDE), *arguments], place / "vllm.log")
+    arguments = f"--model {place / 'model'} --dtype float32 --enforce-eager --max-model-len 128".split()
+    server = Server("http://127.0.0.1", [PYTHON, str(SIDE), *arguments], place / "vllm.log")
     server.start()
     yield server.url
     server.stop()

@@ -30,9 +30,8 @@ class Worker(Extension):
     """A worker of a model without layers. told: in which order things happen."""
 
     def __init__(self, told):
-        self.gspo_ipc = False
-        self.gspo_device, self.gspo_limit, self.gspo_group = torch.device("cpu"), PATIENCE, Group(told)
-        self.gspo_name = "of now"
+        self.gspo_name, self.gspo_group = "of now", Group(told)
+        self.gspo_receiving = torch.device("cpu"), PATIENCE, False
         self.device, self.rank = torch.device("cpu"), 0
         parallel = SimpleNamespace(data_parallel_index=0, world_size=1, data_parallel_size=1)
         self.vllm_config, self.model_config = SimpleNamespace(parallel_config=parallel), None

@@ -180,45 +180,31 @@ def fetched(words: Any, device: torch.device) -> tuple[int, torch.Tensor]:
     return head, rebuild_cuda_tensor(*of, device.index or 0, *storage)
 
 
-def shared(group: Any, device: torch.device, seconds: float) -> Iterator[tuple[str, torch.Tensor]]:
-    """Like `received`, if both sides share a device."""
-    sizes = torch.empty(2, dtype=torch.int64)
-    while True:
-        ended([begun(group, sizes)], seconds)
-        told = tuple(sizes.tolist())
-        if not _follows(told):
-            return
-        words = torch.empty(told[0], dtype=torch.uint8)
-        ended([begun(group, words)], seconds)
-        head, body = fetched(words, device)
-        yield from unpacked(body, head)
-        del body  # returns GPU memory to the trainer
-        ended([group.barrier()], seconds)
-
-
-def _follows(told: Any) -> bool:
-    """Whether a layer follows these sizes. Raises RuntimeError if the trainer has given up."""
-    if told == GIVEN_UP:
-        raise RuntimeError("the trainer has given up in the middle of the weights")
-    return told != END
-
-
-def received(group: Any, device: torch.device, seconds: float) -> Iterator[tuple[str, torch.Tensor]]:
+def received(group: Any, device: torch.device, seconds: float, ipc: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the names and tensors that rank 0 sends, layer by layer.
 
     Args:
         device: The device to receive them on.
         seconds: Timeout of a broadcast, in seconds.
+        ipc: Whether both sides share the device, so that tickets are sent.
 
     Raises:
         RuntimeError: A broadcast fails or times out, or the trainer gives up.
     """
-    sizes = torch.empty(2, dtype=torch.int64, device=device)
+    there = torch.device("cpu") if ipc else device
+    sizes = torch.empty(2, dtype=torch.int64, device=there)
     while True:
         ended([begun(group, sizes)], seconds)
         head, total = told = tuple(sizes.tolist())
-        if not _follows(told):
+        if told == GIVEN_UP:
+            raise RuntimeError("the trainer has given up in the middle of the weights")
+        if told == END:
             return
-        body = torch.empty(total, dtype=torch.uint8, device=device)  # a new one: vLLM keeps tensors until a layer is whole
+        body = torch.empty(total, dtype=torch.uint8, device=there)  # a new one: vLLM keeps tensors until a layer is whole
         ended([begun(group, body)], seconds)
+        if ipc:
+            head, body = fetched(body, device)
         yield from unpacked(body, head)
+        if ipc:
+            del body  # returns GPU memory to the trainer
+            ended([group.barrier()], seconds)

@@ -249,12 +249,11 @@ class Extension:
 
         self.gspo_leave()
         place, limit = self.gspo_place(), float(seconds)
-        self.gspo_device = self.device if backend == "nccl" else torch.device("cpu")  # type: ignore[attr-defined]
-        self.gspo_limit, self.gspo_ipc = limit, backend == "ipc"
+        own, cpu = self.device, torch.device("cpu")  # type: ignore[attr-defined]
         rank, size, mine = place["rank"] + 1, place["workers"] + 1, transfer.facing(address, int(port))
         store = transfer.store_at(address, int(port), size, limit)
-        self.gspo_group = transfer.join(store, rank, size, backend, mine, self.gspo_device, limit)
-        self.gspo_name = name
+        self.gspo_group = transfer.join(store, rank, size, backend, mine, own if backend == "nccl" else cpu, limit)
+        self.gspo_name, self.gspo_receiving = name, (cpu if backend == "gloo" else own, limit, backend == "ipc")
 
     def gspo_leave(self) -> None:
         """Aborts the previous group, if any, and its pending operations: on a GPU, later work would queue behind them."""
@@ -271,12 +270,8 @@ class Extension:
 
         if getattr(self, "gspo_group", None) is None or name != self.gspo_name:
             raise RuntimeError("the trainer has given up the group in which it was to send weights")
-        if self.gspo_ipc:
-            weights = transfer.shared(self.gspo_group, self.device, self.gspo_limit)  # type: ignore[attr-defined]
-        else:
-            weights = transfer.received(self.gspo_group, self.gspo_device, self.gspo_limit)
         try:
-            self.gspo_put(weights_iterator=weights)
+            self.gspo_put(weights_iterator=transfer.received(self.gspo_group, *self.gspo_receiving))
         except BaseException:
             self.gspo_leave()  # the trainer drops it too and makes a new one; a GPU would wait behind it
             self.gspo_put_together()
