@@ -82,15 +82,13 @@ def test_what_lengths_force_upon_the_fullest_rank():
 
 
 @pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("prompts, per_prompt, ranks", [(64, 8, 128), (64, 8, 64), (64, 8, 8), (4, 8, 8), (512, 1, 128)])
+@pytest.mark.parametrize("prompts, per_prompt, ranks", [(64, 8, 128), (64, 8, 8), (512, 1, 128)])
 def test_ranks_are_even_where_lengths_allow_it(prompts, per_prompt, ranks, share):
     draw = random.Random(prompts + ranks)
     sizes = [[draw.randint(100, 400), *(draw.randint(100, 2600) for _ in range(per_prompt))] for _ in range(prompts)]
     completions = batch(sizes)
     loads = [load(completions, part, share) for part in split_evenly(completions, ranks, share)]
     even = sum(loads) / ranks / max(loads)
-    once = load(completions, range(len(completions)), share)
-    print(f"{prompts} x {per_prompt} on {ranks} ranks, share {share}: even {even:.3f}, read {sum(loads) / once:.3f} x")
     assert even >= 0.95
 
 

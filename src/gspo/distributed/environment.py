@@ -20,7 +20,6 @@ KEY = "GSPO_SERVE_KEY"  # API key of the `gspo serve` endpoint, the same after e
 ENGINES = "GSPO_ENGINES"  # where Ray lets rank 0 start vLLM servers
 OWN = "PARENT|BEGAN|SERVE_KEY|ENGINES"
 OF_RANKS = re.compile(rf"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_.*|GSPO_({OWN}))$")
-ONE = "is not done on several ranks yet"
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -81,13 +80,10 @@ def check_several(config: Config) -> None:
         ("train.offload_optimizer", config.train.offload_optimizer, "more ranks need less memory each; leave it out"),
         ("train.offload_reference", config.train.offload_reference, "more ranks need less memory each; leave it out"),
         ("model.trust_remote_code", config.model.trust_remote_code, "use a model of transformers, or one rank"),
-        (
-            "sampler.sleep_level",
-            config.sampler.sleep_level > 0,
-            "it is for one GPU that learner and engine share; leave it out",
-        ),
+        ("sampler.sleep_level", config.sampler.sleep_level > 0, "leave it out: it is for one GPU that both share"),
         ("model.device", ":" in config.model.device, "leave it out: each rank takes the GPU of its number"),
     ):
         if wrong:
             section, name = key.split(".")
-            raise ValueError(f"{key} = {shown(getattr(getattr(config, section), name))} {ONE}: {remedy}")
+            value = shown(getattr(getattr(config, section), name))
+            raise ValueError(f"{key} = {value} is not done on several ranks yet: {remedy}")

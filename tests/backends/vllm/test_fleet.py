@@ -264,25 +264,6 @@ def test_all_killed_ends_the_run_with_their_names(fleet_of, engines):
     assert sampler.version == 2  # as the port has it
 
 
-def test_one_that_somebody_starts_again_is_taken_back_in_the_same_batch(fleet_of, engines):
-    """It comes without weights, gets those of now, and proves them."""
-    sampler, ports = fleet_of(2)
-    sampler.load(fleet_of.weights(2))
-
-    def killed_and_back():
-        engines.kill(ports[0])
-        engines.start(ports[0])
-
-    rollouts = in_mid_batch(sampler, killed_and_back, n=20)
-    until(lambda: len(sampler.notes) == 2)
-    assert tokens(rollouts) == expected(fleet_of, n=20, version=2)
-    assert [("left out" in note, "is back" in note) for note in sampler.notes] == [(True, False), (False, True)]
-    before = engines.counts(ports[0])["asked"]
-    sampler.generate(PROMPTS, 6, LONG)
-    assert engines.counts(ports[0])["asked"] > before
-    assert sampler.check(fleet_of.weights(2)) < 1e-5
-
-
 def test_one_of_ours_is_started_again(fleet_of, engines, tmp_path):
     sampler, ports = fleet_of(2)
     server = sampler.fleet.members[0].engine

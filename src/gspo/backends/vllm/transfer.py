@@ -157,12 +157,9 @@ class BroadcastTransfer(Transfer):
 
     def _gathered(self, weights: Weights) -> Iterator[Message]:
         """Gathers the layers of new weights, and keeps them."""
-        self._weights = None
-        before, self._kept = self._kept, []
+        self._weights, self._kept = None, []
         for layer in weights.layers():
             sizes, body = self._packed(layer)
-            if before:
-                before.pop(0)  # at most one whole copy in memory
             self._kept.append((sizes, body.cpu()))
             yield sizes, body
         self.bytes, self.copies = sum(total for (_, total), _ in self._kept), self.copies + 1
@@ -173,12 +170,10 @@ class BroadcastTransfer(Transfer):
 
     def _resent(self, commits: int) -> Iterator[Message]:
         """The kept layers. Raises EngineError if there are more updates than `commits`."""
-        kept = self._kept  # a new update shrinks it: no second copy stays for a slow engine
-        for number in range(len(kept)):
-            layer = kept[number : number + 1]
-            if self._commits != commits:
+        for layer in self._kept:
+            if self._commits != commits:  # so that no second copy stays in memory for a slow engine
                 raise EngineError("new weights came while it was sent those of before")
-            yield from layer
+            yield layer
 
     def _link(self, member: Member, generation: int) -> Link:
         """The process group with an engine in this generation. Raises EngineError."""

@@ -4,7 +4,6 @@ import os
 import resource
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -66,25 +65,6 @@ def test_out_of_memory(engine):
     assert len(rollouts) == 240 and all(int(r.sampled.sum()) == 100 for r in rollouts)
     assert "started again" in sampler.said[-2] and sampler.server.process is not process
     print(sampler.said[-2:])
-
-
-@pytest.mark.slow
-def test_hung(engine):
-    policy, sampler, expected = engine
-    process = sampler.server.process
-    os.killpg(process.pid, signal.SIGSTOP)
-    begin = time.monotonic()
-    rollouts = sampler.generate(prompts(), 8, LONG)
-    assert [r.tokens.tolist() for r in rollouts] == expected and time.monotonic() - begin > 15
-    assert process.poll() is not None
-
-
-@pytest.mark.slow
-def test_killed_before_a_weight_update(engine):
-    policy, sampler, expected = engine
-    os.killpg(sampler.server.process.pid, signal.SIGKILL)
-    sampler.load(PolicyWeights(policy, 2))
-    assert sampler.check(PolicyWeights(policy, sampler.version)) < 1e-5
 
 
 def test_one_that_cannot_start_says_why(engine):

@@ -1,20 +1,16 @@
-"""Two real engines as one: what they sample, one that is killed, and a whole run that goes on."""
+"""Two real engines as one: what they sample, and one that is killed."""
 
 import json
 import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-import gspo
-from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Sampling
-from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON, change, gaps, policy_of, prompts, served
-from tests.tiny_run import PIECES, ROWS, likes_a, settings
+from tests.backends.vllm.engine.servers import change, gaps, policy_of, prompts, served
 
 LONG = Sampling(100, seed=7)
 
@@ -83,51 +79,3 @@ def test_one_is_killed_while_they_sample(fleet):
     retried = counts["engines/requests_retried"]
     print(json.dumps({"retried": retried, "left out after": moved, "batch after": finished - killed[0],
                       "back after": back}))  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_when_an_engine_is_killed(tmp_path):
-    """Every step has the completions that it would have had."""
-    folders = []
-    for name, engines, kills in (("one", 1, False), ("two", 2, True)):
-        folder = tmp_path / name
-        if kills:
-            threading.Thread(target=kill_one, args=(folder,), daemon=True).start()
-        tiny = build_tiny(MOE, longest_match_tokenizer(PIECES))
-        config = settings(
-            folder, sampler={"engine": "vllm", "python": PYTHON, "engine_args": ENGINE_ARGS, "engines": engines},
-            train={"steps": 6}, eval={"every": 0},
-        )  # fmt: skip
-        gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config)
-        folders.append(folder)
-    one, two = ([json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders)
-    assert [line["step"] for line in two] == [1, 2, 3, 4, 5, 6]
-    assert sum(line["engines/evicted"] for line in two) == 1 and [line["engines/serving"] for line in one] == [1] * 6
-    assert all(line["mismatch/kl"] < 1e-8 for line in two)
-    rollouts = [[json.loads(line)["token_ids"] for line in (f / "rollouts.jsonl").read_text().splitlines()] for f in folders]
-    same = [a == b for a, b in zip(*rollouts)]
-    print(json.dumps({"replies": len(same), "equal": sum(same)}))
-    assert len(same) == 6 * 32 and all(same)
-    events = (folders[1] / "events.jsonl").read_text()
-    assert "is left out and started again" in events
-    assert (folders[1] / "vllm_0.log").exists() and (folders[1] / "vllm_1.log").exists()
-
-
-def kill_one(folder):
-    """Kills a server of the run once it has done two steps."""
-    while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 2:
-        time.sleep(0.02)
-    os.killpg(servers_of(os.getpid())[-1], signal.SIGKILL)
-
-
-def servers_of(parent):
-    """The process groups of this process's servers, the youngest last: numbers of processes begin anew."""
-    stats = {}
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            try:
-                stats[int(path.name)] = path.joinpath("stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-    found = [pid for pid, stat in stats.items() if int(stat[1]) == parent and int(stat[2]) == pid]
-    return sorted(found, key=lambda pid: int(stats[pid][19]))
