@@ -1,8 +1,6 @@
 import asyncio
 import socket
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -10,7 +8,6 @@ from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.process import LocalHost
 from gspo.backends.vllm.server import GENERATE, KEY, SIDE, Server, Swap, serving
 from gspo.interfaces import SamplerError
-from tests.patience import PATIENCE
 
 
 def test_a_server_that_lacks_something(engine):
@@ -33,40 +30,6 @@ def test_arguments_become_flags(tmp_path):
     key = one.variables[KEY]  # nobody sees it in the list of processes
     assert len(key) > 40 and key != other.variables[KEY] and not any(key in word for word in one.command)
     assert one.headers == {"Authorization": f"Bearer {key}"} and Server("http://127.0.0.1:1").headers == {}
-
-
-def test_a_connection_that_was_idle_is_not_used_again(monkeypatch):
-    ports = []
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            ports.append(self.client_address[1])
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
-
-        async def ask_twice():
-            server = Server(f"http://127.0.0.1:{listening.server_port}")
-            for _ in range(2):
-                await server.ask({}, PATIENCE)
-                await asyncio.sleep(0.3)
-            await server.hang_up()
-
-        for idle in (PATIENCE, 0.1):
-            monkeypatch.setattr("gspo.backends.vllm.server.IDLE", idle)
-            asyncio.run(ask_twice())
-        listening.shutdown()
-    assert ports[0] == ports[1] and ports[2] != ports[3]
 
 
 def test_a_server_with_a_key_answers_nobody_else(tmp_path):
