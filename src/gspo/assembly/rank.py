@@ -22,7 +22,7 @@ from gspo.assembly.heartbeat import heartbeat
 from gspo.assembly.learners import LEARNERS
 from gspo.assembly.models import models_of
 from gspo.config.scale import ScaleConfig
-from gspo.distributed.environment import LOST, PARENT, rank_and_world_size, several_machines
+from gspo.distributed.environment import LOST, PARENT, local_world_size, rank_and_world_size
 from gspo.distributed.ranks import ProcessRanks, RankLost, noticed
 from gspo.learner import leader_follower
 from gspo.learner.memory import OutOfMemory
@@ -62,7 +62,7 @@ def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
 
 def warn_of_loopback() -> None:
     """Warns if ranks on other machines cannot reach this one, since its name stands for an address of its own."""
-    if INTERFACE in os.environ or not several_machines():
+    if INTERFACE in os.environ or local_world_size() == rank_and_world_size()[1]:
         return
     try:
         address = socket.gethostbyname(socket.gethostname())
