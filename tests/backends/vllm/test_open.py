@@ -72,9 +72,11 @@ def test_the_gpus_of_this_machine(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-a,6,7")
     assert own_devices(two, cpu, {}) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "GPU-a"}]
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6"}]
+    assert own_devices(SamplerConfig(engine="vllm"), gpu, {}) == [{}]  # one shares with one, as gpu_memory_utilization says
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # ranks 0 and 1 learn on the first two
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "7"}]
-    assert own_devices(SamplerConfig(engine="vllm"), gpu, {}) == [{}]  # one engine shares, as gpu_memory_utilization says
+    one = SamplerConfig(engine="vllm")
+    assert own_devices(one, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "6"}]
     with pytest.raises(ValueError, match=r"each needs 2 of the 4 GPUs of this machine for itself, and the learner leaves 2"):
         own_devices(two, gpu, {"tensor_parallel_size": 2})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

@@ -169,13 +169,13 @@ def servers(
 
 
 def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The environment variables of each engine to start. A single engine sees what this process sees; several get GPUs of
-    their own, which the learner does not use. Raises ValueError if there are too few.
+    """The environment variables of each engine to start. A single engine beside a single rank sees what this process sees;
+    others get GPUs of their own, which no rank uses. Raises ValueError if there are too few.
     """
     names, size = devices(), devices_each(arguments)
-    if given.engines == 1 or not names:
-        return [{} for _ in range(given.engines)]
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # the ranks on this machine, which use its first GPUs
+    if not names or given.engines == ranks == 1:
+        return [{} for _ in range(given.engines)]
     taken = [] if learner.type != "cuda" else range(ranks) if ranks > 1 else [learner.index or 0]
     free = [name for i, name in enumerate(names) if i not in taken]
     if len(free) < given.engines * size:
