@@ -20,4 +20,3 @@ def test_another_schema_is_refused():
             humaneval_row({key: value for key, value in ROW.items() if key != name}, 0)
     with pytest.raises(ValueError, match=r"there are no tests: .* in test"):
         humaneval_row(ROW | {"test": "pass"}, 0)
-
