@@ -209,7 +209,7 @@ def resolved(config: Config, samples: bool = True) -> tuple[RunConfig, list[str]
     sampler, (_, length) = config.sampler, longest(config.rollout, config.stage)
     if sampler.engine == "vllm" and length > SLOW * sampler.timeout:
         warnings.append(
-            f"sampler.timeout = {sampler.timeout:g}: seconds for a whole completion with its queueing; one of {length} tokens "
+            f"sampler.timeout = {sampler.timeout:g}: seconds for a completion with its queueing; one of {length} tokens "
             f"may take longer on a full engine, which then counts as hung: raise it, to {length / SLOW:.0f} or more"
         )
     return RunConfig(**vars(config) | {"algorithm": algorithm}), warnings
