@@ -72,11 +72,16 @@ def test_every_state_goes_on_from_the_last_checkpoint_that_was_reported(whole, t
             assert reached(tmp_path / "disk/runs/of/mine") >= saved
 
 
+def visible(tree, saved):
+    """The names in the run's folder and among its checkpoints, but for those that a write leaves."""
+    return tuple(name for name in tree if name.count("/") <= 4 and "/." not in name)
+
+
 def test_the_run_that_goes_on_is_the_one_that_was_not_broken(whole, tmp_path, subtests):
     """One state for each set of names in the run's folder and among its checkpoints."""
     states, numbers_of_all = whole
     resumable = [state for state in states if "runs/of/mine/config.toml" in state[1]]
-    for what, tree, _ in distinct(resumable, lambda tree, saved: tuple(name for name in tree if name.count("/") <= 4)):
+    for what, tree, _ in distinct(resumable, visible):
         with subtests.test(what):
             restored(tree, tmp_path / "disk")
             folder = train(tmp_path / "disk/runs/of/mine", resume=True, **CHANGES).folder
