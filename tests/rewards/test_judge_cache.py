@@ -3,6 +3,7 @@ import subprocess
 import sys
 from contextlib import closing
 
+from gspo.rewards import judge_cache
 from gspo.rewards.judge_cache import Cache, key_of
 from tests.rewards.endpoint import listening, score
 
@@ -38,3 +39,11 @@ def test_what_was_put_is_there_for_others_and_the_first_answer_stays(tmp_path):
 def test_equal_questions_have_one_key():
     assert key_of({"a": 1, "b": "é"}) == key_of({"b": "é", "a": 1}) != key_of({"a": 1, "b": "e"})
     assert len(key_of("\ud83d")) == 64  # half a character is no error
+
+
+def test_a_full_cache_in_memory_keeps_what_it_has(monkeypatch):
+    monkeypatch.setattr(judge_cache, "PAGES", 8)
+    cache = Cache(None, "judge.cache")
+    for number in range(100):
+        cache.put(str(number), "x" * 1000)
+    assert cache.get("0") == "x" * 1000 and cache.get("99") is None

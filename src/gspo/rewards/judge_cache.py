@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 30.0  # seconds to wait while another process writes
+PAGES = 65_536  # of 4 KiB: what the database in memory may take
 
 
 def key_of(values: Any) -> str:
@@ -27,7 +28,7 @@ class Cache:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
             # After this thread, only the judge's request thread uses it.
             self._database = sqlite3.connect(path or ":memory:", PATIENCE, check_same_thread=False, isolation_level=None)
-            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA journal_mode = WAL" if path else f"PRAGMA max_page_count = {PAGES}")
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL) WITHOUT ROWID"
             )
