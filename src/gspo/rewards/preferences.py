@@ -65,7 +65,7 @@ def bradley_terry(games: np.ndarray) -> list[float | None]:
             step = step / 2
         theta, value = theta + step, better
     played = (games + games.T).sum(1) > 0
-    return [round(float(strength), DIGITS) + 0.0 if any_comparison else None for strength, any_comparison in zip(theta, played)]
+    return [round(float(strength), DIGITS) + 0.0 if judged else None for strength, judged in zip(theta, played)]
 
 
 def win_rate(games: np.ndarray) -> list[float | None]:
