@@ -159,6 +159,7 @@ def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
 def test_ctrl_c_in_a_conversion_leaves_nothing_half_written(model, tmp_path):
     file = write(tmp_path / "tiny.gguf", model)
     words = f"""
+import time
 from transformers import PreTrainedModel
 from gspo.backends.hf.files import read_outline
 from gspo.config.policy import ModelConfig
