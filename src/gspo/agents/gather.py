@@ -44,25 +44,16 @@ async def gather(
         RuntimeError: More runs failed than allowed. The rest are cancelled.
     """
     runs = [_runs(f"groups[{number}]", group, False) for number, group in enumerate(_runs("groups", groups))]
-    total, done, failed = sum(map(len, runs)), 0, Counter[str]()
-    allowed = math.floor(max_exceptions * total) if 0 < max_exceptions < 1 else max_exceptions
-    limit = asyncio.Semaphore(at_once or max(1, total))
+    total, done = sum(map(len, runs)), 0
+    failures, limit = _Failures(total, max_exceptions), asyncio.Semaphore(at_once or max(1, total))
 
     async def run_one(run: Awaitable[Any]) -> Any:
         nonlocal done
         try:
-            async with limit:
-                result = await run
-            if not hasattr(result, "messages_and_choices"):
-                raise TypeError(f"it returned {type_of(result)}, not a trajectory")
+            result = await _trajectory(run, limit)
         except Exception as error:
-            failed[f"{type(error).__name__}: {error}"[:200]] += 1
-            if failed.total() > allowed:
-                raise RuntimeError(f"max_exceptions = {max_exceptions:g}, but {_failures(failed, total)}") from error
+            failures.add(error)
             result = error
-        finally:
-            if inspect.iscoroutine(run):
-                run.close()  # in case it never started
         done += 1
         show("agent", done, total)
         return result
@@ -78,16 +69,43 @@ async def gather(
                 task.cancel()
     all_groups = [TrajectoryGroup(task.result() for task in group) for group in tasks]
     kept = [group for group in all_groups if len(group) > 1]
-    if failed:
+    if failures.reasons:
         dropped = f"{len(all_groups) - len(kept)} of {len(all_groups)} groups are dropped"
-        tell(f"{_failures(failed, total)}; {dropped}, for fewer than two are left in them")
+        tell(f"{failures}; {dropped}, for fewer than two are left in them")
     return kept
 
 
-def _failures(failed: Counter[str], total: int) -> str:
-    """The failed runs, with the most frequent reasons."""
-    reasons = [f"{count} x {reason}" for reason, count in failed.most_common(3)] + ["..."] * (len(failed) > 3)
-    return f"{failed.total()} of {total} runs of the agent failed: {', '.join(reasons)}"
+async def _trajectory(run: Awaitable[Any], limit: asyncio.Semaphore) -> Any:
+    """Awaits a run and returns its trajectory. Raises what the run raises, and TypeError if it returns anything else."""
+    try:
+        async with limit:
+            result = await run
+    finally:
+        if inspect.iscoroutine(run):
+            run.close()  # in case it never started
+    if not hasattr(result, "messages_and_choices"):
+        raise TypeError(f"it returned {type_of(result)}, not a trajectory")
+    return result
+
+
+class _Failures:
+    """The failed runs, counted by reason. most: How many may fail, or which share of them if below 1."""
+
+    def __init__(self, total: int, most: float) -> None:
+        self.total, self.most, self.reasons = total, most, Counter[str]()
+        self.allowed = math.floor(most * total) if 0 < most < 1 else most
+
+    def add(self, error: Exception) -> None:
+        """Counts a failed run. Raises RuntimeError if there are too many."""
+        self.reasons[f"{type(error).__name__}: {error}"[:200]] += 1
+        if self.reasons.total() > self.allowed:
+            raise RuntimeError(f"max_exceptions = {self.most:g}, but {self}") from error
+
+    def __str__(self) -> str:
+        reasons = [f"{count} x {reason}" for reason, count in self.reasons.most_common(3)] + ["..."] * (
+            len(self.reasons) > 3
+        )
+        return f"{self.reasons.total()} of {self.total} runs of the agent failed: {', '.join(reasons)}"
 
 
 def _runs(name: str, given: Any, nested: bool = True) -> list[Any]:

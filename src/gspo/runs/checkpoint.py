@@ -68,7 +68,7 @@ def save(
         logger.warning(f"step {step}: {error}. The run goes on without this checkpoint; {resume_hint(checkpoints)}")
         return None
     disk.sweep(checkpoints, NAMES)
-    protected = [marked(checkpoints, mark) for mark in (GOOD, BEST)]
+    protected = [marked(checkpoints, kind) for kind in (GOOD, BEST)]
     for old in steps(checkpoints)[:-keep]:
         if old not in protected:
             disk.remove(old)
@@ -89,19 +89,19 @@ def sweep(folder: RunFolder) -> None:
     disk.sweep(folder.checkpoints, NAMES)
 
 
-def mark(checkpoints: Path, step: int, mark: str, needed: bool = True) -> None:
-    """Gives the checkpoint of `step` this mark, which protects it from deletion. needed: as in `save`."""
+def mark(checkpoints: Path, step: int, kind: str, needed: bool = True) -> None:
+    """Marks the checkpoint of `step` as GOOD or BEST, which protects it from deletion. needed: as in `save`."""
     try:
-        disk.write_text(checkpoints / mark, f"{folder_of(checkpoints, step).name}\n")
+        disk.write_text(checkpoints / kind, f"{folder_of(checkpoints, step).name}\n")
     except SaveError as error:
         if needed:
             raise
         logger.warning(f"step {step}: {error}")
 
 
-def marked(checkpoints: Path, mark: str) -> Path | None:
+def marked(checkpoints: Path, kind: str) -> Path | None:
     """The checkpoint with this mark; None without one."""
-    file = checkpoints / mark
+    file = checkpoints / kind
     name = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     return next((folder for folder in steps(checkpoints) if folder.name == name), None)
 
