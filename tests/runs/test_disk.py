@@ -152,3 +152,14 @@ def test_nobody_else_may_write_to_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(SaveError, match=r"cannot be made .*: set XDG_CACHE_HOME"):
         disk.cache_folder()
+
+
+def test_a_file_that_cannot_be_read_is_damage_and_no_error(tmp_path, monkeypatch):
+    (tmp_path / "state.pt").write_text("state")
+    disk.write_sums(tmp_path)
+
+    def unreadable(path):
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(disk, "_sum", unreadable)
+    assert disk.damage(tmp_path) == f"{tmp_path / 'state.pt'} cannot be read (Input/output error)"
