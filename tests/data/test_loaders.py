@@ -56,6 +56,8 @@ def test_a_hugging_face_data_set(tmp_path, monkeypatch):
 def test_bad_files(tmp_path, subtests):
     for name, content, message in (  # others are in tests/test_bad_input.py
         ("a.jsonl", '{"prompt": "x"}\n\0', "a.jsonl, line 2: not valid JSON"),
+        ("a.jsonl", "[" * 100_000, "a.jsonl, line 1: not valid JSON"),
+        ("a.jsonl", '{"n": ' + "9" * 5000 + "}", "a.jsonl, line 1: not valid JSON"),
         ("a.json", '[{"prompt": "x"}, 3]', "a.json, row 1: expected an object .*, got 3"),
         ("a.csv", "prompt,answer\nx,1,2\n", "a.csv, line 2: expected 2 fields"),
         ("a.jsnl", "{}", r"files can be .*, not \.jsnl"),

@@ -33,8 +33,9 @@ def rows_of(path: Path, where: str) -> list[dict[str, Any]]:
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not valid JSON: {error.msg} (column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # the second for thousands of brackets
+        why = f"{error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else error
+        raise ValueError(f"{where}: not valid JSON: {why}") from None
 
 
 def _jsonl(path: Path) -> list[dict[str, Any]]:

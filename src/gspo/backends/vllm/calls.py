@@ -42,7 +42,7 @@ def json_of(response: Any) -> Any:
     """The decoded JSON of a response. Raises EngineError if it is not JSON."""
     try:
         return response.json()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"it answered what cannot be read ({type(error).__name__}): {shown(response.text)}") from None
 
 
