@@ -118,14 +118,14 @@ def test_the_schema_of_a_tool_says_what_an_argument_in_tags_is():
 
 def test_how_it_was_sampled_decides_whether_it_may_be_trained_on():
     talk = chat("chatml", completer=Says("chatml", *[("a", "eos")] * 4))
-    for options, unfit in (
+    for options, untrainable in (
         (TurnOptions(), ""),
         (TurnOptions(temperature=1.0), ""),
         (TurnOptions(temperature=0.5), "temperature 0.5"),
         (TurnOptions(top_p=0.9), "top_p"),
     ):
         (call,) = asyncio.run(talk.turn(ASK, options=options))
-        assert (unfit in call.unfit) if unfit else not call.unfit
+        assert (untrainable in call.untrainable) if untrainable else not call.untrainable
 
 
 def test_seeds_stops_and_lengths_reach_the_sampler():

@@ -17,7 +17,7 @@ async def run(name, error=None, after=0):
 
 def gathered(groups, **options):
     warnings = []
-    groups_left = asyncio.run(gspo.gather(groups, tell=warnings.append, **options))
+    groups_left = asyncio.run(gspo.gather(groups, warn=warnings.append, **options))
     return groups_left, warnings
 
 

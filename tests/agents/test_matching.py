@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gspo.agents import matching
-from gspo.agents.matching import UNFIT, matched
+from gspo.agents.matching import INVALID, matched
 from gspo.agents.trajectories import History, Trajectory, TrajectoryGroup
 from tests.agents.talking import chat
 from tests.agents.tools import ASK, choice, talked
@@ -99,7 +99,7 @@ def test_a_turn_that_is_left_out_is_counted_once(known, bare):
     talk = chat(seed=2)
     items, call, branch = branched(talk)
     if known:
-        talk.calls.add(replace(call, unfit="sampled at temperature 0.5"))
+        talk.calls.add(replace(call, untrainable="sampled at temperature 0.5"))
     else:
         talk.calls.evict(4)  # all but that of the branch
     main = [items[0], call.message if "main" in bare else choice(call), *items[2:]]
@@ -141,9 +141,9 @@ def test_what_is_left_out_and_why():
     result = found_in(talk, group(Trajectory(items, 1.0)))
     assert result.left_out == Counter({matching.SEVERAL: 1})
     assert call.id in found_in(talk, pair(talk, Trajectory([*ASK, choice(call)], 1.0))).calls
-    talk.calls.add(replace(call, unfit="sampled at temperature 0.5"))
-    unfit = found_in(talk, group(Trajectory([*ASK, choice(call)], 1.0)))
-    assert unfit.left_out == Counter({"sampled at temperature 0.5": 1})
+    talk.calls.add(replace(call, untrainable="sampled at temperature 0.5"))
+    untrainable = found_in(talk, group(Trajectory([*ASK, choice(call)], 1.0)))
+    assert untrainable.left_out == Counter({"sampled at temperature 0.5": 1})
 
 
 def test_trajectories_that_are_unusable():
@@ -153,9 +153,9 @@ def test_trajectories_that_are_unusable():
     assert result.unusable == Counter({"none of its turns can be trained on": 2}) and not result.groups
     assert "2 trajectories: none of its turns" in result.reasons()
     result = found_in(talk, group(*pair(talk, Trajectory([], math.nan)), *pair(talk, Trajectory([], math.inf))))
-    assert result.unusable == Counter({UNFIT: 2}) and len(result.groups[0].rollouts) == 2
+    assert result.unusable == Counter({INVALID: 2}) and len(result.groups[0].rollouts) == 2
     huge = group(Trajectory(talked(talk)[0], 1e308, turn_rewards=[1e308]))
-    assert found_in(talk, huge).unusable == Counter({UNFIT: 1})
+    assert found_in(talk, huge).unusable == Counter({INVALID: 1})
     result = found_in(talk, group(Trajectory(talked(talk)[0], 1.0)))
     assert result.unusable == Counter({matching.ALONE: 1}) and not result.groups and not result.calls
     result = found_in(talk, group(ValueError("the agent fell over"), *pair(talk, Trajectory(talked(talk)[0], 1.0))))

@@ -85,8 +85,8 @@ def test_odd_values_are_warned_of(subtests):
 
 def test_what_has_its_use_is_not_warned_of():
     pi_old = AlgorithmConfig(name="reinforce", correction="tis", old_logprobs="recompute")  # the correction reads it
-    assert resolve(pi_old)[2] == resolve(AlgorithmConfig(name="dapo"), refill=1)[2] == []
-    assert resolve(AlgorithmConfig(name="dapo"), samples=False)[2] == []  # a served run may set no refill
+    assert resolve(pi_old)[2] == resolve(AlgorithmConfig(name="dapo"), sampling_rounds=1)[2] == []
+    assert resolve(AlgorithmConfig(name="dapo"), samples=False)[2] == []  # a served run may set no sampling_rounds
     assert resolve(AlgorithmConfig(name="grpo_dual", epsilon="auto", clip_target=0.01))[2] == []
 
 

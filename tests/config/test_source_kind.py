@@ -1,5 +1,5 @@
 from gspo.config.rollout import TaskConfig
-from gspo.config.source_kind import GIVEN, has_splits, kind, played
+from gspo.config.source_kind import GIVEN, has_splits, in_environment, kind
 
 KINDS = {
     GIVEN: ("given", False),
@@ -22,6 +22,8 @@ def test_a_name_says_what_it_stands_for(tmp_path):
         assert kind(str(folder)) == "saved" and has_splits(str(folder))
 
 
-def test_who_plays():
-    assert not played(TaskConfig(source="rows.jsonl"))
-    assert played(TaskConfig(source="rows.jsonl", environment="a:B")) and played(TaskConfig(source="verifiers:v"))
+def test_what_runs_in_an_environment():
+    assert not in_environment(TaskConfig(source="rows.jsonl"))
+    assert in_environment(TaskConfig(source="rows.jsonl", environment="a:B")) and in_environment(
+        TaskConfig(source="verifiers:v")
+    )

@@ -1,6 +1,6 @@
 import math
 
-from gspo.data.reward_bounds import LARGEST, unfit
+from gspo.data.reward_bounds import LARGEST, invalid
 
 
 def test_what_can_be_a_reward():
@@ -10,4 +10,4 @@ def test_what_can_be_a_reward():
         ((1.1e9, -1e200, 1.7e308), ", which is beyond 1e+09: scale the reward down"),
     ):
         for reward in rewards:
-            assert unfit(reward) == (f"{reward:g}{why}" if why else "")
+            assert invalid(reward) == (f"{reward:g}{why}" if why else "")

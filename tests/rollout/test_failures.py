@@ -4,7 +4,7 @@ import pytest
 
 from gspo.data.reward_bounds import NO_OPINION
 from gspo.rewards.graders import Late
-from gspo.rollout.failures import AGAIN, FAILING, Failures, all_failed, commonest, errors, eval_errors, failed
+from gspo.rollout.failures import FAILING, REMIND_AFTER, Failures, all_failed, commonest, errors, eval_errors, failed
 from gspo.types import Group
 from tests.data.tools import rollout
 
@@ -63,13 +63,13 @@ def test_errors_that_differ_in_what_they_quote_are_of_one_kind():
 def test_a_failing_part_of_a_step_is_told_again_only_after_a_while():
     """Whatever the completions are that its error quotes: but for numbers it reads as the first time."""
     failures, said = Failures(), []
-    for step in range(1, AGAIN + 2):
+    for step in range(1, REMIND_AFTER + 2):
         text, news = failures.report(errors(batch(None, f"f: bad '{step}'", f"f: bad '{step}'", "g: gone")), step)
         assert text == (
             f"step {step}: 3 of 4 completions got no reward; the commonest reason, of 2 (50%): f: bad '1'; mend what gives "
             "the reward"
         )
         said += [step] if news else []
-    assert said == [1, AGAIN + 1]
-    assert failures.report(errors(batch("g: gone", None)), AGAIN + 2)[1], "another error is news"
-    assert failures.report(errors(batch(None, None)), AGAIN + 3) == ("", False)
+    assert said == [1, REMIND_AFTER + 1]
+    assert failures.report(errors(batch("g: gone", None)), REMIND_AFTER + 2)[1], "another error is news"
+    assert failures.report(errors(batch(None, None)), REMIND_AFTER + 3) == ("", False)

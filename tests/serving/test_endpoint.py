@@ -36,7 +36,7 @@ def test_an_answer_is_what_was_sampled_with_the_policys_likelihoods(model):
     with torch.no_grad():
         logp = model.run.learner.policy.forward(batch).logp
     assert logp.tolist() == pytest.approx(likelihoods, abs=1e-5)
-    assert rollout.routes is not None and call.unfit == ""
+    assert rollout.routes is not None and call.untrainable == ""
 
 
 def test_n_seed_and_lengths(model):

@@ -13,7 +13,7 @@ from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
 from gspo.backends.vllm.process import free_port
 from gspo.learner.memory import OutOfMemory
 from gspo.runs import checkpoint, disk
-from gspo.serving.endpoint import AGAIN
+from gspo.serving.endpoint import RETRY_AFTER
 from tests.agents.talking import tokenizer
 from tests.launch.started import begin, finished, wait_for
 from tests.patience import PATIENCE
@@ -69,7 +69,7 @@ def test_a_client_is_told_to_come_again_and_finds_the_next_life_where_the_first_
         first = trained(url, key, 0)
         assert first.status_code == 200 and first.json()["step"] == 1, first.text
         lost = trained(url, key, 1)
-        assert lost.status_code == 503 and lost.headers["retry-after"] == str(AGAIN), lost.text
+        assert lost.status_code == 503 and lost.headers["retry-after"] == str(RETRY_AFTER), lost.text
         assert "another rank is gone" in lost.json()["error"]["message"]
         *again, output = at(process)
         assert again == [url, key] and "the run goes on from its last checkpoint" in output
@@ -113,7 +113,7 @@ def test_a_rank_without_memory_ends_this_life_and_writes_nothing_more(tmp_path):
         model.run.learner = Watched(model.run.learner, short)
         for request in requests:
             response = post(model, "/train", request)
-            assert response.status_code == 503 and response.headers["retry-after"] == str(AGAIN)
+            assert response.status_code == 503 and response.headers["retry-after"] == str(RETRY_AFTER)
             assert "rank 0 was out of memory" in response.json()["error"]["message"]
         assert isinstance(model.lost, OutOfMemory)  # what `gspo serve` ends with
     assert model.run.learner.asked == []  # the other ranks are in the middle of a pass, and would not answer

@@ -33,7 +33,7 @@ class Call:
         sampled_text: Text of all sampled tokens.
         words: `sampled_text` without the token that ended it, as a chat template shows it.
         rollout: Tokens of prompt and completion, unscored.
-        unfit: Why the call cannot be trained on; empty if it can.
+        untrainable: Why the call cannot be trained on; empty if it can.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Call:
     sampled_text: str
     words: str
     rollout: Rollout
-    unfit: str = ""
+    untrainable: str = ""
 
     @property
     def sampled(self) -> int:

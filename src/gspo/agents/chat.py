@@ -164,9 +164,9 @@ class Chat:
             content = content.partition(end)[0]
         message = self._message(id, content, tools) if tools else {"role": "assistant", "content": content}
         used, trained = ({name: getattr(one, name) for name in DISTRIBUTION} for one in (sampling, self.sampling))
-        unfit = ", ".join(f"sampled at {name} {value:g}" for name, value in used.items() if value != trained[name])
+        untrainable = ", ".join(f"sampled at {name} {value:g}" for name, value in used.items() if value != trained[name])
         sampled_text = self.decode(sampled)
-        return Call(id, list(asked.messages), message, asked.rendered, asked.text, sampled_text, words, rollout, unfit)
+        return Call(id, list(asked.messages), message, asked.rendered, asked.text, sampled_text, words, rollout, untrainable)
 
     def _message(self, id: str, content: str, tools: Tools) -> Message:
         """A turn as a chat message, with its tool calls parsed."""

@@ -21,7 +21,7 @@ from gspo.agents.tool_calls import UnknownConvention
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.messages import Message
-from gspo.data.reward_bounds import unfit
+from gspo.data.reward_bounds import invalid
 from gspo.interfaces import Job, Sampler, SamplerError, StreamingCompleter, Weights, seed_of
 from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout, Sampling
@@ -191,7 +191,7 @@ class Episode:
         except (Exception, SystemExit) as error:  # a failed episode is data
             reason = "timed out" if isinstance(error, TimeoutError) else str(error)
             return self._rollout(None, without_logins(f"environment: {type(error).__name__}: {reason}")[:300])
-        if problem := next(filter(None, map(unfit, [*self.rewards, sum(self.rewards)])), ""):
+        if problem := next(filter(None, map(invalid, [*self.rewards, sum(self.rewards)])), ""):
             return self._rollout(None, f"environment: its reward is {problem}")
         rollout = self._rollout(sum(self.rewards), None)
         return replace(rollout, stop="length") if cut else rollout

@@ -24,7 +24,7 @@ async def gather(
     at_once: int | None = None,
     max_exceptions: float = 0,
     progress: Callable[[str, int, int], None] | None = None,
-    tell: Callable[[str], None] = logger.warning,
+    warn: Callable[[str], None] = logger.warning,
 ) -> list[TrajectoryGroup]:
     """Awaits runs of an agent, each of which returns a trajectory:
 
@@ -35,7 +35,7 @@ async def gather(
         at_once: How many run concurrently; None: all.
         max_exceptions: How many runs may fail, or which share of them if below 1.
         progress: Called with a name, the number of finished runs and their total; None: a progress bar in the terminal.
-        tell: Called with a message about failures.
+        warn: Called with a message about failures.
 
     Returns:
         The groups with at least two successful runs.
@@ -71,7 +71,7 @@ async def gather(
     kept = [group for group in all_groups if len(group) > 1]
     if failures.reasons:
         dropped = f"{len(all_groups) - len(kept)} of {len(all_groups)} groups are dropped"
-        tell(f"{failures}; {dropped}, for fewer than two are left in them")
+        warn(f"{failures}; {dropped}, for fewer than two are left in them")
     return kept
 
 

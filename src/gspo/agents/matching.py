@@ -11,7 +11,7 @@ from gspo.agents.calls import Call, Calls, follow
 from gspo.agents.token_tree import merge_turns
 from gspo.agents.trajectories import TrajectoryGroup, id_of, plain
 from gspo.data.messages import content_of, functions_of
-from gspo.data.reward_bounds import LARGEST, unfit
+from gspo.data.reward_bounds import LARGEST, invalid
 from gspo.types import Group, Prompt, Rollout
 
 UNKNOWN = "its id is of no call that is known: another model's, of another run, or of weights long gone"
@@ -19,7 +19,7 @@ NONE = "no turn of the policy after these messages reads like it"
 SEVERAL = "several turns of the policy read like it, and it has no id"
 OLD = "the weights that sampled it are too old"
 ALONE = "there is no other in its group to compare its reward with"
-UNFIT = f"a reward that is no finite number of at most {LARGEST:g}"
+INVALID = f"a reward that is no finite number of at most {LARGEST:g}"
 FAILED = "the agent ended in an exception"
 TWICE = "it was in another trajectory, or trained on, before"
 
@@ -73,8 +73,8 @@ def matched(groups: Iterable[TrajectoryGroup], calls: Calls, trained: set[str], 
 def _rollout(name: str, trajectory: Any, calls: Calls, trained: set[str], oldest: int, result: Matched) -> Rollout | None:
     """A trajectory as a rollout, or None if nothing in it can be trained on."""
     reward, by_turn = float(trajectory.reward), getattr(trajectory, "turn_rewards", None)
-    if any(map(unfit, (reward, *(by_turn or ()), reward + sum(by_turn or ())))):
-        result.unusable[UNFIT] += 1
+    if any(map(invalid, (reward, *(by_turn or ()), reward + sum(by_turn or ())))):
+        result.unusable[INVALID] += 1
         return None
     reading = _Reading(calls, trained | result.calls, oldest)
     for history in (trajectory, *(getattr(trajectory, "additional_histories", None) or ())):
@@ -134,7 +134,7 @@ class _Reading:
     def _turn(self, call: Call | None, why: str) -> dict[str, Any]:
         turn, self.turns = self.turns, self.turns + 1
         if call is not None:
-            why = _unfit(call, self.used, self.oldest)
+            why = _untrainable(call, self.used, self.oldest)
         if call is None or why:
             self.left_out[why] += 1
             return {"left_out": why}
@@ -152,7 +152,7 @@ def _call(id: str | None, trace: bytes, calls: Calls) -> tuple[Call | None, str]
     return None, SEVERAL if candidates else UNKNOWN if id is not None else NONE
 
 
-def _unfit(call: Call, used: set[str], oldest: int) -> str:
+def _untrainable(call: Call, used: set[str], oldest: int) -> str:
     """Why a call cannot be trained on; empty if it can."""
     versions = call.rollout.version[call.rollout.sampled]
-    return call.unfit or (TWICE if call.id in used else OLD if int(versions.min()) < oldest else "")
+    return call.untrainable or (TWICE if call.id in used else OLD if int(versions.min()) < oldest else "")

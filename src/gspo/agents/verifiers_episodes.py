@@ -122,9 +122,9 @@ class VerifiersEpisodes(WholeEpisodes):
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         async with self._gate:
-            return await self._played(prompt, seed, sampling)
+            return await self._run_episode(prompt, seed, sampling)
 
-    async def _played(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
+    async def _run_episode(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         key = prompt.columns["task"]
         env, task = next((env, tasks.by_content[key]) for env, tasks in self._environments if key in tasks.by_content)
         task = copy.copy(task)
@@ -189,12 +189,12 @@ def _problem(env: Any, episode: Any, trace: Any, playing: Playing) -> str:
         return f"{errors[-1].type}: {errors[-1].message}" if errors else "verifiers calls the episode incomplete"
     if not playing.calls[trace.id]:
         return "it ended before the policy's first turn" + ": the context is full" * playing.full
-    if unfit := [call.unfit for call in playing.calls[trace.id] if call.unfit]:
-        return f"a turn was {unfit[0]}: take it out of the agent's `sampling`"
+    if untrainable := [call.untrainable for call in playing.calls[trace.id] if call.untrainable]:
+        return f"a turn was {untrainable[0]}: take it out of the agent's `sampling`"
     missing = [name for name, reward in trace.rewards.items() if reward is None]
     if missing or not trace.rewards:
         return f"no reward of {', '.join(missing) or 'any kind'} was given"
-    if problem := reward_bounds.unfit(trace.reward):
+    if problem := reward_bounds.invalid(trace.reward):
         return f"its reward is {problem}"
     return ""
 

@@ -36,7 +36,7 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.process import EngineHost
 from gspo.config.algorithm import resolved
 from gspo.config.schema import Config, RunConfig
-from gspo.config.source_kind import played
+from gspo.config.source_kind import in_environment
 from gspo.config.stages import rollout_at
 from gspo.data.chat_template import Encoder, decoded
 from gspo.data.decontamination import Overlap
@@ -158,7 +158,7 @@ def training(
 
         with assembled(start, source, scorer, prompts, held_out) as (run, model):
             run.log.note(f"{len(prompts)} training prompts, {counted(len(held_out), config.eval.every > 0)}")
-            if run.step == 0 and not played(config.task):  # an environment writes the prompt itself
+            if run.step == 0 and not in_environment(config.task):  # an environment writes the prompt itself
                 run.log.prompt(run.decode(prompts[0].tokens), len(prompts[0].tokens))
             yield run, model
 

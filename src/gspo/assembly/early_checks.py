@@ -18,7 +18,7 @@ from gspo.config.needs import readable
 from gspo.config.policy import ModelConfig
 from gspo.config.rollout import RolloutConfig, TaskConfig
 from gspo.config.schema import Config
-from gspo.config.source_kind import kind, played
+from gspo.config.source_kind import in_environment, kind
 from gspo.data.chat_template import Encoder, decoded
 from gspo.data.loaders import Table, generate, read
 from gspo.data.prompts import first_prompts
@@ -55,7 +55,7 @@ def rows_here(task: TaskConfig, count: int) -> Table | None:
     """The training rows, at most `count` generated ones; None if they are not on this machine, or an environment writes the
     prompts.
     """
-    of = None if played(task) or not task.source else kind(task.source)
+    of = None if in_environment(task) or not task.source else kind(task.source)
     if of == "generated":
         return generate(task.source, task, count, 0)[0]
     return read(task.source, task, task.split) if of in ("file", "function", "saved") else None

@@ -42,10 +42,10 @@ def micro_batches_of(config: Config, ranks: Ranks | None) -> MicroBatches:
     record one that this start finds.
     """
     asked, leads = config.train.micro_batch_tokens, ranks is None or ranks.number == 0
-    tell = logger.warning if leads else lambda text: None
+    warn = logger.warning if leads else lambda text: None
     if ranks is None:
-        return MicroBatches(asked, tell)
-    made = MicroBatches(asked, tell, ranks, partial(keep, config, ranks))
+        return MicroBatches(asked, warn)
+    made = MicroBatches(asked, warn, ranks, partial(keep, config, ranks))
     try:
         found = json.loads((Path(config.log.dir) / SMALLER).read_bytes())
         if any(found[key] != value for key, value in conditions(config, ranks).items()):

@@ -19,7 +19,7 @@ from gspo.backends.vllm.process import EngineHost
 from gspo.config.engines import engine_function
 from gspo.config.import_function import load_function
 from gspo.config.schema import Config
-from gspo.config.source_kind import played
+from gspo.config.source_kind import in_environment
 from gspo.config.stages import longest
 from gspo.config.values import type_of
 from gspo.data.chat_template import Encoder
@@ -106,7 +106,7 @@ def evaluator_of(config: Config, policy: HFPolicy) -> Iterator[Sampler]:
 def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sampler]:
     """Yields the sampler, or one of whole episodes if the task is played in an environment."""
     task = config.task
-    if not played(task):
+    if not in_environment(task):
         yield sampler
         return
     encoder, context = Encoder(model.tokenizer, task), model.context_length

@@ -10,7 +10,7 @@ from gspo.assembly.call_inputs import CallInputs
 from gspo.config.import_function import load_function
 from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
-from gspo.config.source_kind import played
+from gspo.config.source_kind import in_environment
 from gspo.data.verifiers_tasks import library
 from gspo.rewards.judge import Judge
 from gspo.rewards.reward_model import RewardModel
@@ -21,8 +21,8 @@ from gspo.rollout.external import AlreadyScored
 @contextmanager
 def scorer_of(config: Config, given: CallInputs) -> Iterator[Rewards | AlreadyScored]:
     """Yields the scorer: the rewards, or a no-op if an environment scores the completions itself."""
-    if played(config.task):
-        _check_played(config.task, given)
+    if in_environment(config.task):
+        _check_environment(config.task, given)
         yield AlreadyScored()
         return
     with ExitStack() as stack:
@@ -34,7 +34,7 @@ def scorer_of(config: Config, given: CallInputs) -> Iterator[Rewards | AlreadySc
         yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards, config.code))
 
 
-def _check_played(task: TaskConfig, given: CallInputs) -> None:
+def _check_environment(task: TaskConfig, given: CallInputs) -> None:
     """Raises ValueError for an invalid environment, before a model is loaded."""
     if given.functions:
         raise ValueError("reward: has no effect, the environment gives the reward itself; leave it out")

@@ -42,16 +42,16 @@ def compare(
     if not chosen:
         raise ValueError(f"--only {only!r}: matches none of {', '.join(dict.fromkeys(c.name for c in study.cells))}")
     done_names = {cell.name for cell in study.cells if finished(cell)}
-    say = Progress(0, console=Terminal(force_terminal=False)).note  # plain lines; a closed output does not end the study
+    note = Progress(0, console=Terminal(force_terminal=False)).note  # plain lines; a closed output does not end the study
     if dry_run:
         for cell in chosen:
-            say(f"{'done   ' if cell.name in done_names else 'missing'}  {cell.name}")
+            note(f"{'done   ' if cell.name in done_names else 'missing'}  {cell.name}")
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    outcomes = _run(study, [cell for cell in chosen if cell.name not in done_names], len(chosen), say)
+    outcomes = _run(study, [cell for cell in chosen if cell.name not in done_names], len(chosen), note)
     rows, runs = _collect(study, done_names, outcomes)
     if not runs:
-        say("no cell is done: nothing to draw")
+        note("no cell is done: nothing to draw")
         return 1
     page.write_rows(rows, folder)
     done = [run for each in runs.values() for variant in each.values() for run in variant]
@@ -63,21 +63,21 @@ def compare(
     report = page.write_html(study, rows, summaries, drawn, folder)
     for line in summaries["metric" if "metric" in summaries else "reward"]:
         if "verdict" in line:
-            say(f"{line['setting']}: {line['verdict']}")
-    say(f"report  {report}")
+            note(f"{line['setting']}: {line['verdict']}")
+    note(f"report  {report}")
     return 1 if any(outcome.status == "failed" for outcome in outcomes.values()) else 0
 
 
-def _run(study: spec.Study, missing: list[spec.Cell], chosen: int, say: Callable[[str], None]) -> dict[str, CellOutcome]:
+def _run(study: spec.Study, missing: list[spec.Cell], chosen: int, note: Callable[[str], None]) -> dict[str, CellOutcome]:
     """Runs the missing cells and reports the end of each. chosen: how many were asked for."""
     if missing:
-        say(f"{len(missing)} of {chosen} cells to run, {study.workers} at once")
+        note(f"{len(missing)} of {chosen} cells to run, {study.workers} at once")
     begin = time.monotonic()
 
     def on_end(outcome: CellOutcome, remaining: int) -> None:
         ended = len(missing) - remaining
         seconds_left = (time.monotonic() - begin) / ended * remaining
-        say(
+        note(
             f"{outcome.status:7} {outcome.cell.name}  {outcome.seconds:.0f} s  {outcome.reason}"
             f"  ({ended} of {len(missing)}, about {seconds_left / 60:.0f} min left)"
         )
@@ -85,7 +85,7 @@ def _run(study: spec.Study, missing: list[spec.Cell], chosen: int, say: Callable
     try:
         return {outcome.cell.name: outcome for outcome in run_cells(missing, study.workers, study.threads, on_end)}
     except KeyboardInterrupt:
-        say("stopped: the running cells saved their last step; the same command goes on")
+        note("stopped: the running cells saved their last step; the same command goes on")
         raise
 
 

@@ -15,12 +15,12 @@ UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 
 
 def resolve(
-    config: AlgorithmConfig, refill: int = 0, samples: bool = True
+    config: AlgorithmConfig, sampling_rounds: int = 0, samples: bool = True
 ) -> tuple[Algorithm, ResolvedAlgorithm, list[str]]:
     """Returns the algorithm's row, the settings with its defaults filled in, and warnings about odd values.
 
     Args:
-        refill: `rollout.dynamic_sampling_rounds`.
+        sampling_rounds: `rollout.dynamic_sampling_rounds`.
         samples: As in `resolved`.
 
     Raises:
@@ -43,10 +43,10 @@ def resolve(
             f"algorithm.critic = {critic!r}: {config.name} "
             + ('learns from values and needs a critic: "shared" or "copy"' if row.critic else 'has no use for one: "none"')
         )
-    if row.critic and refill:
+    if row.critic and sampling_rounds:
         raise ValueError(
-            f"rollout.dynamic_sampling_rounds = {refill}: {config.name} also learns from groups whose rewards are all "
-            "equal, by its values; set it to 0"
+            f"rollout.dynamic_sampling_rounds = {sampling_rounds}: {config.name} also learns from groups whose rewards are "
+            "all equal, by its values; set it to 0"
         )
     low, high = (config.epsilon, config.epsilon_high) if config.epsilon is not None else (row.epsilon, row.epsilon_high)
     own = {
@@ -59,7 +59,7 @@ def resolve(
     }
     filled = ResolvedAlgorithm(**vars(config) | own)
     _check_dual(row, filled)
-    return row, filled, odd_values(row, filled, refill, samples)
+    return row, filled, odd_values(row, filled, sampling_rounds, samples)
 
 
 def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
@@ -144,12 +144,12 @@ def _check_dual(row: Algorithm, config: ResolvedAlgorithm) -> None:
         )
 
 
-def odd_values(row: Algorithm, config: ResolvedAlgorithm, refill: int, samples: bool) -> list[str]:
+def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, samples: bool) -> list[str]:
     """Returns warnings about settings that are valid but probably not intended.
 
     Args:
         config: [algorithm] with the row's defaults filled in.
-        refill: `rollout.dynamic_sampling_rounds`.
+        sampling_rounds: `rollout.dynamic_sampling_rounds`.
         samples: As in `resolved`.
     """
     warnings = []
@@ -185,7 +185,7 @@ def odd_values(row: Algorithm, config: ResolvedAlgorithm, refill: int, samples: 
             f'old_logprobs = "recompute": {config.name} {why}, so the forward pass for pi_old changes no gradient, only '
             "metrics such as kl"
         )
-    if row.drops_equal and samples and not refill:
+    if row.drops_equal and samples and not sampling_rounds:
         warnings.append(
             f"{config.name} refills groups whose rewards are all equal with new prompts; with "
             "rollout.dynamic_sampling_rounds = 0 they are only dropped, so updates have fewer groups than usual"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gspo.config.schema import Config
-from gspo.config.source_kind import GENERATED, played
+from gspo.config.source_kind import GENERATED, in_environment
 
 IN_TAGS = "Put your final answer between <answer> and </answer>."
 
@@ -19,7 +19,7 @@ def reads_tags(config: Config) -> bool:
     """
     generated = config.task.source.startswith(GENERATED)
     needs = "exact" in config.reward.functions or ("task" in config.reward.functions and generated)
-    return needs and not played(config.task)
+    return needs and not in_environment(config.task)
 
 
 def tagged(completion: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gspo.config.schema import Config
-from gspo.config.source_kind import VERIFIERS, played
+from gspo.config.source_kind import VERIFIERS, in_environment
 from gspo.config.values import shown
 
 
@@ -132,7 +132,7 @@ ENVIRONMENT = (
     ),
     Conflict(
         ("reward.functions", "reward.weights"),
-        lambda c: played(c.task) and (c.reward.functions != ["task"] or bool(c.reward.weights)),
+        lambda c: in_environment(c.task) and (c.reward.functions != ["task"] or bool(c.reward.weights)),
         "no effect, since the environment (task.environment or task.source) gives the reward itself: leave them out",
     ),
 )  # fmt: skip
@@ -158,7 +158,7 @@ TRAIN = (
 )  # fmt: skip
 SERVE = (
     Conflict(
-        ("task.source", "task.environment"), lambda c: played(c.task),
+        ("task.source", "task.environment"), lambda c: in_environment(c.task),
         "agents that are served play by themselves: leave it out, or train with `gspo train`",
     ),
     Conflict(

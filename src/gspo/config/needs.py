@@ -13,7 +13,7 @@ from typing import Any
 from gspo.config.conflicts import value_of
 from gspo.config.local_model import ADAPTER
 from gspo.config.schema import Config
-from gspo.config.source_kind import BENCHMARK, kind, played
+from gspo.config.source_kind import BENCHMARK, in_environment, kind
 from gspo.config.training import TRACKERS
 from gspo.config.values import shown
 
@@ -124,7 +124,7 @@ NEEDS = (
     Need(("openai",), "agents", ("endpoint",), lambda c: ["an evaluation at an endpoint"]),
     Need(
         ("openai",), "agents", SCORE,
-        setting("reward.functions", lambda c: "judge" in c.reward.functions and not played(c.task)),
+        setting("reward.functions", lambda c: "judge" in c.reward.functions and not in_environment(c.task)),
     ),
     Need(
         ("openai",), "agents", SCORE,

@@ -40,6 +40,6 @@ def has_splits(source: str) -> bool:
     return kind(source) in ("verifiers", "hub", "saved")
 
 
-def played(task: TaskConfig) -> bool:
+def in_environment(task: TaskConfig) -> bool:
     """Whether prompts are played in an environment, which computes the reward itself."""
     return task.environment is not None or task.source.startswith(VERIFIERS)

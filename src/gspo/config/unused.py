@@ -30,9 +30,9 @@ def every(section: str, *but: str) -> tuple[str, ...]:
     return tuple(f"{section}.{f.name}" for f in dataclasses.fields(SECTIONS[section]) if f.name not in but)
 
 
-def played(config: Config) -> bool:
+def in_environment(config: Config) -> bool:
     """Whether prompts are played in an environment."""
-    return source_kind.played(config.task)
+    return source_kind.in_environment(config.task)
 
 
 def kinds(config: Config) -> set[str]:
@@ -90,8 +90,8 @@ ALWAYS = (
         ("task.prompt_column",), lambda c: not kinds(c) - {"generated", "verifiers", "benchmark"},
         "the source has its own name for the prompt: leave it out",
     ),
-    Unused(("task.max_turns", "task.step_timeout"), lambda c: not played(c), ENVIRONMENT),
-    Unused(("task.system",), played, "the environment has its own messages: leave it out"),
+    Unused(("task.max_turns", "task.step_timeout"), lambda c: not in_environment(c), ENVIRONMENT),
+    Unused(("task.system",), in_environment, "the environment has its own messages: leave it out"),
     Unused(
         (*every("eval", "num_prompts"), "task.eval_source", "task.eval_split"),
         lambda c: not c.eval.num_prompts, NOT_EVALUATED,
@@ -112,15 +112,15 @@ ALWAYS = (
     ),
     Unused(
         ("reward.env_passthrough",),
-        lambda c: played(c) or not any(":" in name and not runs_programs([name]) for name in c.reward.functions),
+        lambda c: in_environment(c) or not any(":" in name and not runs_programs([name]) for name in c.reward.functions),
         "it is for a module:function: name one in reward.functions, or leave it out",
     ),
     Unused(
-        ("reward.timeout", "reward.workers", "reward.memory"), played,
+        ("reward.timeout", "reward.workers", "reward.memory"), in_environment,
         "the environment gives the reward itself: leave it out",
     ),
     Unused(
-        ("rollout.overlong_buffer", "rollout.keep_special_tokens"), played,
+        ("rollout.overlong_buffer", "rollout.keep_special_tokens"), in_environment,
         "the environment reads the completions and gives the reward itself: leave it out",
     ),
     Unused(
@@ -189,7 +189,7 @@ TRAIN = (
     Unused(("train.keep_best",), lambda c: not c.eval.every, "nothing is evaluated during training: set eval.every"),
     Unused(every("serve"), lambda c: True, "it is for `gspo serve`: leave it out"),
     Unused(
-        ("algorithm.credit",), lambda c: not played(c),
+        ("algorithm.credit",), lambda c: not in_environment(c),
         "completions have one turn without an environment: set task.environment, or leave it out",
     ),
 )  # fmt: skip

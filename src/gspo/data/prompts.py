@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from gspo.config.rollout import TaskConfig
-from gspo.config.source_kind import played
+from gspo.config.source_kind import in_environment
 from gspo.config.values import type_of
 from gspo.data.chat_template import Encoder
 from gspo.data.columns import cell
@@ -78,7 +78,7 @@ def first_prompts(task: TaskConfig, encoder: Encoder, limit: int | None, rows: T
 
 def _log_system(task: TaskConfig, encoder: Encoder, prompt: Prompt) -> None:
     """Logs which system message prompts get that they do not have, and where it stands. Environments write their own."""
-    if played(task):
+    if in_environment(task):
         return
     lacks = encoder.template is not None and not encoder.takes_system
     where = " at the beginning of their first user message, for the chat template shows no system message" if lacks else ""
@@ -162,12 +162,12 @@ def _training(
     overlap: Overlap,
 ) -> list[Built]:
     """The training rows of a source, except those that are held out or that a benchmark contains."""
-    taken = {identity(prompt, played(task)) for prompt in held_out}
+    taken = {identity(prompt, in_environment(task)) for prompt in held_out}
     kept: list[Built] = []
     keys: set[Any] = set()
     left_out, known = 0, list[str]()
     for prompt in _built(task, source, which, build):
-        key = identity(prompt, played(task))
+        key = identity(prompt, in_environment(task))
         if key in taken:
             left_out += 1
             continue
@@ -222,7 +222,8 @@ def _prompt(
     for name in row:
         if name in ("prompts", "completions", "completion_ids", "trainer_state"):
             raise ValueError(f"a column {name!r} would hide the argument of that name of reward functions: rename it")
-        if name != column and is_media(str(name), row[name]) and not played(task):  # an environment reads its columns itself
+        # An environment reads its columns itself.
+        if name != column and is_media(str(name), row[name]) and not in_environment(task):
             raise ValueError(
                 f"a column {name!r} belongs to the prompt: the policy reads and is trained on text alone, whatever its "
                 "model can read. Leave such rows out, or drop the column if the text is enough; one that only rewards read "

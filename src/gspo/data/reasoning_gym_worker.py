@@ -19,24 +19,24 @@ from gspo.workers.processes import GONE, opened
 def generate(connection: Connection, request: reasoning_gym.ItemsRequest) -> None:
     """Sends ["note", text] ..., then ["train", item] ... and ["held out", item] ..., and ["end", ""]; or ["error", text]."""
 
-    def say(kind: str, content: Any) -> None:
+    def send(kind: str, content: Any) -> None:
         connection.send_bytes(packed([kind, content]))
 
     try:
-        train, held_out = reasoning_gym.generate(request, lambda text: say("note", text))
+        train, held_out = reasoning_gym.generate(request, lambda text: send("note", text))
         dataset = reasoning_gym.open_task(request.source, request.config, seed=0, size=1)
-        reasoning_gym.check(request.source, dataset, (held_out + train)[:16], lambda text: say("note", text))
+        reasoning_gym.check(request.source, dataset, (held_out + train)[:16], lambda text: send("note", text))
         for kind, items in (("train", train), ("held out", held_out)):
             for item in items:
-                say(kind, item)
+                send(kind, item)
     except GONE:
         raise
     except ValueError as error:
-        say("error", str(error))
+        send("error", str(error))
     except Exception as error:
-        say("error", f"{request.source}: {describe(error)}")
+        send("error", f"{request.source}: {describe(error)}")
     else:
-        say("end", "")
+        send("end", "")
 
 
 if __name__ == "__main__":

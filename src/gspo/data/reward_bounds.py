@@ -10,7 +10,7 @@ NO_OPINION = "no reward function had an opinion"
 """Error of a completion for which every reward function returned None."""
 
 
-def unfit(reward: float) -> str:
+def invalid(reward: float) -> str:
     """Why a number cannot be a reward, or an empty string if it can."""
     if not math.isfinite(reward):
         return f"{reward}, which is not a finite number"

@@ -46,14 +46,14 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     config = configured(options, fields)
     folder = folder_of(options, config)
     key = _key(options)
-    rows, unfit = _rows(options, config)
+    rows, unjudgeable = _rows(options, config)
     samples = config.eval.num_generations
     model: tuple[str, dict[str, str]] = "", {}
     if not options.url:
         model = benchmark_models.version(config.model), benchmark_models.computation(config.model)
         config = benchmark_models.on_its_day(config, begun_on(folder))
     what = manifest(options.benchmark, config, rows, options.url, *model, _runs_programs(config))
-    what["data"] |= {"left_out": unfit} if unfit else {}
+    what["data"] |= {"left_out": unjudgeable} if unjudgeable else {}
     if options.against is not None:
         paired.check(what, options.against)
     humans = _contests(options, rows)
@@ -75,7 +75,7 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
                 mark(marks, ordered, prompts, scorer, config.reward.correct_threshold, screen.phase)
             table = results.problem_rows(prompts, samples, replies.lines, marks.lines)
             made = results.figures(table)
-            notes = [f"{left_out(unfit)}."] if unfit else []
+            notes = [f"{left_out(unjudgeable)}."] if unjudgeable else []
             extra = {}
             if humans is not None:
                 contests, missing = humans

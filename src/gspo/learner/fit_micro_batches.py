@@ -131,7 +131,7 @@ def make_room(
     alone = fitting(lambda count: measure(1, count * part), PARTS, meter.room, micro_batches.ranks)
     if alone.fits < PARTS:
         micro_batches.max_tokens = min(micro_batches.max_tokens, alone.fits * part)
-        micro_batches.tell(
+        micro_batches.warn(
             f"{describe_shortage(alone, f'one completion of {longest} tokens')}, as trial passes of shorter ones show: the "
             f"run ends where one gets so long. Micro-batches have at most {micro_batches.max_tokens} tokens"
         )
@@ -142,7 +142,7 @@ def make_room(
     found = fitting(lambda count: measure(count, longest), most, meter.room, micro_batches.ranks)
     if found.fits < most:
         micro_batches.max_tokens = found.fits * longest
-        micro_batches.tell(
+        micro_batches.warn(
             f"{describe_shortage(found, 'an update by train.micro_batch_tokens')}, as trial passes show: micro-batches have "
             f"at most {micro_batches.max_tokens} tokens"
         )

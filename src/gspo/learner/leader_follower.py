@@ -82,17 +82,17 @@ class LeadingLearner:
         self._one_at_a_time = threading.RLock()
         self.streams = False
 
-    def all_do(self, name: str, *arguments: Any, told: Sequence[Any] | None = None) -> Any:
+    def all_do(self, name: str, *arguments: Any, to_followers: Sequence[Any] | None = None) -> Any:
         """Executes this call on every rank and returns the leader's result.
 
         Args:
             name: Method of the learner, or `weights.` and a method of the weights.
             arguments: The leader's arguments.
-            told: The followers' arguments, if they differ.
+            to_followers: The followers' arguments, if they differ.
         """
         with self._one_at_a_time, noticed():
             assert not self.streams, "all ranks are in the middle of giving weights: listen to its end first"
-            self.ranks.broadcast_command((name, arguments if told is None else told))
+            self.ranks.broadcast_command((name, arguments if to_followers is None else to_followers))
             return self._own.do(name, arguments)
 
     def override_lr(self, lr: float | None) -> None:
@@ -110,15 +110,15 @@ class LeadingLearner:
 
     def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
         """Sets the batch that the next updates train on."""
-        self.all_do("take", mini_batches, told=[list(map(unrouted, mini_batches))])
+        self.all_do("take", mini_batches, to_followers=[list(map(unrouted, mini_batches))])
 
     def prepare(
         self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
     ) -> None:
         """As PolicyLearner.prepare."""
         some = probed(fresh)
-        told = list(map(unrouted, mini_batches)), recompute, unrouted(some)
-        self.all_do("prepare", mini_batches, recompute, some, told=told)
+        to_followers = list(map(unrouted, mini_batches)), recompute, unrouted(some)
+        self.all_do("prepare", mini_batches, recompute, some, to_followers=to_followers)
 
     def enter(self, temperature: float, max_completion_length: int) -> None:
         """As PolicyLearner.enter."""
@@ -135,11 +135,11 @@ class LeadingLearner:
     def compare(self, completions: Sequence[Completion]) -> Agreement:
         """Mismatch between sampler and trainer on some of these completions."""
         some = probed(completions)
-        return self.all_do("compare", some, told=[unrouted(some)])
+        return self.all_do("compare", some, to_followers=[unrouted(some)])
 
     def read(self, completions: Sequence[Completion]) -> list[Tensor]:
         """The log-probabilities of the sampled tokens of a few completions, each [|y|]."""
-        return self.all_do("read", completions, told=[unrouted(completions)])
+        return self.all_do("read", completions, to_followers=[unrouted(completions)])
 
     def publish(self, version: int) -> Weights:
         """A handle on the current weights, under this version."""
@@ -198,4 +198,4 @@ class LeadingWeights:
 
     def read(self, completions: Sequence[Completion]) -> list[Reading]:
         """Readings of a few completions under these weights."""
-        return self.learner.all_do("weights.read", completions, told=[unrouted(completions)])
+        return self.learner.all_do("weights.read", completions, to_followers=[unrouted(completions)])

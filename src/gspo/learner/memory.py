@@ -47,7 +47,7 @@ class MicroBatches:
     """Splits completions into micro-batches of at most `max_tokens` tokens, padding included.
 
     Attributes:
-        tell: Called with a message when memory runs out.
+        warn: Called with a message when memory runs out.
         ranks: The ranks that read them together with this one.
         keep: Stores the reason why this process ends, for the restarted run.
     """
@@ -55,11 +55,11 @@ class MicroBatches:
     def __init__(
         self,
         max_tokens: int,
-        tell: Callable[[str], None] = lambda text: None,
+        warn: Callable[[str], None] = lambda text: None,
         ranks: Ranks | None = None,
         keep: Callable[[OutOfMemory], None] = lambda found: None,
     ) -> None:
-        self.max_tokens, self.tell, self.ranks, self.keep = max_tokens, tell, ranks or OneRank(), keep
+        self.max_tokens, self.warn, self.ranks, self.keep = max_tokens, warn, ranks or OneRank(), keep
         self._reading: Sequence[Completion] = ()  # the current micro-batch
 
     def readers(self, completions: Sequence[Completion], share: bool) -> Readers:
@@ -112,7 +112,7 @@ class MicroBatches:
             # Outside of the handler: the error, and the tensors that its traceback references, are released here.
             clear()
             self.max_tokens = min(most, self.max_tokens) // 2
-            self.tell(f"memory did not suffice: micro-batches have at most {self.max_tokens} tokens from here on")
+            self.warn(f"memory did not suffice: micro-batches have at most {self.max_tokens} tokens from here on")
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

@@ -61,7 +61,7 @@ class Prediction:
 
 
 def lengths_of(config: Config, prompt: int | None, completion: int | None) -> Lengths:
-    """The lengths to plan for; the prompt's from the first ones if they are here. Raises ValueError for unfit settings."""
+    """The lengths to plan for; the prompt's from the first ones if they are here. Raises ValueError for bad settings."""
     prompts = checked_prompts(config, here, FIRST)[0] if (here := local_copy(config.model)) is not None else []
     longest = completion or config.rollout.max_completion_length
     context = outline_of(config).context_length or Lengths.prompt + longest

@@ -220,7 +220,7 @@ def checked(value: Any) -> Result:
         number = math.nan
     if not math.isfinite(number):
         return None, f"returned {value!r:.80}, which is not a finite number"
-    problem = reward_bounds.unfit(number)
+    problem = reward_bounds.invalid(number)
     return (None, f"returned {problem}") if problem else (number, None)
 
 

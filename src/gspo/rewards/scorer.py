@@ -18,7 +18,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.config.source_kind import BENCHMARK
 from gspo.data.benchmarks.table import named
 from gspo.data.reasoning_gym import PREFIX
-from gspo.data.reward_bounds import NO_OPINION, unfit
+from gspo.data.reward_bounds import NO_OPINION, invalid
 from gspo.rewards import code as programs
 from gspo.rewards.arguments import TrainerState
 from gspo.rewards.channels import Channel, Thread, Worker
@@ -185,7 +185,7 @@ class Rewards:
         if not opinions and not errors:
             errors = [NO_OPINION]
         reward = None if errors else sum(opinions)
-        if reward is not None and (problem := unfit(reward)):
+        if reward is not None and (problem := invalid(reward)):
             reward, errors = None, [f"the weighted sum is {problem}, or lower reward.weights"]
         return dataclasses.replace(
             rollout, reward=reward, reward_parts=parts, error=without_logins("; ".join(errors)) or None

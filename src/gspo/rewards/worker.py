@@ -32,7 +32,7 @@ def serve(connection: Connection, names: list[str], reward: RewardConfig, task: 
     ["unreadable", why].
     """
 
-    def say(*message: Any) -> None:
+    def send(*message: Any) -> None:
         connection.send_bytes(packed(list(message)))
 
     # A power tower in a completion must not exhaust the machine. Written bytes count, not reserved addresses, of which a GPU
@@ -42,23 +42,23 @@ def serve(connection: Connection, names: list[str], reward: RewardConfig, task: 
     try:
         functions = {name: graders.load(name, reward, task, code) for name in names}
     except BaseException as error:
-        say(str(error) if isinstance(error, (ValueError, RuntimeError)) else describe(error), "", {})
+        send(str(error) if isinstance(error, (ValueError, RuntimeError)) else describe(error), "", {})
         return
     notice = "; ".join(filter(None, (function.notice for function in functions.values())))
-    say("", notice[:LONGEST], {name: list(function.signature) for name, function in functions.items()})
+    send("", notice[:LONGEST], {name: list(function.signature) for name, function in functions.items()})
     with asyncio.Runner() as runner:
         while True:
             data = connection.recv_bytes()
             try:
                 name, rows, level = pickle.loads(data)
             except BaseException as error:  # a class that this process cannot import
-                say("unreadable", describe(error))
+                send("unreadable", describe(error))
                 continue
             try:
                 for results in functions[name].stream(rows, level, runner, reward.timeout):
-                    say("results", [[value, error and error[:LONGEST]] for value, error in results])
+                    send("results", [[value, error and error[:LONGEST]] for value, error in results])
             except graders.CallFailed as failed:
-                say("failed", str(failed)[:LONGEST], failed.late)
+                send("failed", str(failed)[:LONGEST], failed.late)
 
 
 if __name__ == "__main__":

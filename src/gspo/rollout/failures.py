@@ -12,7 +12,7 @@ from gspo.types import Group, Rollout
 
 FAILING = 3
 """Number of consecutive steps without any reward after which a run ends, if rewards worked before or only had no opinion."""
-AGAIN = 20
+REMIND_AFTER = 20
 """Steps after which the most common error is reported again."""
 NO_FIRST = "the first reward function had no opinion"
 _DETAIL = re.compile(r"""(?<!\w)(?:'[^']*(?:'|$)|"[^"]*(?:"|$))|\d[\d.,]*(?:e[-+]?\d+)?""")
@@ -81,7 +81,7 @@ class Failures:
     def __init__(self) -> None:
         self.in_a_row = 0
         self.worked = False
-        self._told: dict[str, tuple[int, str]] = {}  # per kind of error: step of the last report, and the example shown
+        self._reported: dict[str, tuple[int, str]] = {}  # per kind of error: step of the last report, and the example shown
 
     def check(self, groups: Sequence[Group], step: int) -> None:
         """Raises RewardsFailed if the run must end after this step."""
@@ -105,9 +105,9 @@ class Failures:
         why, _ = commonest(errors)
         if not why:
             return "", False
-        last, example = self._told.get(kind(why), (step - AGAIN, why))
-        news = step - last >= AGAIN
+        last, example = self._reported.get(kind(why), (step - REMIND_AFTER, why))
+        news = step - last >= REMIND_AFTER
         if news:
-            self._told[kind(why)] = step, example
+            self._reported[kind(why)] = step, example
         lost = sum(error is not None for error in errors)
         return f"step {step}: {lost} of {len(errors)} completions got no reward; {cause(errors, example)}", news

@@ -124,8 +124,8 @@ class _Process:
             if self._line(time.monotonic() + START) == b"ready":
                 return
         self.errors.seek(0)
-        said = self.errors.read(DETAIL).decode(errors="replace").strip()
-        raise RuntimeError(f"the sandbox does not start: {said or 'no reason is given'}")
+        output = self.errors.read(DETAIL).decode(errors="replace").strip()
+        raise RuntimeError(f"the sandbox does not start: {output or 'no reason is given'}")
 
     def close(self) -> None:
         """Ends the sandbox."""

@@ -27,7 +27,7 @@ from gspo.serving.limits import RequestLimits, failed
 from gspo.serving.schema import ChatRequest, Failure, TrainRequest
 
 T = TypeVar("T")
-AGAIN = 30  # Retry-After in seconds, while a run on several ranks restarts
+RETRY_AFTER = 30  # Retry-After in seconds, while a run on several ranks restarts
 Train = Callable[[TrainRequest], Awaitable[dict[str, Any]]]
 
 
@@ -135,7 +135,7 @@ async def _failure(request: Request, error: Exception) -> JSONResponse:
         case SamplerError() | RunEnded():
             return failed(503, str(error))
         case RankLost() | OutOfMemory():
-            return failed(503, f"{error}: the run goes on from its last checkpoint", {"retry-after": str(AGAIN)})
+            return failed(503, f"{error}: the run goes on from its last checkpoint", {"retry-after": str(RETRY_AFTER)})
         case _:
             return failed(500, f"{type(error).__name__}: {error}")
 

@@ -74,7 +74,7 @@ class ServedModel:
 
     async def gather(self, groups: Iterable[Iterable[Awaitable[Any]]], **options: Any) -> list[TrajectoryGroup]:
         """gspo.gather, with its progress on the run's screen and its failures in the run's log."""
-        return await gather(groups, progress=self.run.screen.phase, tell=self.run.log.warn, **options)
+        return await gather(groups, progress=self.run.screen.phase, warn=self.run.log.warn, **options)
 
     async def train(self, groups: Iterable[Any], config: Any = None, **settings: Any) -> Metrics:
         """Trains one step on groups of trajectories. Returns its metrics.

@@ -18,7 +18,7 @@ from gspo.training.reward_fall import RewardFall, other_queries
 
 RECENT = 20  # window of the recent median, in steps
 ENOUGH = 8  # steps before values are compared with the median
-AGAIN = 20  # steps before a warning is repeated
+REMIND_AFTER = 20  # steps before a warning is repeated
 QUIET, WARNING, ALARM = 0, 1, 2
 HALF = 10  # steps of the two means that tell whether the reward has moved at all, and of the medians beside them
 # KL per token from pi_old to pi_theta (nats) below which a policy hardly moves. SmolLM2-135M stood still at 6e-6 and learned
@@ -123,7 +123,7 @@ class Guard:
         self._fall = RewardFall(config.window)
         self._alarms = 0
         self._stage = 0.0
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
 
     def observe(self, metrics: Mapping[str, Any]) -> Verdict:
         """Judges the metrics of one step. Missing or non-numeric metrics are not judged."""
@@ -134,7 +134,7 @@ class Guard:
         reward = self._reward(metrics)
         if reward is not None:
             found.append(reward)
-        standing = {name: text for name, text in self._hindrances(metrics).items() if name not in self._told}
+        standing = {name: text for name, text in self._hindrances(metrics).items() if name not in self._reported}
         found += [(name, WARNING, text) for name, text in standing.items()]  # each once
         level = max((level for _, level, _ in found), default=QUIET)
         self._alarms = self._alarms + 1 if level == ALARM else 0
@@ -207,9 +207,9 @@ class Guard:
         return (1 + self.config.collapse) / 2
 
     def _is_news(self, name: str, step: int) -> bool:
-        if name in self._told and step - self._told[name] < AGAIN:
+        if name in self._reported and step - self._reported[name] < REMIND_AFTER:
             return False
-        self._told[name] = step
+        self._reported[name] = step
         return True
 
     def rewound(self) -> None:
@@ -225,7 +225,7 @@ class Guard:
             "recent": {name: list(values) for name, values in self._recent.items()},
             "fall": self._fall.state_dict(),
             "alarms": self._alarms,
-            "told": dict(self._told),
+            "reported": dict(self._reported),
             "rewinds": self.rewinds,
             "stage": self._stage,
         }
@@ -236,4 +236,4 @@ class Guard:
             self._recent[name].extend(values)
         self._fall.load_state_dict(state["fall"])
         self._alarms = state["alarms"]
-        self._told, self.rewinds, self._stage = dict(state["told"]), state["rewinds"], state["stage"]
+        self._reported, self.rewinds, self._stage = dict(state["reported"]), state["rewinds"], state["stage"]

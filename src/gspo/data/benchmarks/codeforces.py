@@ -18,7 +18,7 @@ ASK = (
 _NEEDED = ("id", "contest_id", "index")
 
 
-class Unfit(ValueError):
+class Unjudgeable(ValueError):
     """Why a problem of the right schema cannot be judged here."""
 
 
@@ -26,20 +26,20 @@ def codeforces_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A problem as prompt, id, tests, checker (a Python program; None if outputs are compared), limits and place in its
     contest.
 
-    Raises ValueError for another schema, and Unfit for missing or incomplete tests and for input other than standard input.
+    Raises ValueError for another schema, and Unjudgeable for incomplete tests and input other than standard input.
     """
     for name in (*_NEEDED, "title", "description"):
         if name not in row or (row[name] in (None, "") and name in _NEEDED):
             raise ValueError(f"there is no {name}; the columns are {', '.join(map(str, row))}")
     for name in ("title", "description", "official_tests"):
         if not row.get(name):
-            raise Unfit(f"no {name}")
+            raise Unjudgeable(f"no {name}")
     if row.get("official_tests_complete") is not True:
-        raise Unfit("official_tests_complete is not true")  # wrong programs would pass
+        raise Unjudgeable("official_tests_complete is not true")  # wrong programs would pass
     if row.get("interaction_format"):
-        raise Unfit("interactive")
+        raise Unjudgeable("interactive")
     if row.get("input_mode") not in (None, "", "stdio"):
-        raise Unfit(f"input_mode = {row['input_mode']!r:.20}")
+        raise Unjudgeable(f"input_mode = {row['input_mode']!r:.20}")
     try:
         tests = [{"input": test["input"], "output": test["output"]} for test in row["official_tests"]]
     except (TypeError, KeyError):

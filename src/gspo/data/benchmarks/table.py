@@ -136,12 +136,12 @@ def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any]
     one = named(name)
     rows: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
-    unfit: Counter[str] = Counter()
+    unjudgeable: Counter[str] = Counter()
     for number, cells in enumerate(raw):
         try:
             row = one.row(cells, number)
-        except codeforces.Unfit as error:
-            unfit[str(error)] += 1
+        except codeforces.Unjudgeable as error:
+            unjudgeable[str(error)] += 1
             continue
         except ValueError as error:
             remedy = f"leave the row out, or name other data with the columns of {name}"
@@ -152,15 +152,15 @@ def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any]
             )
         numbers[row["id"]] = number
         rows.append(row)
-    if unfit and not rows:
-        raise ValueError(f"{where}: there is no problem that can be judged: {left_out(unfit)}")
-    if unfit:
-        logger.warning(f"{where}: {left_out(unfit)}, of {len(rows) + unfit.total()}")
+    if unjudgeable and not rows:
+        raise ValueError(f"{where}: there is no problem that can be judged: {left_out(unjudgeable)}")
+    if unjudgeable:
+        logger.warning(f"{where}: {left_out(unjudgeable)}, of {len(rows) + unjudgeable.total()}")
     try:
         chosen = one.choose(rows, **{key: value for key, value in options.items() if key not in READS})
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    return chosen, unfit
+    return chosen, unjudgeable
 
 
 def digest(rows: Rows) -> str:

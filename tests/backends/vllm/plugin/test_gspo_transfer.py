@@ -158,13 +158,13 @@ def test_groups_of_nccl_made_at_the_same_time_all_have_the_setting(monkeypatch):
     inside, seen = threading.Event(), []
 
     def first():
-        with wire._errors_are_told():
+        with wire._report_errors():
             inside.set()
             time.sleep(0.2)
 
     def second():
         inside.wait()
-        with wire._errors_are_told():
+        with wire._report_errors():
             seen.append(os.environ[wire.NCCL_ERRORS])
 
     for made in (begin(first), begin(second)):

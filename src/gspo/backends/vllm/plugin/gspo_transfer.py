@@ -73,14 +73,14 @@ def join(
     else:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(days=1)  # `ended` has the real timeout: NCCL's own would kill this process
-        with _errors_are_told():
+        with _report_errors():
             group = dist.ProcessGroupNCCL(store, rank, size, options)
     ended([begun(group, torch.zeros(1, dtype=torch.uint8, device=device))], seconds)  # NCCL connects on first use
     return group
 
 
 @contextmanager
-def _errors_are_told() -> Iterator[None]:
+def _report_errors() -> Iterator[None]:
     """Meanwhile, a new NCCL group does not kill this process when a peer is gone."""
     with _setting:
         before = os.environ.get(NCCL_ERRORS)
@@ -195,10 +195,10 @@ def received(group: Any, device: torch.device, seconds: float, ipc: bool = False
     sizes = torch.empty(2, dtype=torch.int64, device=there)
     while True:
         ended([begun(group, sizes)], seconds)
-        head, total = told = tuple(sizes.tolist())
-        if told == GIVEN_UP:
+        head, total = header = tuple(sizes.tolist())
+        if header == GIVEN_UP:
             raise RuntimeError("the trainer has given up in the middle of the weights")
-        if told == END:
+        if header == END:
             return
         body = torch.empty(total, dtype=torch.uint8, device=there)  # a new one: vLLM keeps tensors until a layer is whole
         ended([begun(group, body)], seconds)
