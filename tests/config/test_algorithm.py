@@ -1,7 +1,6 @@
 import re
 
-from gspo.config.algorithm import resolve, resolved
-from gspo.config.files import from_dict
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig
 from gspo.objective.algorithms import ALGORITHMS
 
@@ -88,13 +87,3 @@ def test_what_has_its_use_is_not_warned_of():
     assert resolve(pi_old)[2] == resolve(AlgorithmConfig(name="dapo"), sampling_rounds=1)[2] == []
     assert resolve(AlgorithmConfig(name="dapo"), samples=False)[2] == []  # a served run may set no sampling_rounds
     assert resolve(AlgorithmConfig(name="grpo_dual", epsilon="auto", clip_target=0.01))[2] == []
-
-
-def test_a_limit_that_long_completions_exceed_is_warned_of():
-    later = [{"at": 2, "max_completion_length": 20_000}]
-    for length, stages, timeout, warned in ((32_768, [], 600, 1), (32_768, [], 2000, 0), (256, later, 600, 1)):
-        tables = {"rollout": {"max_completion_length": length}, "stage": stages}
-        for engine in ("vllm", "embedded"):
-            sampler = {"engine": engine} | ({"timeout": timeout} if engine == "vllm" else {})
-            warnings = resolved(from_dict(tables | {"sampler": sampler}))[1]
-            assert sum("sampler.timeout" in one for one in warnings) == (warned and engine == "vllm")

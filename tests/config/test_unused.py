@@ -95,7 +95,7 @@ NEEDS = by_key(
     (JUDGE, "judge.*"),
     (RANKS, "judge.seed"),
     (VLLM, "sampler.engines sampler.urls sampler.python sampler.engine_args sampler.weight_dir sampler.timeout"),
-    (VLLM, "sampler.weight_transfer sampler.sleep_level rollout.max_staleness"),
+    (VLLM, "sampler.start_timeout sampler.sync_timeout sampler.weight_transfer sampler.sleep_level rollout.max_staleness"),
     ({"reward": {"functions": ["code"]}}, "code.*"),
     ({"reward": {"functions": ["mine:f"]}}, "reward.env_passthrough"),
     ({"algorithm": {"epsilon_high": 1e-3}}, "algorithm.epsilon"),

@@ -6,11 +6,9 @@ import math
 
 from gspo.config.policy import AlgorithmConfig, ResolvedAlgorithm
 from gspo.config.schema import Config, RunConfig
-from gspo.config.stages import longest
 from gspo.config.suggestions import nearest
 from gspo.objective.algorithms import ALGORITHMS, WIDEST, Algorithm
 
-SLOW = 20  # tokens per second of a completion on a full engine
 UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 
 
@@ -205,11 +203,5 @@ def resolved(config: Config, samples: bool = True) -> tuple[RunConfig, list[str]
         raise ValueError(
             f"rollout.num_prompts = {config.rollout.num_prompts} cannot be split into algorithm.mini_batches = "
             f"{algorithm.mini_batches} equal updates: make it a multiple"
-        )
-    sampler, (_, length) = config.sampler, longest(config.rollout, config.stage)
-    if sampler.engine == "vllm" and length > SLOW * sampler.timeout:
-        warnings.append(
-            f"sampler.timeout = {sampler.timeout:g}: seconds for a completion with its queueing; one of {length} tokens "
-            f"may take longer on a full engine, which then counts as hung: raise it, to {length / SLOW:.0f} or more"
         )
     return RunConfig(**vars(config) | {"algorithm": algorithm}), warnings

@@ -166,6 +166,9 @@ ALWAYS = (
         'the embedded sampler has no use for it: set sampler.engine = "vllm", or leave it out',
     ),
     Unused(
+        ("sampler.start_timeout",), lambda c: bool(c.sampler.urls), "servers that run already are not started: leave it out",
+    ),
+    Unused(
         ("sampler.weight_dir",), lambda c: c.sampler.weight_transfer == "broadcast" and bool(c.sampler.urls),
         'servers that run already get broadcast weights, set with sampler.weight_transfer = "broadcast": leave it out',
     ),

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from gspo.backends.vllm import server as module
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.server import WORKERS, Server, Swap
 
@@ -66,10 +65,10 @@ ASKS = {
 }
 
 
-def test_a_server_that_sends_a_byte_now_and_then_is_given_up(raw, monkeypatch, subtests):
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up(raw, subtests):
     """Each of its bytes comes in time."""
-    monkeypatch.setattr(module, "CONTROL", 0.3)
     server = raw(OK + b"Content-Length: 100000\r\n\r\n", b" ")
+    server.sync_timeout = 0.3
     for name, ask in ASKS.items():
         with subtests.test(name):
             begin = time.monotonic()

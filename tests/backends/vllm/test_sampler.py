@@ -52,6 +52,39 @@ def test_an_engine_that_hangs(engine, tmp_path):
     wait.set()
 
 
+def counting(engine, counts):
+    """Answers /metrics with these counts of tokens, one after the other, and requests for completions once they are read."""
+    read, plain = threading.Event(), engine.handler.do_POST
+
+    def get(self):
+        if self.path != "/metrics":
+            return plain(self)
+        self.send_response(200)
+        self.end_headers()
+        lines = (b'vllm:generation_tokens_total{engine="%d"} %.1f\n' % pair for pair in enumerate(counts.pop(0)))
+        self.wfile.write(b"".join(lines))
+        if not counts:
+            read.set()
+
+    engine.handler.do_GET = get
+    engine.handler.do_POST = lambda self: (self.path == GENERATE and read.wait(PATIENCE), plain(self))
+
+
+def test_a_completion_may_take_long_while_its_engine_samples(engine, tmp_path):
+    engine.completions.append((200, {"choices": [choice()]}))
+    counting(engine, [(10, 0), (10, 5), (20, 5)])
+    (rollout,) = sampler_of(engine, tmp_path, timeout=0.2).generate(PROMPTS[:1], 1, Sampling(8))
+    assert rollout.stop == "stop"
+
+
+def test_an_engine_that_samples_no_token_hangs(engine, tmp_path):
+    engine.completions.append((200, {"choices": [choice()]}))
+    counting(engine, counts := [(10, 5), (15, 0)] * 20)
+    with pytest.raises(EngineError, match=r"it has not answered for 0\.2 s"):
+        sampler_of(engine, tmp_path, timeout=0.2).generate(PROMPTS[:1], 1, Sampling(8))
+    assert len(counts) > 20
+
+
 def test_one_bad_answer_is_asked_for_again(engine, tmp_path):
     """After the weights were put in place once more; what else came stays."""
     engine.completions += [(500, b"busy"), (200, {"choices": [choice()]})]

@@ -140,7 +140,8 @@ def test_one_that_hangs_in_the_middle_of_the_weights(fleet_of, engines, monkeypa
     """The others and the trainer wait as long as the limits say, and no longer."""
     sampler, ports = fleet_of(3)
     hurry(sampler, 1, 2.0, monkeypatch)
-    monkeypatch.setattr("gspo.backends.vllm.server.CONTROL", 1e6)  # and nobody waits as long as that
+    for member in sampler.fleet.members:
+        member.engine.sync_timeout = 1e6  # and nobody waits as long as that
     begin = time.monotonic()
     stops = lambda: engines.signal(ports[1], signal.SIGSTOP)  # noqa: E731
     sampler.load(fleet_of.weights(2, between=stops, width=8_000_000))  # a socket does not take it whole

@@ -16,9 +16,9 @@ from torch import Tensor
 from gspo.agents.threads import begin
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.plugin import gspo_transfer as wire
-from gspo.backends.vllm.server import CONTROL, Server, Swap
+from gspo.backends.vllm.server import Server, Swap
 
-LAYER = 100.0  # timeout to send a layer to an engine, in seconds; its workers wait CONTROL, as others may be slow
+LAYER = 100.0  # timeout to send a layer to an engine, in seconds; its workers wait longer, as others may be slow
 
 
 class Link:
@@ -125,12 +125,12 @@ def joined(engine: Server, device: torch.device, generation: int, ipc: bool = Fa
     group_device = torch.device("cpu") if ipc else device
     size, parts, name = places[0]["workers"] + 1, urlsplit(engine.name), secrets.token_hex(8)
     address = wire.facing(parts.hostname or "", parts.port or 0)
-    store, port = wire.hosted(address, size, CONTROL)
-    theirs = begin(lambda: engine.workers("gspo_join", address, str(port), backend, str(CONTROL), name))
+    store, port = wire.hosted(address, size, engine.sync_timeout)
+    theirs = begin(lambda: engine.workers("gspo_join", address, str(port), backend, str(engine.sync_timeout), name))
     ours = begin(lambda: wire.join(store, 0, size, backend, address, group_device, LAYER))
-    done = wait((theirs, ours), CONTROL, FIRST_EXCEPTION).done
+    done = wait((theirs, ours), engine.sync_timeout, FIRST_EXCEPTION).done
     for call in done:
         call.result()
     if len(done) < 2:
-        raise EngineError(f"its workers have not joined the trainer's process group in {CONTROL:g} s")
+        raise EngineError(f"its workers have not joined the trainer's process group in {engine.sync_timeout:g} s")
     return Link(store, ours.result(), generation, device, name, ipc)

@@ -21,13 +21,12 @@ from gspo.backends.vllm.process import EngineHost, EngineProcess, LocalHost
 from gspo.safe import without_logins
 
 SIDE = Path(__file__).with_name("plugin") / "gspo_vllm.py"
-START = 900.0  # seconds until a server must answer: it loads weights, and may compile
-CONTROL = 300.0  # timeout of a weight update or a reset, in seconds
 GENERATE = "/inference/v1/generate"
 WORKERS = "/collective_rpc"
 ADAPTER = "policy"  # the name that the adapter is served under
 KEY = "GSPO_KEY"  # the variable with the key that a server started here requires
 LATER = (408, 425, 429)  # statuses that mean "retry later" rather than a wrong request
+SAMPLED = re.compile(r"^vllm:generation_tokens_total\b.* (\S+)$", re.MULTILINE)  # in the answer of /metrics
 IDLE = 2.0  # seconds until an idle connection is dropped: the server closes it after 5, possibly during a request
 
 
@@ -58,6 +57,8 @@ class Server:
         variables: Environment variables to add to those of its machine.
         key: The bearer token that it requires.
         host: Where it is started.
+        start_timeout: Seconds until it must answer: it loads weights, and may compile.
+        sync_timeout: Timeout of each step of a weight update, in seconds.
 
     Attributes:
         adapters: Whether it takes LoRA adapters instead of whole weights.
@@ -71,9 +72,12 @@ class Server:
         variables: Mapping[str, str] | None = None,
         key: str = "",
         host: EngineHost | None = None,
+        start_timeout: float = 900.0,
+        sync_timeout: float = 300.0,
     ) -> None:
         self.url, self.command, self.log, self.variables = url.rstrip("/"), command, log, dict(variables or {})
         self.host: EngineHost = host or LocalHost()
+        self.start_timeout, self.sync_timeout = start_timeout, sync_timeout
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.process: EngineProcess | None = None
         self.adapters = False
@@ -109,7 +113,7 @@ class Server:
             self.process = self.host.begin([*self.command, "--port", port], self.log, self.variables)
         except OSError as error:  # the program is missing, or this machine cannot start another process
             raise EngineError(f"it cannot be started: {error}") from error
-        self._wait(START)
+        self._wait(self.start_timeout)
 
     def _wait(self, seconds: float) -> None:
         """Waits until it answers. Raises EngineError."""
@@ -137,7 +141,7 @@ class Server:
         """
         options = {} if body is None else {"json": body, "params": params}
         try:
-            response = self._request("GET" if body is None else "POST", path, CONTROL, **options)
+            response = self._request("GET" if body is None else "POST", path, self.sync_timeout, **options)
             if response.status_code != 200:
                 raise EngineError(f"status {response.status_code}: {response.text[:500]}")
             return json_of(response) if "json" in response.headers.get("content-type", "") else response.text
@@ -156,15 +160,16 @@ class Server:
                 raise ValueError(f"sampler.urls: {self.name!r}: {path} answers with {answer.status_code}: {remedy}")
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """A completion, or a part of one. Raises EngineError, or Refused if the server rejects the request."""
+        """A completion, or a part of one. Raises Refused if the server rejects the request, and EngineError for other
+        failures: also if the server samples no token for `timeout` seconds, which is found within twice that time.
+        """
         if self._client is None:
             limits = http().Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
             self._client = http().AsyncClient(timeout=None, limits=limits, headers=self.headers, trust_env=not self.ours)
         request = {**body, **({"model": ADAPTER} if self.adapters else {})}
         try:
             with engine_errors(timeout):
-                async with asyncio.timeout(timeout):
-                    response = await self._client.post(f"{self.url}{GENERATE}", json=request)
+                response = await self._response(request, timeout)
         except EngineError as error:
             raise EngineError(f"{error}. {self.last_words()}") from None
         if 400 <= response.status_code < 500 and response.status_code not in LATER:
@@ -173,6 +178,25 @@ class Server:
             raise EngineError(f"status {response.status_code}: {response.text[:500]}")
         found: dict[str, Any] = json_of(response)
         return found
+
+    async def _response(self, request: Mapping[str, Any], timeout: float) -> Any:
+        sent = asyncio.ensure_future(self._client.post(f"{self.url}{GENERATE}", json=request))
+        sampled: float | None = -1.0
+        try:
+            while not (await asyncio.wait([sent], timeout=timeout))[0]:
+                async with asyncio.timeout(timeout):
+                    before, sampled = sampled, await self._sampled()
+                if sampled in (before, None):
+                    raise TimeoutError
+            return sent.result()
+        finally:
+            sent.cancel()
+
+    async def _sampled(self) -> float | None:
+        """Tokens that it has sampled since it started, for any request; None if it does not count them."""
+        answer = await self._client.get(f"{self.url}/metrics")
+        counts = SAMPLED.findall(answer.text)
+        return sum(map(float, counts)) if counts else None
 
     async def hang_up(self) -> None:
         """Closes the client."""
@@ -277,6 +301,7 @@ def serving(
     log: Path,
     host: EngineHost,
     variables: Mapping[str, str],
+    **timeouts: float,
 ) -> Server:
     """A server of ours for the model in `folder`, not yet started.
 
@@ -286,6 +311,7 @@ def serving(
         arguments: Additional vLLM arguments, such as `{gpu_memory_utilization = 0.4}`; true becomes a flag, false its
             `--no-` form.
         variables: Additional environment variables.
+        timeouts: Those of Server.
     """
     command = [python or sys.executable, str(SIDE)]
     for name, value in ({"model": str(folder), "host": host.address, "dtype": dtype} | dict(arguments)).items():
@@ -294,4 +320,4 @@ def serving(
         command += [f"--no-{flag}" if value is False else f"--{flag}"]
         command += [json.dumps(each) if isinstance(each, dict) else str(each) for each in values]
     key = secrets.token_urlsafe(32)  # the server also swaps weights, and others may be able to reach its port
-    return Server(f"http://{host.address}", command, log, {**variables, KEY: key}, key, host)
+    return Server(f"http://{host.address}", command, log, {**variables, KEY: key}, key, host, **timeouts)
