@@ -129,7 +129,9 @@ def sampler_of(
         adapters = model.adapted and beside and all(server.takes_adapters() for server in engines)
     else:
         sleeps = {SLEEP: True} if given.sleep_level else {}
-        arguments = ({FLAG: True} if routers else {}) | sleeps | adapter_arguments(config.lora, policy) | given.engine_args
+        # Not for every mixture: 34 MB for 32k tokens of 48 layers, and vLLM refuses it beside pipeline parallelism.
+        experts = {FLAG: True} if routers and config.algorithm.router_replay == "R3" else {}
+        arguments = experts | sleeps | adapter_arguments(config.lora, policy) | given.engine_args
         routers = routers if arguments.get(FLAG) else None
         adapters = model.adapted and bool(arguments.get("enable_lora"))
         first = exchange / (BASE if adapters else WEIGHTS)

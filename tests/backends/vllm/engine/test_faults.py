@@ -1,5 +1,6 @@
 """The engine killed, hung or starved in mid-run: started again, and nothing is lost."""
 
+import asyncio
 import os
 import resource
 import signal
@@ -24,6 +25,17 @@ def engine():
         change(policy.model.model, 0.05, 1)
         sampler.load(PolicyWeights(policy, 1))
         yield policy, sampler, [r.tokens.tolist() for r in sampler.generate(prompts(), 8, LONG)]
+
+
+def test_the_engine_counts_its_tokens(engine):
+    """That they become more is how one that takes long is told from one that hangs."""
+    _, sampler, _ = engine
+
+    def counted():
+        return asyncio.run_coroutine_threadsafe(sampler.server._sampled(), sampler._loop).result()
+
+    before, rollouts = counted(), sampler.generate(prompts(), 2, LONG)
+    assert counted() - before == sum(int(rollout.sampled.sum()) for rollout in rollouts) > 0
 
 
 def test_killed_while_it_samples(engine):

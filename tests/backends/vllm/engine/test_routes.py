@@ -26,7 +26,8 @@ def chosen(policy, rollouts):
 @pytest.fixture(scope="module")
 def moe_server():
     policy = policy_of("moe")
-    with served(policy, batch_size=4) as sampler:  # few at once, so that updates meet many of them
+    arguments = ENGINE_ARGS | {"enable_return_routed_experts": True}
+    with served(policy, engine_args=arguments, batch_size=4) as sampler:  # few at once, so that updates meet many of them
         yield policy, sampler
 
 
