@@ -79,6 +79,17 @@ def test_code_that_leaves_does_not_pass_for_a_run_that_ended(tmp_path, monkeypat
     assert "a call of sys.exit(0) that is none of gspo's ended the run" in capsys.readouterr().err
 
 
+def test_too_little_memory_is_an_error_with_a_remedy(tmp_path, monkeypatch, capsys):
+    def fails(**_):
+        raise MemoryError("Unable to allocate 9.00 TiB")
+
+    monkeypatch.setattr("gspo.api.train", fails)
+    (tmp_path / "run.toml").write_text('task.source = "rows.jsonl"\n[model]\npath = "there"\n')
+    assert main(["train", str(tmp_path / "run.toml"), "--log.dir", str(tmp_path / "run")]) == 1
+    error = capsys.readouterr().err
+    assert "out of memory (Unable to allocate 9.00 TiB)" in error and "--resume" in error and error.count("\n") == 1
+
+
 def test_files_beside_the_data_are_not_taken_for_modules(tmp_path):
     """A whole run by `python -m`, whose rows and reward are files of its folder."""
     for name in ("pickle", "random", "csv", "http", "numpy", "torch", "peft", "pyarrow", "sitecustomize", "mpmath"):

@@ -1,7 +1,6 @@
 """A disk that loses its power: what a run's folder may look like afterwards, at every operation on it."""
 
 import contextlib
-import errno
 import os
 import shutil
 import stat
@@ -117,14 +116,14 @@ def recorded(root: Path) -> Iterator[Disk]:
 
 
 @contextlib.contextmanager
-def failing(root: Path, number: int) -> Iterator[list[str]]:
-    """Lets one operation fail, as a disk does that has become unreadable. Yields all operations up to then."""
+def failing(root: Path, number: int, error: BaseException) -> Iterator[list[str]]:
+    """Lets one operation fail. Yields all operations up to then."""
     seen: list[str] = []
 
     def before(what: str) -> None:
         seen.append(what)
         if len(seen) == number:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            raise error
 
     with watched(root, before):
         yield seen

@@ -73,13 +73,15 @@ def _run(argv: list[str]) -> int:
     except KeyboardInterrupt:
         logger.info(f"interrupted{hint}")
         return 130
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError) and stdout_closed():
             return 0  # the reader has closed the pipe
         if debug:
             raise
         if type(error).__name__ == "OutOfMemoryError":  # torch's; by name, to avoid its import
             error = RuntimeError(f"the GPU is out of memory: {OUT_OF_MEMORY}")
+        if isinstance(error, MemoryError):
+            error = RuntimeError(f"this machine is out of memory ({error}): {OUT_OF_MEMORY}")
         if type(error).__name__ == "AcceleratorError":  # torch's for a GPU that fails; another process may do better
             first = str(error).partition("\n")[0]
             logger.error(f"the GPU failed ({first}): {RESUME} goes on from the last checkpoint")
