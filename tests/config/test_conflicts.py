@@ -30,7 +30,6 @@ TRAINED = [
         {"rollout": {"max_staleness": 1}, "sampler": SLEEPS},
         "sampler.sleep_level = 2 and rollout.max_staleness = 1: vLLM",
     ),
-    ({"scale": {"ranks": 2}, "sampler": SLEEPS}, "sampler.sleep_level = 2 and scale.ranks = 2: it is for one GPU"),
     ({"sampler": SLEEPS | {"engines": 2}}, "sampler.sleep_level = 2 and sampler.engines = 2: several engines have GPUs"),
     ({"sampler": VLLM | TWO | {"python": "p"}}, "sampler.urls = .*: these servers run already"),
     ({"sampler": VLLM | TWO | {"engines": 2}}, "sampler.urls = .*: these servers run already"),

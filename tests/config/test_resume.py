@@ -65,7 +65,7 @@ def test_what_may_be_allowed(subtests):
                 check_allowed([key])
                 continue
             free = key in FREE or key.partition(".")[0] in FREE
-            why = "may change it without that" if free else "of two different runs; allowed are optimizer.lr"
+            why = "may change it without that" if free else "would make it another run; allowed are optimizer.lr"
             with pytest.raises(ValueError, match=f"allow = '{re.escape(key)}': .*{why}"):
                 check_allowed([key])
 

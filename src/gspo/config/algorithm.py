@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 
 from gspo.config.policy import AlgorithmConfig, ResolvedAlgorithm
 from gspo.config.schema import Config, RunConfig
 from gspo.config.suggestions import nearest
+from gspo.config.values import is_finite
 from gspo.objective.algorithms import ALGORITHMS, WIDEST, Algorithm
 
 UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
@@ -28,11 +29,8 @@ def resolve(
     _check_clip(row, config)
     scale = config.scale_rewards or row.scale_rewards[0]
     if scale not in row.scale_rewards:
-        allowed = " or ".join(row.scale_rewards)
-        raise ValueError(
-            f"algorithm.scale_rewards = {scale!r} is no longer {config.name} ({row.source}), which scales by {allowed}; "
-            'choose algorithm.name = "grpo" for scaled rewards'
-        )
+        wrong = f"algorithm.scale_rewards = {scale!r} is no longer {config.name} ({row.source})"
+        raise ValueError(f'{wrong}: set {" or ".join(row.scale_rewards)}, or algorithm.name = "grpo" for scaled rewards')
     _check_correction(row, config)
     _check_credit(row, config)
     critic = config.critic or ("shared" if row.critic else "none")
@@ -42,22 +40,16 @@ def resolve(
             + ('learns from values and needs a critic: "shared" or "copy"' if row.critic else 'has no use for one: "none"')
         )
     if row.critic and sampling_rounds:
-        raise ValueError(
-            f"rollout.dynamic_sampling_rounds = {sampling_rounds}: {config.name} also learns from groups whose rewards are "
-            "all equal, by its values; set it to 0"
-        )
+        key = f"rollout.dynamic_sampling_rounds = {sampling_rounds}"
+        raise ValueError(f"{key}: {config.name} also learns from groups of equal rewards; set it to 0")
     low, high = (config.epsilon, config.epsilon_high) if config.epsilon is not None else (row.epsilon, row.epsilon_high)
     own = {
-        "epsilon": low,
-        "epsilon_high": high,
-        "mini_batches": config.mini_batches or row.mini_batches,
-        "scale_rewards": scale,
-        "constants": _constants(row, config),
-        "critic": critic,
-    }
+        "epsilon": low, "epsilon_high": high, "scale_rewards": scale, "critic": critic,
+        "mini_batches": config.mini_batches or row.mini_batches, "constants": _constants(row, config),
+    }  # fmt: skip
     filled = ResolvedAlgorithm(**vars(config) | own)
     _check_dual(row, filled)
-    return row, filled, odd_values(row, filled, sampling_rounds, samples)
+    return row, filled, list(odd_values(row, filled, sampling_rounds, samples))
 
 
 def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
@@ -67,17 +59,11 @@ def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
         return
     key, value = next(iter(given.items()))
     if row.epsilon is None or row.epsilon_high is None:
-        own = f": its own constants are {dict(row.constants)}, set by algorithm.constants" if row.constants else ""
-        raise ValueError(
-            f"algorithm.{key} = {value!r}: {config.name} has no clip range [1 - epsilon, 1 + epsilon_high]{own}"
-        )
-    if config.epsilon == "auto":
-        if config.epsilon_high is not None:
-            raise ValueError(
-                f'algorithm.epsilon_high = {config.epsilon_high:g}: epsilon = "auto" sets both ends, at the ratio of '
-                f"{config.name}'s own ({row.epsilon:g} to {row.epsilon_high:g}); leave it out"
-            )
-    elif len(given) == 1:
+        own = f": set algorithm.constants, {dict(row.constants)}" if row.constants else ": leave it out"
+        raise ValueError(f"algorithm.{key} = {value!r}: {config.name} has no clip range{own}")
+    if config.epsilon == "auto" and config.epsilon_high is not None:
+        raise ValueError(f'algorithm.epsilon_high = {config.epsilon_high:g}: epsilon = "auto" sets both ends; leave it out')
+    if config.epsilon != "auto" and len(given) == 1:
         # Setting only one end would leave the other at a default that may be orders of magnitude away.
         other = "epsilon_high" if key == "epsilon" else "epsilon"
         raise ValueError(
@@ -90,15 +76,13 @@ def _check_correction(row: Algorithm, config: AlgorithmConfig) -> None:
     """Checks that the weights pi_old/mu have a mismatch to correct. Raises ValueError."""
     if config.correction == "none":
         return
+    key = f"algorithm.correction = {config.correction!r}"
     if "logp_mu" in row.likelihoods:
-        raise ValueError(
-            f"algorithm.correction = {config.correction!r}: {config.name} weighs by pi_theta/mu itself, so the mismatch "
-            'would be corrected twice; leave it at "none"'
-        )
+        raise ValueError(f'{key}: {config.name} weighs by pi_theta/mu itself, which would correct twice; set it to "none"')
     if config.old_logprobs != "recompute":
         raise ValueError(
-            f"algorithm.correction = {config.correction!r} weighs by pi_old/mu, and with algorithm.old_logprobs = "
-            f'{config.old_logprobs!r} pi_old is or may be mu, so that every weight is 1: set old_logprobs = "recompute"'
+            f"{key} weighs by pi_old/mu, and with algorithm.old_logprobs = {config.old_logprobs!r} pi_old is or may be mu, "
+            'so that every weight is 1: set old_logprobs = "recompute"'
         )
 
 
@@ -106,9 +90,7 @@ def _check_credit(row: Algorithm, config: AlgorithmConfig) -> None:
     """Checks that the loss supports advantages by turn. Raises ValueError."""
     if config.credit == "turn" and not row.by_turn:
         known = ", ".join(name for name, each in ALGORITHMS.items() if each.by_turn)
-        raise ValueError(
-            f'algorithm.credit = "turn": {config.name} has one advantage a completion; algorithm.name may be {known}'
-        )
+        raise ValueError(f'algorithm.credit = "turn": {config.name} has one advantage a completion; allowed are {known}')
     if config.credit == "completion" and config.discount != 1:
         raise ValueError(f'algorithm.discount = {config.discount:g} needs algorithm.credit = "turn", not "completion"')
 
@@ -120,7 +102,7 @@ def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
         if name not in own:
             known = f"its own are {', '.join(own)}" if own else "it has none"
             raise ValueError(f"algorithm.constants: {config.name} has no constant {name!r}; {known}{nearest(name, own)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
             raise ValueError(f"algorithm.constants: {name} = {value!r}: must be a finite number")
         if not (0 <= value <= 1 if name in UNIT else value > 0):
             raise ValueError(f"algorithm.constants: {name} = {value!r}: must be {'0 to 1' if name in UNIT else 'above 0'}")
@@ -142,55 +124,41 @@ def _check_dual(row: Algorithm, config: ResolvedAlgorithm) -> None:
         )
 
 
-def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, samples: bool) -> list[str]:
-    """Returns warnings about settings that are valid but probably not intended.
-
-    Args:
-        config: [algorithm] with the row's defaults filled in.
-        sampling_rounds: `rollout.dynamic_sampling_rounds`.
-        samples: As in `resolved`.
-    """
-    warnings = []
+def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, samples: bool) -> Iterator[str]:
+    """Yields warnings about settings that are valid but probably not intended. Arguments as in `resolve`."""
     reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
     if row.level != "token" and reach is not None and reach > 0.05:
-        warnings.append(
+        yield (
             f"clip range {config.epsilon:g}/{config.epsilon_high:g} on a sequence ratio: s_i is a geometric mean over the "
-            f"completion and stays within some 1e-3 of 1, so such a clip never binds (the paper's is 3e-4/4e-4)"
+            "completion and stays within some 1e-3 of 1, so such a clip never binds (the paper's is 3e-4/4e-4)"
         )
     if row.level == "token" and config.epsilon == "auto" and config.clip_target > 0.02:
-        warnings.append(
+        yield (
             f'epsilon = "auto" with clip_target = {config.clip_target:g} on token ratios: {config.name} usually clips some '
             "0.1 % of the tokens, so its clip will be far tighter than usual"
         )
     if row.level == "token" and reach is not None and reach < 5e-3:
-        warnings.append(
+        yield (
             f"clip range {config.epsilon:g}/{config.epsilon_high:g} on token ratios: these vary by some 1e-1, so such a "
             f"clip takes away most gradients ({config.name}'s own is {row.epsilon:g}/{row.epsilon_high:g})"
         )
     if config.scale_rewards != row.scale_rewards[0]:
-        warnings.append(
+        yield (
             f'scale_rewards = "{config.scale_rewards}": {config.name} divides by the {row.scale_rewards[0]} standard '
             f"deviation ({row.source}); results are not comparable with the paper's"
         )
     if config.mini_batches == 1 and config.epochs == 1:
-        warnings.append(
-            "mini_batches = 1 and epochs = 1: each batch gives one update, whose ratios are all 1, so nothing is ever "
-            "clipped and sequence and token level are the same"
-        )
+        yield "mini_batches = 1 and epochs = 1: each batch gives one update, with ratios of 1, so nothing is ever clipped"
     if config.old_logprobs == "recompute" and "logp_old" not in row.likelihoods and config.correction == "none":
         why = "divides by mu alone" if row.likelihoods else "has no ratio"
-        warnings.append(
-            f'old_logprobs = "recompute": {config.name} {why}, so the forward pass for pi_old changes no gradient, only '
-            "metrics such as kl"
-        )
+        yield f'old_logprobs = "recompute": {config.name} {why}, so the pass for pi_old changes no gradient, only metrics'
     if row.drops_equal and samples and not sampling_rounds:
-        warnings.append(
+        yield (
             f"{config.name} refills groups whose rewards are all equal with new prompts; with "
             "rollout.dynamic_sampling_rounds = 0 they are only dropped, so updates have fewer groups than usual"
         )
     if config.beta > 0 and config.kl_estimator == "k1":
-        warnings.append('kl_estimator = "k1" as a loss has zero gradient on average: use k2 or k3 to hold the policy back')
-    return warnings
+        yield 'kl_estimator = "k1" as a loss has zero gradient on average: use k2 or k3 to hold the policy back'
 
 
 def resolved(config: Config, samples: bool = True) -> tuple[RunConfig, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Iterable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from gspo.config.conflicts import ALWAYS, check_conflicts
@@ -29,7 +30,10 @@ def check(config: Config) -> None:
         raise ValueError('reward.functions = []: name at least one, such as "task" or "exact"')
     check_names(reward.functions)
     check_engine_name(config.sampler.engine)
-    check_judging(config)
+    if "model" in reward.functions:
+        check_reward_model(config.reward_model)
+    if "judge" in reward.functions:
+        check_judge(config.judge)
     if reward.weights and not any(reward.weights):
         raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0")
     for weight in reward.weights:
@@ -67,12 +71,10 @@ def check(config: Config) -> None:
 
 def check_date(date: str) -> None:
     """Checks that `task.date` is a day. Raises ValueError."""
-    try:
-        sound = datetime.date.fromisoformat(date).isoformat() == date
-    except ValueError:
-        sound = False
-    if not sound:
-        raise ValueError(f"task.date = {date!r:.80}: expected a day, such as 2026-01-31")
+    with suppress(ValueError):
+        if datetime.date.fromisoformat(date).isoformat() == date:
+            return
+    raise ValueError(f"task.date = {date!r:.80}: expected a day, such as 2026-01-31")
 
 
 def check_url(key: str, url: str) -> None:
@@ -92,15 +94,6 @@ def check_names(functions: Iterable[str]) -> None:
         if name not in NAMED and ":" not in name:
             near = nearest(name, NAMED)
             raise ValueError(f"reward.functions: {name!r} is none of {', '.join(NAMED)}, module:function{near}")
-
-
-def check_judging(config: Config) -> None:
-    """Checks what the rewards `model` and `judge` need, if they are used. Raises ValueError."""
-    reward = config.reward
-    if "model" in reward.functions:
-        check_reward_model(config.reward_model)
-    if "judge" in reward.functions:
-        check_judge(config.judge)
 
 
 def check_judge(judge: JudgeConfig) -> None:
@@ -154,10 +147,8 @@ def check_stages(config: Config) -> None:
         key = f"stage[{number}]"
         if not stage.at:
             raise ValueError(f"{key}.at is required: set it to the first step of the stage")
-        if stage.at == before:
-            raise ValueError(f"{key}.at = {stage.at}: is also where stage[{number - 1}] begins: make one stage of them")
-        if stage.at < before:
-            raise ValueError(f"{key}.at = {stage.at}: stage[{number - 1}].at = {before} is later: put stages in order")
+        if stage.at <= before:
+            raise ValueError(f"{key}.at = {stage.at}: stage[{number - 1}].at = {before} is not before it: put them in order")
         if stage.at > steps:
             raise ValueError(f"{key}.at = {stage.at}: the run ends with train.steps = {steps}: leave it out, or raise steps")
         names = [field.name for field in dataclasses.fields(stage) if field.name != "at"]

