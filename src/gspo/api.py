@@ -145,10 +145,9 @@ def _functions(reward: Any) -> tuple[Callable[..., Any], ...]:
     several = reward if isinstance(reward, (list, tuple)) else (reward,)
     for function in several:
         if not callable(function):
-            raise ValueError(
-                f"reward = {function!r:.80}: expected a function f(prompts, completions, **columns), or a list of them; "
-                'named rewards and their options go into the configuration: config={"reward": {"functions": ["exact"]}}'
-            )
+            expected = "expected a function f(prompts, completions, **columns), or a list of them"
+            named = 'named rewards go into config={"reward": {"functions": ["exact"]}}'
+            raise ValueError(f"reward = {function!r:.80}: {expected}; {named}")
     return tuple(several)
 
 
@@ -158,10 +157,8 @@ def _check_all_rows(sections: dict[str, Any]) -> None:
     for key in ("task.size", "task.eval_source", "task.eval_split", "eval.num_prompts", *of_source):
         section, name = key.split(".")
         if value := sections.get(section, {}).get(name):
-            raise ValueError(
-                f"{key} = {value!r} has no effect: all rows of dataset are evaluated. Leave it out, and give the rows to "
-                "evaluate, as in dataset=rows[:100]"
-            )
+            remedy = "Leave it out, and give the rows to evaluate, as in dataset=rows[:100]"
+            raise ValueError(f"{key} = {value!r} has no effect: all rows of dataset are evaluated. {remedy}")
 
 
 def _check_given(settings: Config, functions: Sequence[Callable[..., Any]], eval_dataset: Any) -> None:
@@ -174,10 +171,9 @@ def _check_given(settings: Config, functions: Sequence[Callable[..., Any]], eval
             raise ValueError(f"task.{key} = {value!r}: eval_dataset is given, which takes its place: leave one of them out")
     in_threads = functions and reward.functions == ["task"] and kind(task.source) != "generated"
     if in_threads and reward.workers != RewardConfig().workers:
-        raise ValueError(
-            f"reward.workers = {reward.workers} has no effect: functions given from Python run in threads; leave it out, or "
-            "name them as module:function in reward.functions"
-        )
+        why = "functions given from Python run in threads"
+        remedy = "leave it out, or name them as module:function in reward.functions"
+        raise ValueError(f"reward.workers = {reward.workers} has no effect: {why}; {remedy}")
 
 
 def last_line(folder: Path) -> dict[str, Any]:

@@ -29,25 +29,17 @@ from gspo.types import Prompt
 def checked_prompts(config: Config, here: ModelConfig, count: int) -> tuple[list[Prompt], str]:
     """Checks the settings that the model can rule out. Returns the first training prompts, and the first one as the model
     reads it, for the terminal; ([], "") for a source on the Hub, for prompts of an environment, and without needed packages.
-
-    Args:
-        config: The settings of any command.
-        here: The model, in local folders.
-        count: Number of prompts.
-
-    Raises:
-        ValueError: As the run itself would, before or while it loads the model.
+    Raises ValueError as the run itself would, before or while it loads the model. here: the model, in local folders.
     """
     if not readable(config):
         return [], ""
     tokenizer = load_tokenizer(here)
     limit = check_model(config, here, tokenizer)
     config = dated(config, tokenizer)
-    encoder = Encoder(tokenizer, config.task, default_system(config))
     rows = rows_here(config.task, count)
     if rows is None:
         return [], ""
-    prompts = first_prompts(config.task, encoder, limit, rows, count)
+    prompts = first_prompts(config.task, Encoder(tokenizer, config.task, default_system(config)), limit, rows, count)
     return prompts, prompt_text(decoded(tokenizer, prompts[0].tokens), len(prompts[0].tokens)) if prompts else ""
 
 

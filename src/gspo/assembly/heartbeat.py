@@ -27,21 +27,13 @@ BEATS = 10  # minimum beats within the timeout
 @contextmanager
 def heartbeat(store: dist.Store, number: int, timeout: float, apart: bool = True) -> Iterator[None]:
     """Runs the heartbeat during the context: the leader beats, a follower exits if it sees no beat for `timeout` seconds.
-
-    Args:
-        number: This rank.
-        timeout: In seconds.
-        apart: Whether the store runs outside the leader's process, so that a silent store says nothing about the leader.
+    apart: whether the store runs outside the leader's process, so that a silent store says nothing about the leader.
     """
     pause, pulse, over = min(OFTEN, timeout / BEATS), Pulse(store), threading.Event()
-    if number == 0:
-        threads = [threading.Thread(target=beat, args=(pulse, pause, over), daemon=True)]
-    else:
+    threads = [threading.Thread(target=listen if number else beat, args=(pulse, pause, over), daemon=True)]
+    if number:
         watching = number, pulse, timeout, pause, over, apart
-        threads = [
-            threading.Thread(target=listen, args=(pulse, pause, over), daemon=True),
-            threading.Thread(target=watch, args=watching, daemon=True),
-        ]
+        threads.append(threading.Thread(target=watch, args=watching, daemon=True))
     for thread in threads:
         thread.start()
     try:

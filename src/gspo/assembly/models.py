@@ -72,12 +72,8 @@ def trained_outline(config: Config, given: CallInputs, last: Path | None) -> Out
 def models_of(
     config: Config, given: CallInputs, last: Path | None, ranks: ProcessRanks | None = None
 ) -> tuple[HFModel, HFPolicy | None]:
-    """The model to train, with the weights of the checkpoint `last`, and the frozen reference of the KL term.
-
-    The reference is the model that training began with; None if beta is 0.
-
-    Args:
-        ranks: The ranks among which both are sharded; None for a single process.
+    """The model to train, with the weights of the checkpoint `last`, and the frozen reference of the KL term: the model that
+    training began with; None if beta is 0. Both are sharded among the `ranks`, if any.
     """
     if ranks is not None:
         return sharded_models(config, last, ranks)
@@ -162,11 +158,8 @@ def prompts_of(
     tables: tuple[Table, Table] | None = None,
     overlap: Overlap | None = None,
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Training and held-out prompts that fit the model's context.
-
-    Args:
-        tables: Their rows, if already read.
-        overlap: The n-grams of benchmarks, for decontamination.
+    """Training and held-out prompts that fit the model's context. tables: their rows, if already read. overlap: the n-grams
+    of benchmarks, for decontamination.
     """
     limit = room(config, outline.context_length)
     encoder = Encoder(outline.tokenizer, config.task, default_system(config))
@@ -175,9 +168,7 @@ def prompts_of(
     asked = config.task.system + str(prompts[0].messages)
     tags_alone = "task" in config.reward.functions and default_system(config)
     if tags_alone and encoder.template is not None and not encoder.defaulted and "<answer>" not in asked:
-        logger.warning(
-            "the reward task reads what stands between <answer> and </answer>; neither task.system nor the prompts say so"
-        )
+        logger.warning("the reward task reads <answer>...</answer>; neither task.system nor the prompts say so")
     return prompts, held_out
 
 
@@ -201,11 +192,10 @@ def all_rows(config: Config) -> Config:
 
 def check_experts(config: Config, model: HFModel) -> None:
     """Raises ValueError if model.expert_kernels is set for a model without selectable expert kernels."""
-    if config.model.expert_kernels != "auto" and not model.model._can_set_experts_implementation():
-        raise ValueError(
-            f"model.expert_kernels = {config.model.expert_kernels!r}: {type(model.model).__name__} has no experts whose "
-            'kernels can be chosen: set it to "auto"'
-        )
+    kernels = config.model.expert_kernels
+    if kernels != "auto" and not model.model._can_set_experts_implementation():
+        why = f"{type(model.model).__name__} has no experts whose kernels can be chosen"
+        raise ValueError(f'model.expert_kernels = {kernels!r}: {why}: set it to "auto"')
 
 
 def check_routers(config: Config, model: HFModel) -> None:
@@ -213,10 +203,8 @@ def check_routers(config: Config, model: HFModel) -> None:
     without weights, on the meta device, is not tried.
     """
     if config.algorithm.aux_loss and not routers.routers(model.model):
-        raise ValueError(
-            f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {routers.no_routers(model.model)}, so there is no load to "
-            "balance: set it to 0"
-        )
+        why = f"{routers.no_routers(model.model)}, so there is no load to balance"
+        raise ValueError(f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {why}: set it to 0")
     if config.algorithm.router_replay != "none":
         try:
             if model.device.type == "meta":

@@ -38,27 +38,17 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
         model.stop_ids, config.train.seed, keep_special_tokens=rollout.keep_special_tokens,
     )  # fmt: skip
     stops_by_kind(model.tokenizer, train)  # before anything is sampled
-    held_out = dataclasses.replace(
-        train,
-        max_new_tokens=evaluation.max_completion_length or longest(rollout, config.stage)[1],
-        temperature=evaluation.temperature,
-        top_p=evaluation.top_p,
-        top_k=evaluation.top_k,
-        seed=EVAL_SEED + config.train.seed,
-    )
-    return train, held_out
+    length = evaluation.max_completion_length or longest(rollout, config.stage)[1]
+    chosen = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "top_k": evaluation.top_k}
+    return train, dataclasses.replace(train, max_new_tokens=length, seed=EVAL_SEED + config.train.seed, **chosen)
 
 
 @contextmanager
 def samplers_of(
     config: Config, policy: HFPolicy, weights: Weights, keep: Path | None = None, hosts: Sequence[EngineHost] = ()
 ) -> Iterator[tuple[Sampler, Sampler]]:
-    """Yields the samplers for training and for evaluation. They may be the same.
-
-    Args:
-        weights: The current weights of the policy.
-        keep: The run folder, which gets vLLM's output.
-        hosts: Machines on which vLLM starts; empty for this one.
+    """Yields the samplers for training and for evaluation. They may be the same. keep: the run folder, which gets vLLM's
+    output. hosts: machines on which vLLM starts; empty for this one.
     """
     with ExitStack() as stack:
         if config.sampler.engine == "vllm":
@@ -88,10 +78,9 @@ def custom(config: Config, model: HFModel) -> Iterator[tuple[Sampler, Sampler]]:
         pair = found if isinstance(found, tuple) and len(found) == 2 else (found, found)
         for each in pair:
             if missing := [name for name in vars(Sampler) if not name.startswith("_") and not hasattr(each, name)]:
-                raise ValueError(
-                    f"sampler.engine = {config.sampler.engine!r}: returned {type_of(each)} without {', '.join(missing)}: "
-                    "return a gspo.interfaces.Sampler, or a pair of them"
-                )
+                wrong = f"returned {type_of(each)} without {', '.join(missing)}"
+                remedy = "return a gspo.interfaces.Sampler, or a pair of them"
+                raise ValueError(f"sampler.engine = {config.sampler.engine!r}: {wrong}: {remedy}")
         yield pair
 
 

@@ -16,14 +16,10 @@ UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 def resolve(
     config: AlgorithmConfig, sampling_rounds: int = 0, samples: bool = True
 ) -> tuple[Algorithm, ResolvedAlgorithm, list[str]]:
-    """Returns the algorithm's row, the settings with its defaults filled in, and warnings about odd values.
+    """Returns the algorithm's row, the settings with its defaults filled in, and warnings about odd values. sampling_rounds:
+    `rollout.dynamic_sampling_rounds`; samples: as in `resolved`.
 
-    Args:
-        sampling_rounds: `rollout.dynamic_sampling_rounds`.
-        samples: As in `resolved`.
-
-    Raises:
-        ValueError: A setting would have no effect, or would turn the algorithm into another than its name says.
+    Raises ValueError if a setting would have no effect, or would turn the algorithm into another than its name says.
     """
     row = ALGORITHMS[config.name]
     _check_clip(row, config)

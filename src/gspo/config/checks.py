@@ -123,10 +123,8 @@ def check_reward_model(model: RewardModelConfig) -> None:
     if model.label is not None and not model.label.isdecimal():
         raise ValueError(f"reward_model.label = {model.label!r}: a server's labels go by their number, such as 0")
     if (model.max_length is None) != (model.too_long == "none"):
-        raise ValueError(
-            f"reward_model.max_length = {model.max_length}, reward_model.too_long = {model.too_long!r}: a server cuts texts "
-            "to max_length from the side too_long; give both, or neither, to have it refuse texts that it cannot read"
-        )
+        both = f"reward_model.max_length = {model.max_length}, reward_model.too_long = {model.too_long!r}"
+        raise ValueError(f"{both}: a server cuts texts by both: give both, or neither, to have long texts refused")
 
 
 def check_required(config: Config, *keys: str) -> None:
@@ -158,10 +156,8 @@ def check_stages(config: Config) -> None:
             raise ValueError(f"{key}.source = {stage.source!r}: name a source of prompts, or leave it out")
         check_changes(config, number)
         if refreshed is not None and stage.source is not None:
-            raise ValueError(
-                f"refresh.source = {refreshed!r} and {key}.source = {stage.source!r}: each would replace the other's "
-                "queries: leave one of them out"
-            )
+            both = f"refresh.source = {refreshed!r} and {key}.source = {stage.source!r}"
+            raise ValueError(f"{both}: each would replace the other's queries: leave one of them out")
         before = stage.at
 
 

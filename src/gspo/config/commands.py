@@ -12,14 +12,10 @@ from gspo.config.unused import check_unused
 
 
 def check_command(config: Config, command: str) -> None:
-    """Raises ValueError, with a remedy, for settings that a command cannot work with or would ignore, and for
-    packages that it lacks.
-
-    Args:
-        config: The unresolved configuration.
-        command: "train", "sft", "serve" or "eval".
+    """Raises ValueError, with a remedy, for settings that a command ("train", "sft", "serve" or "eval") cannot work with or
+    would ignore, and for packages that it lacks. `config` is not resolved yet.
     """
-    check_required(config, *(["model.path"] if command == "serve" else ["model.path", "task.source"]))
+    check_required(config, *(["model.path"] if command == "serve" else []))
     check_conflicts(config, {"train": TRAIN, "serve": SERVE, "sft": (), "eval": ENGINE + ENVIRONMENT}[command])
     if command == "train":
         check_queries(config)

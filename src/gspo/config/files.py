@@ -116,10 +116,8 @@ def from_dict(raw: dict[str, Any]) -> Config:
 def _stages(tables: Any) -> tuple[StageConfig, ...]:
     """Parses the [[stage]] tables. Raises ValueError."""
     if not isinstance(tables, (list, tuple)) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError(
-            f"{STAGE} = {shown(tables)}: expected [[{STAGE}]] tables, as in `[[{STAGE}]]`, `at = 100`, `temperature = 0.8`: "
-            "they are given in the file"
-        )
+        example = f"`[[{STAGE}]]`, `at = 100`, `temperature = 0.8`"
+        raise ValueError(f"{STAGE} = {shown(tables)}: expected [[{STAGE}]] tables, given in the file, as in {example}")
     return tuple(_section(f"{STAGE}[{number}]", StageConfig, table) for number, table in enumerate(tables))
 
 
@@ -217,12 +215,8 @@ def _set(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(config: Config, comments: bool = False, secrets: bool = False) -> str:
-    """Returns the configuration as TOML.
-
-    Args:
-        config: The resolved configuration.
-        comments: Whether to write each field's meaning and unit above it.
-        secrets: Whether to write secrets as well. Otherwise they are hidden (safe.py).
+    """Returns the configuration as TOML. comments: write each field's meaning and unit above it. secrets: write them too;
+    otherwise they are hidden (safe.py).
     """
     lines: list[str] = []
     for name, cls in SECTIONS.items():

@@ -47,12 +47,7 @@ def same_run(old: Config, new: Config, allowed: Collection[str] = (), begun: int
 
     The error names the first such option in section order, because others may follow from it, as a clip range follows from
     the algorithm's name. Secrets may change: none is kept for a comparison, and keys are replaced now and then.
-
-    Args:
-        old: Configuration of the run so far.
-        new: Configuration to resume with.
-        allowed: Keys that may change on purpose.
-        begun: The last step that was sampled for. Stages up to it are past; later ones may change.
+    allowed: keys that may change on purpose. begun: the last step that was sampled for; stages after it may change.
     """
     changes = []
     past = [[stage for stage in config.stage if stage.at <= begun] for config in (old, new)]
@@ -64,10 +59,8 @@ def same_run(old: Config, new: Config, allowed: Collection[str] = (), begun: int
                 raise ValueError(f"{begin}. Set it back; stages after step {begun} may change")
         elif not may_differ(key, allowed):
             way = f', or allow it by --allow {key} (from Python: allow=["{key}"])' if key in ON_PURPOSE else ""
-            raise ValueError(
-                f"{key} = {is_now!r} cannot be changed in a resumed run: it began with {was!r}. Set it back{way}, or start "
-                "another run from the checkpoint's model"
-            )
+            remedy = f"Set it back{way}, or start another run from the checkpoint's model"
+            raise ValueError(f"{key} = {is_now!r} cannot be changed in a resumed run: it began with {was!r}. {remedy}")
         changes.append(f"{key} = {is_now!r} (was {was!r})")
     return changes
 

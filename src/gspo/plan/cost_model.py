@@ -132,17 +132,14 @@ class Work:
 
 def spread_of(scale: ScaleConfig, ranks: int) -> Spread:
     """The spread that the settings ask for. Raises ValueError for numbers that do not divide each other."""
-    if ranks % scale.data_parallel_replicas:
-        raise ValueError(
-            f"scale.data_parallel_replicas = {scale.data_parallel_replicas} does not divide {ranks} ranks: all copies "
-            "of the model lie on as many ranks"
-        )
-    if ranks // scale.data_parallel_replicas % scale.expert_parallel:
-        raise ValueError(
-            f"scale.expert_parallel = {scale.expert_parallel} does not divide the {ranks // scale.data_parallel_replicas} "
-            f"ranks of a replica ({ranks} ranks, scale.data_parallel_replicas = {scale.data_parallel_replicas})"
-        )
-    return Spread(ranks, scale.expert_parallel, scale.data_parallel_replicas)
+    spread = Spread(ranks, scale.expert_parallel, scale.data_parallel_replicas)
+    replicas = f"scale.data_parallel_replicas = {spread.replicas}"
+    if ranks % spread.replicas:
+        raise ValueError(f"{replicas} does not divide {ranks} ranks: set a number that does")
+    if spread.shards % spread.experts:
+        whose = f"the {spread.shards} ranks of a replica ({ranks} ranks, {replicas})"
+        raise ValueError(f"scale.expert_parallel = {spread.experts} does not divide {whose}")
+    return spread
 
 
 def held(weights: Iterable[Weight], spread: Spread) -> int:
@@ -239,13 +236,8 @@ def activations(shape: Shape, tokens: int, itemsize: int, checkpointing: bool) -
 
 def sampling(shape: Shape, vocabulary: int, rows: int, length: int, read: int, itemsize: int) -> float:
     """Estimated bytes of the embedded sampler: the larger of decoding (KV cache of all rows, logits of a token) and prefill
-    (KV cache, activations of one layer).
-
-    Args:
-        rows: Completions in the batch.
-        length: Tokens of each completion, prompt included.
-        read: Prompt tokens in a prefill pass.
-        itemsize: Bytes per number of keys and values.
+    (KV cache, activations of one layer). `rows` completions have `length` tokens each, prompt included; a prefill pass has
+    `read` tokens; keys and values take `itemsize` bytes a number.
     """
     cached = 2 * shape.layers * shape.keys * itemsize
     reading = activations(replace(shape, layers=1), read, itemsize, checkpointing=True) + cached * read

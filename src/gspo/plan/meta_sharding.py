@@ -82,14 +82,8 @@ def shard_on_meta(cfg: ModelConfig, spread: Spread) -> ShardedLayout:
             check_tied(model, cfg)
         experts = experts_of(model, count)
         weights = tuple(weight_of(p, p in experts) for p in model.parameters())
-        return ShardedLayout(
-            type(model).__name__.removeprefix("FSDP"),
-            sum(local(p).numel() for p in model.parameters()),
-            layers,
-            weights,
-            shape,
-            embedded,
-        )
+        held = sum(local(p).numel() for p in model.parameters())
+        return ShardedLayout(type(model).__name__.removeprefix("FSDP"), held, layers, weights, shape, embedded)
 
 
 def laid_out(model: Any, cfg: ModelConfig, spread: Spread) -> Any:

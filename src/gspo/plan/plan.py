@@ -112,8 +112,7 @@ def checked(config: Config) -> RunConfig:
     """The resolved settings. Raises ValueError for those that the plan does not cover."""
     check_required(config, "model.path")
     check_conflicts(config, LEARN)
-    config, _ = resolved(config)
-    ranks = config.scale.ranks or 1
+    config, ranks = resolved(config)[0], config.scale.ranks or 1
     if ranks > LARGEST:
         raise ValueError(f"scale.ranks = {ranks}: `gspo plan` lays out at most {LARGEST} ranks: lower it")
     if ranks > 1:
@@ -176,8 +175,8 @@ def describe(plan: Prediction, config: Config, lengths: Lengths, memory: float |
     yield f"All figures are predicted, {timed}. Nothing was started and no weights were read."
     size = sum(weight.size for weight in sharding.weights)
     packed = "" if config.model.quantize == "none" else f", packed as {config.model.quantize}"
-    held_as = f"{config.model.dtype}{packed}"
-    yield f"model      {config.model.path} ({sharding.name}): {size / 1e9:.2f} billion weights in {held_as}"
+    held_as = f"{size / 1e9:.2f} billion weights in {config.model.dtype}{packed}"
+    yield f"model      {config.model.path} ({sharding.name}): {held_as}"
     yield (
         f"ranks      {spread.ranks}: scale.data_parallel_replicas = {spread.replicas}, each on {spread.shards}; "
         f"scale.expert_parallel = {spread.experts}"
@@ -261,9 +260,8 @@ def uneven_shards(plan: Prediction) -> Iterator[str]:
     if factor <= cost_model.EVEN:
         return
     yield (
-        f"  Shards are uneven: the fullest rank holds {factor:.2f} times the mean. Weights are divided by rows, and "
-        f"{plan.spread.shards} ranks do not divide them evenly (an expert is one row): "
-        "try a larger scale.data_parallel_replicas."
+        f"  Shards are uneven: the fullest rank holds {factor:.2f} times the mean. {plan.spread.shards} ranks do not divide "
+        "the rows of weights evenly (an expert is one row): try a larger scale.data_parallel_replicas."
     )
 
 
@@ -274,14 +272,11 @@ def verdict(plan: Prediction, config: Config, memory: float) -> Iterator[str]:
     if held.fullest <= room:
         yield f"  This fits {memory:g} GiB, as far as can be predicted."
     elif fits and held.state + held.copied > room:
-        yield (
-            f"  The shards fit {memory:g} GiB, BUT NOT WITH THE WHOLE MODEL that the embedded sampler keeps on the leader: "
-            f"{host_memory.REMEDY}."
-        )
+        whose = "that the embedded sampler keeps on the leader"
+        yield f"  The shards fit {memory:g} GiB, BUT NOT WITH THE WHOLE MODEL {whose}: {host_memory.REMEDY}."
     elif fits and held.together + held.copied <= room:
-        yield (
-            f"  Shards and passes fit {memory:g} GiB, sampling does not: lower sampler.batch_size, or {host_memory.REMEDY}."
-        )
+        less = f"lower sampler.batch_size, or {host_memory.REMEDY}"
+        yield f"  Shards and passes fit {memory:g} GiB, sampling does not: {less}."
     elif fits:
         yield f"  The state fits {memory:g} GiB, but not what a pass takes on top: {', or '.join(remedies(config))}."
     elif config.lora.rank:
@@ -329,11 +324,10 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths) -> Iterator[
         yield '  algorithm.old_logprobs = "auto" comes out as "sampler": the engine computes as the trainer does'
     if plan.step:
         yield '  this CPU, with the memory that is free now (option memory, or model.device = "cuda", plans for a GPU)'
-    if plan.spread.ranks == 1 and config.model.device == "auto":
+    if plan.spread.ranks > 1:
+        yield "  experts are chosen equally often; rings among n ranks send n - 1 of n parts"
+    elif config.model.device == "auto":
         yield '  a GPU (set model.device = "cpu" for none)'
-    if plan.spread.ranks == 1:
-        return
-    yield "  experts are chosen equally often; rings among n ranks send n - 1 of n parts"
 
 
 def render(config: Config, lengths: Lengths, memory: float | None) -> tuple[str, bool]:

@@ -30,7 +30,7 @@ SECONDS = 0.04  # for each shape
 
 @dataclass(frozen=True)
 class Product:
-    """Matrix products of `rows` rows with weights [outputs, inputs], `count` of them."""
+    """`count` matrix products of `rows` rows with weights [outputs, inputs]."""
 
     rows: int
     outputs: int
@@ -87,6 +87,11 @@ class Model:
         """Operations of `tokens` tokens that attend to `context` others each."""
         return 4.0 * self.shape.layers * self.shape.queries * tokens * context
 
+    def operations(self, tokens: int, context: float) -> float:
+        """Operations of the body with `tokens` tokens that attend to `context` others each."""
+        products = sum(one.operations for one in self.body(tokens)) if tokens else 0.0
+        return products + self.attention(tokens, context)
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -134,24 +139,19 @@ def step_of(config: Config, model: Model, work: Work, part: MicroBatch, prompt: 
     """The seconds of a step with prompts and completions of so many tokens."""
     rollout = config.rollout
     made = Sampled(rollout.num_prompts, rollout.num_generations, prompt, completion, config.sampler.batch_size)
-    found = rates(model, part.tokens, part.sampled, made.rows)
-    checkpointing = config.train.gradient_checkpointing
-    training = training_seconds(model, work, part.sampled, prompt + completion, found, checkpointing)
+    found = rates(model, part, made.rows)
+    training = training_seconds(model, work, part.sampled, prompt + completion, found, config.train.gradient_checkpointing)
     return StepTime(sampling_seconds(model, made, found), training, found)
 
 
-def rates(model: Model, tokens: int, sampled: int, rows: int) -> Rates:
-    """Times the products of a micro-batch of `tokens` tokens, `sampled` of them sampled, and of decoding `rows` rows: within
-    a second or so.
-    """
+def rates(model: Model, part: MicroBatch, rows: int) -> Rates:
+    """Times the products of a micro-batch, and of decoding `rows` rows: within a second or so."""
     pool = torch.full((POOL,), 1e-3)
     cast = pool.to(model.dtype)
     return Rates(
-        rate(model.body(tokens), cast),
-        rate([model.head(sampled)], pool),
-        rate(model.body(rows), cast),
-        rate([model.head(rows)], pool),
-    )
+        rate(model.body(part.tokens), cast), rate([model.head(part.sampled)], pool),
+        rate(model.body(rows), cast), rate([model.head(rows)], pool),
+    )  # fmt: skip
 
 
 @torch.inference_mode()
@@ -177,33 +177,20 @@ def _seconds_each(product: Product, pool: torch.Tensor) -> float:
 def sampling_seconds(model: Model, step: Sampled, rates: Rates) -> float:
     """Seconds to sample a step: prompts are read once, then each pass decodes a token of every row."""
     passes = step.prompts * step.generations / step.rows * step.completion
-    reading = _operations(model, step.prompts * step.prompt) + model.attention(step.prompts * step.prompt, step.prompt / 2)
-    context = step.prompt + step.completion / 2
-    decoding = _operations(model, step.rows) + model.attention(step.rows, context)
+    reading = model.operations(step.prompts * step.prompt, step.prompt / 2)
+    decoding = model.operations(step.rows, step.prompt + step.completion / 2)
     each = decoding / rates.decoding_body + model.head(step.rows).operations / rates.decoding_head
     return (reading / rates.body + passes * each) / EFFICIENCY
 
 
 def training_seconds(model: Model, work: Work, sampled: int, length: int, rates: Rates, checkpointing: bool) -> float:
-    """Seconds of a step's updates and of the passes that only read.
-
-    Args:
-        sampled: Sampled tokens in a micro-batch.
-        length: Tokens of a prompt with its completion.
-        checkpointing: Whether the backward pass computes each layer again.
+    """Seconds of a step's updates and of the passes that only read. sampled: tokens in a micro-batch; length: tokens of a
+    prompt with its completion.
     """
     # A pass forward, and back to its inputs and, unless they are frozen, its weights.
     times = (2 if model.frozen else 3) + checkpointing
-    body = times * _with_attention(model, work.training_tokens, length) + _with_attention(model, work.reading_tokens, length)
+    attended = length / 2  # tokens before one, on average
+    body = times * model.operations(work.training_tokens, attended) + model.operations(work.reading_tokens, attended)
     again = 0.0 if model.frozen else max(0.0, 1 - KEPT / max(1, sampled * model.vocabulary))  # logits that were not kept
     head = model.head(sampled).operations * (work.training * ((2 if model.frozen else 3) + again) + work.reading)
     return (body / rates.body + head / rates.head) / EFFICIENCY
-
-
-def _with_attention(model: Model, tokens: int, length: int) -> float:
-    return _operations(model, tokens) + model.attention(tokens, length / 2)
-
-
-def _operations(model: Model, tokens: int) -> float:
-    """Operations of the body's products with `tokens` tokens."""
-    return sum(one.operations for one in model.body(tokens)) if tokens else 0.0
