@@ -16,11 +16,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 NOT_RUN = "<!-- not run -->"
 FENCE = re.compile(rf"({re.escape(NOT_RUN)}\n+)?^```(\w*)\n(.*?)^```$", re.S | re.M)
 # The runs of the documentation, made small.
-SMALL = {
-    r'("steps"): \d+': r"\1: 1",
-    r'("num_prompts"): \d+': r"\1: 4",
-    r'("max_completion_length"): \d+': r"\1: 8",
-}
+SMALL = {"steps": 1, "num_prompts": 4, "max_completion_length": 8}
 
 
 def name(page):
@@ -48,8 +44,8 @@ def model_folder(tmp_path_factory):
 def test_python_runs(code, model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = code.replace("path/to/model", str(model_folder))
-    for pattern, small in SMALL.items():
-        code = re.sub(pattern, small, code)
+    for key, small in SMALL.items():
+        code = re.sub(rf'("{key}"): \d+', rf"\1: {small}", code)
     exec(compile(code, "documentation", "exec"), {"__name__": "documentation"})
     for path in tmp_path.rglob("metrics.jsonl"):
         steps = list(read_lines(path))

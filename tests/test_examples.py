@@ -19,15 +19,8 @@ ROOT = Path(__file__).parents[1]
 
 def run(name, folder):
     path = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / name],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    options = {"cwd": folder, "env": os.environ | {"PYTHONPATH": os.pathsep.join(path)}, "timeout": PATIENCE}
+    done = subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

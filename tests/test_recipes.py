@@ -34,10 +34,8 @@ def recipe(monkeypatch):
 def problem(number, tool, answer, **kinds):
     schema = tool["parameters"] | {"properties": {name: {"type": kind} for name, kind in kinds.items()}}
     question = {"id": str(number), "question": [[{"role": "user", "content": f"Question {number}"}]]}
-    return question | {"function": [tool | {"parameters": schema}]}, {
-        "id": str(number),
-        "ground_truth": [{tool["name"]: answer}],
-    }
+    solution = {"id": str(number), "ground_truth": [{tool["name"]: answer}]}
+    return question | {"function": [tool | {"parameters": schema}]}, solution
 
 
 def package(folder, pairs):

@@ -20,6 +20,8 @@ from gspo.runs import checkpoint
 from tests import tiny_run
 from tests.runs.events import texts
 
+IMITATED = [row | {"completion": row["answer"]} for row in tiny_run.ROWS]
+
 
 def given(tiny, functions=(tiny_run.likes_a,), rows=tiny_run.ROWS):
     return CallInputs(tiny.model, tiny.tokenizer, rows, None, functions)
@@ -39,17 +41,13 @@ def test_a_run_is_what_its_configuration_says(tmp_path, changes, kind):
         assert model.model is tiny.model and isinstance(run.source, kind)
         assert run.step == 0 and run.config.algorithm.epsilon == 3e-4  # resolved
         assert (tmp_path / "run" / "config.toml").exists()
-        assert any("36 training prompts, 4 held out" in text for text in texts(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
     ("evaluation", "said"),
     [
         ({"every": 3, "num_prompts": 4}, "36 training prompts, 4 held out"),
-        (
-            {"every": 0, "num_prompts": 4},
-            "36 training prompts, 4 held out for `gspo eval` (eval.num_prompts = 0 holds out none)",
-        ),
+        ({"every": 0, "num_prompts": 4}, "36 training prompts, 4 held out for `gspo eval`"),
         ({"every": 0, "num_prompts": 0}, "40 training prompts, none held out"),
     ],
 )
@@ -68,8 +66,7 @@ def test_a_run_shows_a_prompt_as_its_tokens_are_before_it_samples(tmp_path):
     tiny.tokenizer.chat_template = "{{ messages[0]['content'] }}<eos>{% if add_generation_prompt %}={% endif %}"
     with assemble.training(config(tmp_path / "run", tiny), given=given(tiny)):
         assert prompts_shown(tmp_path / "run") == ["0+0=<eos>="]
-    rows = [row | {"completion": row["answer"]} for row in tiny_run.ROWS]
-    with assemble.imitating(config(tmp_path / "cold", tiny), given=given(tiny, (), rows)):
+    with assemble.imitating(config(tmp_path / "cold", tiny), given=given(tiny, (), IMITATED)):
         assert prompts_shown(tmp_path / "cold") == ["0+0=<eos>="]
 
 
@@ -83,9 +80,7 @@ def test_a_folder_is_made_last(tmp_path):
 
 def test_what_imitates_has_completions_and_no_rewards(tmp_path):
     tiny = tiny_run.model()
-    rows = [row | {"completion": row["answer"]} for row in tiny_run.ROWS]
-    made = config(tmp_path / "run", tiny)
-    with assemble.imitating(made, given=given(tiny, (), rows)) as (run, _):
+    with assemble.imitating(config(tmp_path / "run", tiny), given=given(tiny, (), IMITATED)) as (run, _):
         (one,) = run.rows.take(1)
         assert int(one.sampled.sum()) == 2  # a digit and the end
         assert any(text.startswith("36 rows to imitate, 4 held out for `gspo eval`") for text in texts(tmp_path / "run"))
@@ -108,23 +103,11 @@ def test_only_warnings_of_our_own_code_are_the_runs_while_it_loads(tmp_path, mon
         return models_of(*args)
 
     monkeypatch.setattr(assemble, "models_of", load)
-    rows = [row | {"completion": row["answer"]} for row in tiny_run.ROWS]
     for made in (assemble.training, assemble.imitating, assemble.serving):
         folder = tmp_path / made.__name__
-        with made(config(folder, tiny), given=given(tiny, rows=rows)):
+        with made(config(folder, tiny), given=given(tiny, rows=IMITATED)):
             pass
         assert [text for text in texts(folder) if text.endswith("loading")] == ["of ours, loading"]
-
-
-def test_few_rows_cannot_be_evaluated_on(tmp_path):
-    tiny_run.model().save(tmp_path / "model")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 3)
-    sections = {
-        "model": {"path": str(tmp_path / "model")}, "task": {"source": str(tmp_path / "rows.jsonl")},
-        "reward": {"functions": ["exact"]}, "rollout": {"max_completion_length": 8},
-    }  # fmt: skip
-    with pytest.raises(ValueError, match="too few rows to hold out a tenth"):
-        gspo.evaluate(config=sections)
 
 
 def test_a_resumed_run_has_the_state_of_its_checkpoint(tmp_path):

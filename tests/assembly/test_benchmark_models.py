@@ -19,9 +19,7 @@ ROWS = [{"id": f"p{i}", "prompt": f"{i}+1=", "answer": str(i + 1)} for i in rang
 
 @pytest.fixture
 def config(tmp_path):
-    made = model()
-    made.model.save_pretrained(tmp_path / "model")
-    made.tokenizer.save_pretrained(tmp_path / "model")
+    model().save(tmp_path / "model")
     return from_dict({
         "model": {"path": str(tmp_path / "model"), "device": "cpu"},
         "task": {"source": "benchmark:aime24"},
@@ -38,23 +36,12 @@ def test_prompts_keep_the_ids_of_their_problems(config):
     assert (for_endpoints[0].id, for_endpoints[0].messages, for_endpoints[0].tokens) == ("p0", "0+1=", ())
 
 
-@pytest.mark.parametrize(
-    "key, value",
-    [
-        *(
-            ("dtype", "bfloat16"),
-            ("autocast", "bfloat16"),
-            ("attention", "eager"),
-            ("expert_kernels", "eager"),
-        ),
-        *(("quantize", "int8"), ("device", "meta")),
-    ],
-)
-def test_what_moves_a_models_numbers_tells_evaluations_apart(config, key, value, monkeypatch):
+def test_what_moves_a_models_numbers_tells_evaluations_apart(config, monkeypatch):
     monkeypatch.setattr("gspo.assembly.benchmark_models.pick_device", torch.device)  # this machine may have but one kind
-    cfg = config.model
+    cfg, changes = config.model, {"dtype": "bfloat16", "autocast": "bfloat16", "attention": "eager"}
     assert computation(cfg) == computation(dataclasses.replace(cfg, path="elsewhere"))
-    assert computation(dataclasses.replace(cfg, **{key: value})) == computation(cfg) | {key: value}
+    for key, value in (changes | {"expert_kernels": "eager", "quantize": "int8", "device": "meta"}).items():
+        assert computation(dataclasses.replace(cfg, **{key: value})) == computation(cfg) | {key: value}, key
 
 
 def test_a_problem_that_does_not_fit_is_refused_whatever_the_task_says(config):
@@ -130,9 +117,8 @@ except ValueError as error:
 def test_a_model_of_the_hub_that_moved_on_is_another(tmp_path):
     """In the cache of the Hub's own library, where it asks nobody."""
     known = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-c", MOVES, str(tmp_path)], env=known, check=True, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", MOVES, str(tmp_path)]
+    ended = subprocess.run(command, env=known, check=True, capture_output=True, text=True)
     first, second, pinned, both, wrong = ended.stdout.splitlines()[:5]
     assert first == pinned == f"commit {'a' * 40}" and second == f"commit {'b' * 40}"
     assert both == f"commit {'a' * 40}, tokenizer commit {'b' * 40}"

@@ -1,4 +1,4 @@
-import pytest
+"""What a call from Python becomes; tests/test_bad_input.py has what does not go together."""
 
 from gspo.assembly.call_inputs import GIVEN, configured
 from gspo.config.files import to_toml
@@ -28,18 +28,3 @@ def test_what_is_given_has_a_name_in_the_configuration():
     assert configured(None, {}, Named(), ITS_TOKENIZER).model.path == "org/model"
     assert configured(None, {}, "m", None, [{"prompt": "?"}]).task.source == GIVEN
     assert configured(None, {"task": {"source": "rows.jsonl"}}, "m", None, [{"prompt": "?"}]).task.source == "rows.jsonl"
-
-
-@pytest.mark.parametrize(
-    ("config", "model", "tokenizer", "message"),
-    [
-        (3, None, None, "config: expected a TOML file, a Config or nested dicts, got an int"),
-        (None, {"path": "m"}, None, r"a \[model\] section is config="),
-        (None, "m", ITS_TOKENIZER, "tokenizer: it goes with a loaded model"),
-        (None, None, ITS_TOKENIZER, "tokenizer: it goes with a loaded model"),
-        (None, LOADED, None, "a loaded model needs its tokenizer"),
-    ],
-)
-def test_what_does_not_go_together(config, model, tokenizer, message):
-    with pytest.raises(ValueError, match=message):
-        configured(config, {}, model, tokenizer)

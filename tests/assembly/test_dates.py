@@ -76,9 +76,8 @@ def test_a_run_that_goes_on_after_midnight_equals_one_that_was_done_before(tmp_p
         changes |= {"task": {"environment": "tests.assembly.test_dates:Room"}, "reward": {}}
     shorter, longer = ({**changes, "train": changes["train"] | {"steps": steps}} for steps in (1, 2))
     rendered = set()
-    monkeypatch.setattr(
-        chat_template, "fix_date", lambda tokenizer, date, tools: rendered.add(date) or fix_date(tokenizer, date)
-    )
+    noted = lambda tokenizer, date, tools: rendered.add(date) or fix_date(tokenizer, date)  # noqa: E731
+    monkeypatch.setattr(chat_template, "fix_date", noted)
     at(FIRST)
     whole = run(path, tmp_path / "whole", **longer).folder
     parted = run(path, tmp_path / "parted", **shorter).folder
@@ -123,10 +122,8 @@ def test_an_evaluation_on_a_benchmark_goes_on_after_midnight(tmp_path, at, capsy
     assert main(words) == 0, capsys.readouterr().err
     again = (tmp_path / "out/replies.jsonl").read_text()
     assert sorted(again.splitlines()) == sorted(replies.splitlines())
-    assert (
-        main([*words, "--task.date", "2026-02-01"]) == 2
-        and "holds another evaluation: prompt was" in capsys.readouterr().err
-    )
+    assert main([*words, "--task.date", "2026-02-01"]) == 2
+    assert "holds another evaluation: prompt was" in capsys.readouterr().err
 
 
 def test_a_reward_model_reads_the_day_too(tmp_path):
@@ -137,12 +134,11 @@ def test_a_reward_model_reads_the_day_too(tmp_path):
 
 def test_a_date_without_effect_is_refused(tmp_path):
     config = from_dict({"model": {"path": folder_of(tmp_path, TEMPLATE)}, "task": {"date": "2026-01-31"}})
-    for refuse in (
-        lambda: dated(config, characters(TEMPLATE)),
-        lambda: checked_prompts(config, local_copy(config.model), 1),
-    ):
-        with pytest.raises(ValueError, match=r"task\.date = '2026-01-31' has no effect: the chat template writes no date"):
-            refuse()
+    message = r"task\.date = '2026-01-31' has no effect: the chat template writes no date"
+    with pytest.raises(ValueError, match=message):
+        dated(config, characters(TEMPLATE))
+    with pytest.raises(ValueError, match=message):
+        checked_prompts(config, local_copy(config.model), 1)
     task = dataclasses.replace(config.task, date=None)
     assert dated(dataclasses.replace(config, task=task), characters(TEMPLATE)).task.date is None
     assert "\ndate =" not in to_toml(dataclasses.replace(config, task=task))

@@ -64,11 +64,7 @@ REFUSED = {
     "no room in a stage": ({"stage": [{"at": 2, "max_completion_length": 256}]}, {}, r"stage\[0\].max_completion_length"),
     "too long a prompt": ({"rollout": {"max_completion_length": 250}}, {"prompts": ["1" * 9] * 12}, "only 6 fit"),
     "an unknown column": ({"task": {"prompt_column": "promt"}}, {}, "no column 'promt', did you mean prompt"),
-    "layers that it does not have": (
-        {"lora": {"rank": 2, "targets": ["query"]}},
-        {},
-        "lora.targets = .*This model has .*q_proj",
-    ),
+    "layers that it does not have": ({"lora": {"rank": 2, "targets": ["query"]}}, {}, "lora.targets = .*has .*q_proj"),
     "experts of a dense model": ({"lora": {"rank": 2, "targets": ["experts"]}}, {}, "this model has no experts"),
     "kernels of experts": ({"model": {"expert_kernels": "eager"}}, {}, "has no experts whose kernels can be chosen"),
     "a load without routers": ({"algorithm": {"aux_loss": 0.1}}, {}, "there is no load to balance"),

@@ -109,19 +109,18 @@ class Hub(BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         where, token = self.path, self.headers.get("authorization")
+        home = f"http://127.0.0.1:{self.server.server_port}/me/mine"
         self.server.seen.append((where, body))
         if token != "Bearer hf_right":
             self.answer(401, {"error": "Invalid username or password."})
         elif where == "/api/repos/create":
-            self.answer(
-                200, {"url": f"http://127.0.0.1:{self.server.server_port}/me/mine", "name": "me/mine", "id": "me/mine"}
-            )
+            self.answer(200, {"url": home, "name": "me/mine", "id": "me/mine"})
         elif "/preupload/" in where:
             names = [file["path"] for file in json.loads(body)["files"]]
             self.answer(200, {"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]})
         elif "/commit/" in where:
-            address = f"http://127.0.0.1:{self.server.server_port}/me/mine/commit/{'0123456789' * 4}"
-            self.answer(200, {"commitUrl": address, "commitOid": address[-40:], "success": True})
+            commit = "0123456789" * 4
+            self.answer(200, {"commitUrl": f"{home}/commit/{commit}", "commitOid": commit, "success": True})
         else:
             self.answer(404, {"error": where})
 

@@ -58,9 +58,6 @@ def test_what_is_refused_and_what_is_not(tmp_path, monkeypatch):
     assert 0 < room < 1e15
 
 
-@pytest.mark.parametrize(
-    ("ranks", "sampler", "count"),
-    [(1, {}, 0), (2, {}, 1), (2, {"engine": "mine:f"}, 0), (2, {"engine": "vllm"}, 0)],
-)
-def test_how_many_copies_there_are(ranks, sampler, count):
-    assert copies(of("m", sampler=sampler), ranks) == count
+def test_how_many_copies_there_are():
+    for ranks, engine, count in ((1, "embedded", 0), (2, "embedded", 1), (2, "mine:f", 0), (2, "vllm", 0)):
+        assert copies(of("m", sampler={"engine": engine}), ranks) == count, (ranks, engine)

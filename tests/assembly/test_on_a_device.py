@@ -1,7 +1,5 @@
 """What a user starts, on a GPU that is not there (tests/fake_device.py), says what it says on the CPU."""
 
-import json
-
 import pytest
 
 import gspo
@@ -9,6 +7,7 @@ from gspo.config.files import from_dict
 from tests.fake_device import fake_gpu
 from tests.rewards.classifiers import reward_model, saved, scores
 from tests.tiny_run import ROWS, dials, likes_a, model
+from tests.training.whole import lines
 
 NEAR = {"rel": 2e-3, "abs": 1e-6}  # experts have another kernel there
 
@@ -24,12 +23,12 @@ def config_of(folder, device, eval=(("every", 0), ("num_prompts", 0)), **changes
     return from_dict(made | {name: made.get(name, {}) | table for name, table in changes.items()})
 
 
-def lines(run):
-    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+def metrics(run):
+    return lines(run.folder / "metrics.jsonl")
 
 
 def trained(folder, device, **changes):
-    found = lines(gspo.train(None, ROWS, likes_a, config=config_of(folder, device, **changes)))
+    found = metrics(gspo.train(None, ROWS, likes_a, config=config_of(folder, device, **changes)))
     return [line[name] for line in found for name in ("loss", "grad_norm", "entropy", "reward")]
 
 
@@ -37,14 +36,14 @@ def resumed(folder, device):
     first = {"steps": 1, "save_every": 1}
     gspo.train(None, ROWS, likes_a, config=config_of(folder, device, train=first))
     more = config_of(folder, device, train=first | {"steps": 2})
-    return lines(gspo.train(None, ROWS, likes_a, config=more, resume=True))[-1]["grad_norm"]
+    return metrics(gspo.train(None, ROWS, likes_a, config=more, resume=True))[-1]["grad_norm"]
 
 
 def imitated(folder, device):
     rows = [{"prompt": row["prompt"], "completion": "ab"} for row in ROWS]
     given = {"path": str(folder / "model"), "device": device, "autocast": "none"}
     config = {"model": given, "train": {"steps": 1}, "log": {"dir": str(folder / f"runs-{device}")}}
-    return [line["loss"] for line in lines(gspo.sft(None, rows, config=from_dict(config)))]
+    return [line["loss"] for line in metrics(gspo.sft(None, rows, config=from_dict(config)))]
 
 
 def evaluated(folder, device):
@@ -63,18 +62,14 @@ FLOWS = {
     "Routing Replay": lambda *where: trained(*where, algorithm={"router_replay": "R3"}),
     "a coarse sampler": lambda *where: trained(*where, sampler=dials(kind="int8")),
     "everything offloaded": lambda folder, device: trained(
-        folder,
-        device,
-        algorithm={"beta": 0.01},
-        train={"offload_optimizer": device != "cpu", "offload_reference": device != "cpu"},
+        folder, device, algorithm={"beta": 0.01},
+        train=dict.fromkeys(("offload_optimizer", "offload_reference"), device != "cpu"),
     ),
     "resume": resumed,
     "sft": imitated,
     "evaluate": evaluated,
     "a reward model": judged,
-}
-
-
+}  # fmt: skip
 SLOW = {"adapters on nf4", "moments of 8 bits", "Routing Replay", "a coarse sampler", "everything offloaded"}
 
 

@@ -89,10 +89,7 @@ def test_held_out_prompts_and_those_of_benchmarks_never_come_in(tmp_path):
         ({"stage": [{"at": 5, "max_completion_length": 64}]}, r"stage\[0\]\.max_completion_length = 64 leaves no room"),
         ({"refresh": {"every": 2, "source": f"{__name__}:not_json"}}, "gave no rows after step 2: TypeError: .*set"),
         ({"refresh": {"every": 2, "source": f"{__name__}:none"}}, "gave no rows after step 2: .*there are no rows"),
-        (
-            {"refresh": {"every": 2, "source": f"{__name__}:only_held_out"}},
-            "no row is left to train on: each of",
-        ),
+        ({"refresh": {"every": 2, "source": f"{__name__}:only_held_out"}}, "no row is left to train on: each of"),
         ({"refresh": {"every": 2, "drop_above": 0.5, "keep": 99}}, "refresh.keep = 99: train has only 36 queries"),
     ],
 )
@@ -154,9 +151,8 @@ def test_a_stage_must_fit_vllms_context_too():
     stage = {"at": 5, "max_completion_length": 50}
     assert room(from_dict({"stage": [stage]}), 400) == 400 - 256
     assert room(from_dict({"rollout": SHORT, "stage": [stage]}), 64) == 14
-    with pytest.raises(
-        ValueError, match=r"stage\[0\]\.max_completion_length = 50 leaves no room .*vLLM's context .* 48 tokens"
-    ):
+    message = r"stage\[0\]\.max_completion_length = 50 leaves no room .*vLLM's context .* 48 tokens"
+    with pytest.raises(ValueError, match=message):
         room(from_dict({"rollout": SHORT, "sampler": vllm, "stage": [stage]}), 64)
     assert room(from_dict({"rollout": SHORT, "sampler": vllm}), 64) == 40
 

@@ -33,13 +33,10 @@ def policy():
 
 def test_training_samples_the_whole_distribution_and_evaluation_as_it_is_told():
     model = tiny_run.model()
-    config = from_dict(
-        {
-            "rollout": {"max_completion_length": 9, "temperature": 0.8, "stop": ["b"]},
-            "eval": {"temperature": 0.0, "top_p": 0.5, "top_k": 3},
-            "train": {"seed": 4},
-        }
-    )
+    config = from_dict({
+        "rollout": {"max_completion_length": 9, "temperature": 0.8, "stop": ["b"]},
+        "eval": {"temperature": 0.0, "top_p": 0.5, "top_k": 3}, "train": {"seed": 4},
+    })  # fmt: skip
     train, held_out = samplings(config, model)
     assert train == Sampling(9, 0.8, 1.0, 0, ("b",), model.stop_ids, 4)
     assert held_out == Sampling(9, 0.0, 0.5, 3, ("b",), model.stop_ids, EVAL_SEED + 4)  # the length is that of training

@@ -22,9 +22,7 @@ def place(tmp_path_factory):
         assert main(["train", "train.toml"]) == 0
         (folder / "first.jsonl").write_text((folder / "run" / "metrics.jsonl").read_text())
         assert main(["train", "train.toml", "--resume", "--train.steps=4"]) == 0
-        assert (
-            main(["eval", "train.toml", "--model.path=run/model", "--eval.num_generations=3", "--out=out/completions.jsonl"])
-            == 0
-        )
+        words = ["--model.path=run/model", "--eval.num_generations=3", "--out=out/completions.jsonl"]
+        assert main(["eval", "train.toml", *words]) == 0
         assert main(["report", "run", "cold"]) == 0
     return folder

@@ -8,11 +8,9 @@ from gspo.cli.commands import REMOVED, commands_with, parse, reject_unknown
 def test_an_option_of_another_command_is_said_to_be_of_that():
     for command in ("train", "eval", "report"):
         for option in ("--memory", "--resume", "--only", "--benchmark", "--seed"):
-            if command in commands_with(option):
+            if command in (owners := commands_with(option)):
                 continue
-            with pytest.raises(
-                ValueError, match=rf"^{option}: unknown option: it is of `gspo {commands_with(option)[0]}`.*; "
-            ):
+            with pytest.raises(ValueError, match=rf"^{option}: unknown option: it is of `gspo {owners[0]}`.*; "):
                 reject_unknown(f"{option}=1", command)
     assert commands_with("--resume") == ["train", "sft", "serve", "demo"] and commands_with("--memory") == ["plan"]
     assert commands_with("--nothing") == commands_with("word") == []

@@ -1,7 +1,7 @@
 """gspo eval on held-out prompts; tests/eval has benchmarks."""
 
 from gspo.cli.main import main
-from tests.cli.whole import lines
+from tests.training.whole import lines
 
 
 def test_eval_prints_an_interval_and_writes_each_completion(place, monkeypatch, capsys):
@@ -21,9 +21,8 @@ def test_eval_prints_an_interval_and_writes_each_completion(place, monkeypatch, 
 
 def test_eval_says_how_many_completions_were_not_scored(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    (place / "odd_grader.py").write_text(
-        "def odd(prompts, completions): return [None if i % 3 == 0 else 1.0 for i in range(len(completions))]\n"
-    )
+    scores = "[None if i % 3 == 0 else 1.0 for i in range(len(completions))]"
+    (place / "odd_grader.py").write_text(f"def odd(prompts, completions): return {scores}\n")
     words = ["--model.path=run/model", "--eval.num_generations=3", "--reward.functions=odd_grader:odd"]
     assert main(["eval", "train.toml", *words]) == 0
     shown = capsys.readouterr().out

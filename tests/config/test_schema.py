@@ -2,6 +2,7 @@ import dataclasses
 
 from gspo.config.files import docs
 from gspo.config.schema import SECTIONS
+from gspo.config.values import in_range
 
 
 def test_every_field_has_a_docstring_a_type_in_words_and_a_range():
@@ -16,9 +17,4 @@ def test_every_field_has_a_docstring_a_type_in_words_and_a_range():
 def test_defaults_lie_in_their_range():
     for cls in SECTIONS.values():
         for field in dataclasses.fields(cls):
-            value, limits = getattr(cls(), field.name), field.metadata
-            if value is None or isinstance(value, (str, bool, list, dict)):
-                assert not limits["choices"] or value is None or value in limits["choices"]
-                continue
-            assert limits["low"] is None or value >= limits["low"]
-            assert limits["high"] is None or value <= limits["high"]
+            in_range(field.name, getattr(cls(), field.name), field.metadata)

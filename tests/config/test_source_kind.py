@@ -24,6 +24,5 @@ def test_a_name_says_what_it_stands_for(tmp_path):
 
 def test_what_runs_in_an_environment():
     assert not in_environment(TaskConfig(source="rows.jsonl"))
-    assert in_environment(TaskConfig(source="rows.jsonl", environment="a:B")) and in_environment(
-        TaskConfig(source="verifiers:v")
-    )
+    assert in_environment(TaskConfig(source="rows.jsonl", environment="a:B"))
+    assert in_environment(TaskConfig(source="verifiers:v"))

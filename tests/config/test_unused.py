@@ -304,10 +304,7 @@ def test_what_changes_nothing_is_refused(refuses):
         lambda stage: from_dict(base | {"stage": stage}),
         [(r"stage\[\d\].* has no effect: it holds before", s) for s in stages],
     )
-    there_and_back = [
-        {"at": 2, "source": "b.jsonl", "temperature": 1.0},
-        {"at": 4, "source": "rows.jsonl", "temperature": 0.7},
-    ]
-    assert len(from_dict(base | {"stage": there_and_back}).stage) == 2
+    back = [{"at": 2, "source": "b.jsonl", "temperature": 1.0}, {"at": 4, "source": "rows.jsonl", "temperature": 0.7}]
+    assert len(from_dict(base | {"stage": back}).stage) == 2
     own = merged(base, {"task": {"source": "rows:make", "config": {"n": 1}}})  # a stage reads it without task.config
     assert from_dict(own | {"stage": [{"at": 2, "source": "rows:make"}]}).stage

@@ -29,9 +29,7 @@ def short(tmp_path, monkeypatch):
 def model(tmp_path_factory):
     """In place of SmolLM2, which tests/real trains."""
     folder = tmp_path_factory.mktemp("model")
-    made = build_tiny(tiny_qwen3_moe(hidden=16, context=256), longest_match_tokenizer(string.printable))
-    made.model.save_pretrained(folder)
-    made.tokenizer.save_pretrained(folder)
+    build_tiny(tiny_qwen3_moe(hidden=16, context=256), longest_match_tokenizer(string.printable)).save(folder)
     return folder
 
 

@@ -50,9 +50,8 @@ def test_ranks_send_what_the_formulas_say(ranks, tiny, case):
     rows = {row.what: row for row in cost_model.sent(sharding.layers, sharding.shape, spread, work, FLOAT32, checkpointing)}
 
     def said(start, end=""):
-        return counted.RANKS * sum(
-            row.training for name, row in rows.items() if name.startswith(start) and name.endswith(end)
-        )
+        found = [row.training for name, row in rows.items() if name.startswith(start) and name.endswith(end)]
+        return counted.RANKS * sum(found)
 
     held = [rank[case]["held"] for rank in ranks]
     stay = (experts - 1) / experts  # rows that a rank sends to itself were counted too

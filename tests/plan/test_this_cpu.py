@@ -14,17 +14,7 @@ from gspo.plan import this_cpu
 from gspo.plan.cost_model import Spread, Work
 from gspo.plan.meta_sharding import shard_on_meta
 from gspo.plan.plan import Lengths, render
-from gspo.plan.this_cpu import (
-    EFFICIENCY,
-    Model,
-    Product,
-    Rates,
-    Sampled,
-    for_this_cpu,
-    rate,
-    sampling_seconds,
-    training_seconds,
-)
+from gspo.plan.this_cpu import EFFICIENCY, Model, Product, Rates, Sampled, rate, sampling_seconds, training_seconds
 from tests.assembly.test_early_checks import SYSTEM, saved
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 
@@ -122,7 +112,7 @@ def test_slower_products_make_a_slower_model(monkeypatch):
 )
 def test_a_plan_is_for_this_cpu_where_nothing_says_otherwise(monkeypatch, tables, memory, gpu, here):
     monkeypatch.setattr(this_cpu, "pick_device", lambda name: torch.device("cuda" if gpu else "cpu"))
-    assert for_this_cpu(from_dict(tables), memory) == here
+    assert this_cpu.for_this_cpu(from_dict(tables), memory) == here
 
 
 def test_the_plan_of_a_run_on_this_cpu(tmp_path, capsys):
