@@ -9,9 +9,7 @@ from gspo.safe import visible
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="+", type=path, metavar="RUN_DIR", help="run folders; the page is written into the first"
-    )
+    parser.add_argument("runs", nargs="+", type=path, metavar="RUN_DIR", help="run folders; the first gets the page")
 
 
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:

@@ -170,9 +170,7 @@ SERVE = (
         ("rollout.max_staleness",), lambda c: c.rollout.max_staleness > 0,
         "serve.max_age says how old a turn may be; set it to 0",
     ),
-    Conflict(
-        ("sampler.sleep_level",), lambda c: c.sampler.sleep_level > 0, "agents may ask at any time; set it to 0"
-    ),
+    Conflict(("sampler.sleep_level",), lambda c: c.sampler.sleep_level > 0, "agents may ask at any time; set it to 0"),
     *SAMPLING,
 )  # fmt: skip
 NOWHERE = "on a CPU there is nowhere to offload to: leave it off"

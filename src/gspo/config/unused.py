@@ -74,10 +74,7 @@ ALWAYS = (
         ("guard.lr_factor",), lambda c: not c.guard.max_rewinds,
         "guard.max_rewinds = 0, so the run never goes back: raise that, or leave it out",
     ),
-    Unused(
-        ("task.split",), lambda c: not kinds(c) & {"hub", "saved"},
-        "the source has no splits to choose from: leave it out",
-    ),
+    Unused(("task.split",), lambda c: not kinds(c) & {"hub", "saved"}, "the source has no splits: leave it out"),
     Unused(
         ("task.eval_split",), lambda c: not source_kind.has_splits(c.task.eval_source or c.task.source),
         "the source has no splits to choose from: leave it out, and give held-out prompts of their own as task.eval_source",
@@ -132,6 +129,11 @@ ALWAYS = (
         'add "code" to reward.functions, or leave it out',
     ),
     Unused(
+        every("reward_model"), lambda c: "model" not in c.reward.functions,
+        'add "model" to reward.functions, or leave it out',
+    ),
+    Unused(every("judge"), lambda c: "judge" not in c.reward.functions, 'add "judge" to reward.functions, or leave it out'),
+    Unused(
         ("code.function_column",), lambda c: c.code.language == "cpp",
         'functions are called in Python alone, and code.language = "cpp": leave it out',
     ),
@@ -139,11 +141,6 @@ ALWAYS = (
         ("code.sandbox",), lambda c: not runs_programs(c.reward.functions),
         'no reward runs programs: add "code" to reward.functions, or leave it out',
     ),
-    Unused(
-        every("reward_model"), lambda c: "model" not in c.reward.functions,
-        'add "model" to reward.functions, or leave it out',
-    ),
-    Unused(every("judge"), lambda c: "judge" not in c.reward.functions, 'add "judge" to reward.functions, or leave it out'),
     Unused(
         ("judge.scale",), lambda c: c.judge.mode in ("rank", "pairs"),
         'there are no scores with judge.mode = "rank" or "pairs": leave it out',
