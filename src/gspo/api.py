@@ -176,11 +176,6 @@ def _check_given(settings: Config, functions: Sequence[Callable[..., Any]], eval
         raise ValueError(f"reward.workers = {reward.workers} has no effect: {why}; {remedy}")
 
 
-def last_line(folder: Path) -> dict[str, Any]:
-    """The newest metrics of a run; {} if there are none yet."""
-    return (list(read_lines(folder / "metrics.jsonl")) or [{}])[-1]
-
-
 def _run(assembled: AbstractContextManager[tuple[Any, Any]], loop: Callable[[Any], dict[str, Any]]) -> Result:
     """Runs `loop` on a run, saves the final model, and writes the report."""
     with reported(*ENDS_AT_ONCE) as folders, assembled as (run, hf):
@@ -188,7 +183,7 @@ def _run(assembled: AbstractContextManager[tuple[Any, Any]], loop: Callable[[Any
         folders.append(folder := log.folder.path)
         if run.step >= steps:
             log.note(f"all {steps} steps are done already: nothing is trained; raise train.steps to go on")
-        metrics = loop(run) or last_line(folder)
+        metrics = loop(run) or [{}, *read_lines(folder / "metrics.jsonl")][-1]  # of an earlier start, if there was one
         finished, collapsed = run.step >= steps, isinstance(run, Run) and run.collapsed
         if finished:
             checkpoint.save_model(log.folder, run.learner.publish(run.step).save)

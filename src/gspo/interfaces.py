@@ -35,23 +35,18 @@ class Weights(Protocol):
     @property
     def temperature(self) -> float:
         """The sampling temperature at which `read` takes log-probabilities."""
-        ...
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
         """Name and full (unsharded) tensor of each weight of the language model."""
-        ...
 
     def layers(self) -> Iterable[dict[str, Tensor]]:
         """The same weights layer by layer, with Hugging Face names and the dtypes that an engine loads."""
-        ...
 
     def save(self, folder: str, *, merged: bool = False) -> None:
         """Write the model and its tokenizer in Hugging Face format: adapters on their own, or `merged` into a full model."""
-        ...
 
     def read(self, completions: Sequence[Completion]) -> list[Reading]:
         """Readings of a few completions under these weights, with which a sampler verifies its own copy."""
-        ...
 
 
 class Sampler(Protocol):
@@ -62,23 +57,16 @@ class Sampler(Protocol):
     @property
     def version(self) -> int:
         """Version of the current weights."""
-        ...
 
     @property
     def probes(self) -> list[Rollout]:
         """Completions that `load` sampled to verify the current weights; empty if it sampled none."""
-        ...
 
     def counts(self) -> dict[str, float]:
         """Sampler metrics since the last call, such as failed engines."""
-        ...
 
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        n: int,
-        sampling: Sampling,
-        progress: Callable[[int], None] | None = None,
+        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:
         """Samples `n` unscored completions per prompt, in the order of the prompts.
 
@@ -89,15 +77,12 @@ class Sampler(Protocol):
             sampling: Length limit, temperature, stop conditions and seed.
             progress: Called with the number of finished completions.
         """
-        ...
 
     def load(self, weights: Weights) -> None:
         """Load these weights; tokens sampled from now on carry their version."""
-        ...
 
     def rest(self) -> None:
         """Announce that nothing is sampled until the next `load`: the sampler may release memory until then."""
-        ...
 
 
 def key_of(seed: int | tuple[int, ...], prompt: int, completion: int) -> list[int]:
@@ -152,11 +137,9 @@ class StreamingCompleter(Protocol):
     @property
     def version(self) -> int:
         """Version of the current weights."""
-        ...
 
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
         """Starts a completion: `so_far` contains only the prompt."""
-        ...
 
 
 class StreamingSampler(Sampler, StreamingCompleter, Protocol):
@@ -174,23 +157,18 @@ class SupervisedLearner(Protocol):
 
     def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
         """Sets the batch that the next updates train on."""
-        ...
 
     def update(self, number: int) -> Update:
         """One optimizer step on the mini-batch with this index, from those given to `take`."""
-        ...
 
     def publish(self, version: int) -> Weights:
         """A handle on the current weights, under this version."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Writes `folder`/model in Hugging Face format and, beside it, all other state of the next update."""
-        ...
 
     def resume(self, folder: Path) -> None:
         """Restores what `save` wrote; the policy must already hold the model."""
-        ...
 
 
 class Learner(SupervisedLearner, Protocol):
@@ -200,12 +178,10 @@ class Learner(SupervisedLearner, Protocol):
         """Replaces optimizer.lr and any reduction by rewinds from now on; the schedule still applies. None: no override. It
         is not part of a checkpoint.
         """
-        ...
 
     @property
     def clip(self) -> tuple[float, float] | None:
         """The current clip range, e_low and e_high; None for an algorithm without one."""
-        ...
 
     def prepare(
         self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
@@ -218,31 +194,25 @@ class Learner(SupervisedLearner, Protocol):
             fresh: If the batch is stale, some completions sampled by the current weights: they show the effect of numerics
                 alone.
         """
-        ...
 
     def enter(self, temperature: float, max_completion_length: int) -> None:
         """Sets the sampling settings of all completions that are read or trained on from now on. max_completion_length: in
         tokens.
         """
-        ...
 
     def finish(self) -> bool:
         """Ends a step: an automatic clip range moves. Returns whether the noise floor now bounds it from below."""
-        ...
 
     def compare(self, completions: Sequence[Completion]) -> Agreement:
         """Mismatch between sampler and trainer on completions sampled by the current weights."""
-        ...
 
     def read(self, completions: Sequence[Completion]) -> list[Tensor]:
         """The log-probabilities of the sampled tokens of a few completions, each [|y|]."""
-        ...
 
     def rewind(self, folder: Path, lr_factor: float) -> None:
         """Restores what `save` wrote, including the model. The update count continues; the learning rate is multiplied by
         lr_factor.
         """
-        ...
 
 
 class Scorer(Protocol):
@@ -250,7 +220,6 @@ class Scorer(Protocol):
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The same rollouts, scored. `progress` is called with the number of scored rollouts."""
-        ...
 
     def counts(self) -> dict[str, float]:
         """Scoring metrics since the last call."""
@@ -275,40 +244,31 @@ class PromptSource(Protocol):
     @property
     def place(self) -> Any:
         """Current position in the stream; assign a saved one to take the same prompts again."""
-        ...
 
     @place.setter
     def place(self, value: Any) -> None:
         """Goes back to a saved position."""
-        ...
 
     def begin(self, done: int) -> None:
         """Announces that a batch starts after `done` steps. Raises RefreshFailed."""
-        ...
 
     def take(self, k: int, step: int) -> list[Prompt]:
         """The next k prompts, for the batch of a step."""
-        ...
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Receives all groups that were sampled and scored."""
-        ...
 
     def find(self, id: str) -> Prompt:
         """The prompt with this id, from those handed out."""
-        ...
 
     def metrics(self, step: int) -> dict[str, Any]:
         """Metrics of a step."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """All state that the next prompts depend on, in plain types."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        ...
 
 
 class RolloutSource(Protocol):
@@ -325,13 +285,11 @@ class RolloutSource(Protocol):
     @property
     def stale(self) -> bool:
         """Whether the last batch may contain groups sampled by older weights than the current ones."""
-        ...
 
     def __iter__(self) -> Iterator[Group]: ...
 
     def fresh(self) -> list[Rollout]:
         """Rollouts of the current weights, if the last batch is stale."""
-        ...
 
     def drop(self) -> None:
         """Discards rollouts that wait or are in progress."""

@@ -47,7 +47,10 @@ def test_a_run_is_what_its_configuration_says(tmp_path, changes, kind):
     ("evaluation", "said"),
     [
         ({"every": 3, "num_prompts": 4}, "36 training prompts, 4 held out"),
-        ({"every": 0, "num_prompts": 4}, "36 training prompts, 4 held out for `gspo eval`"),
+        (
+            {"every": 0, "num_prompts": 4},
+            "36 training prompts, 4 held out for `gspo eval` (eval.num_prompts = 0 holds out none)",
+        ),
         ({"every": 0, "num_prompts": 0}, "40 training prompts, none held out"),
     ],
 )

@@ -221,22 +221,11 @@ def assembled(
         start.opened(f"{config.algorithm.name} training", policy) as (log, screen, state),
     ):
         run = Run(
-            config=config,
-            row=ALGORITHMS[config.algorithm.name],
-            sampler=sampler,
-            evaluator=evaluator,
-            scorer=scorer,
-            held_out=held_out,
-            source=source(sampler, sampling, screen.phase),
-            sampling=sampling,
-            eval_sampling=eval_sampling,
-            learner=cast(Learner, learner),
-            log=log,
-            screen=screen,
-            decode=partial(decoded, model.tokenizer),
-            data=digest([*prompts, *held_out]),
-            guard=Guard(config.guard),
-        )
+            config=config, row=ALGORITHMS[config.algorithm.name], learner=cast(Learner, learner), guard=Guard(config.guard),
+            source=source(sampler, sampling, screen.phase), sampler=sampler, sampling=sampling, scorer=scorer,
+            held_out=held_out, evaluator=evaluator, eval_sampling=eval_sampling, data=digest([*prompts, *held_out]),
+            log=log, screen=screen, decode=partial(decoded, model.tokenizer),
+        )  # fmt: skip
         if state is not None:
             restore(run, state)
         if isinstance(learner, LeadingLearner):
@@ -262,14 +251,10 @@ def imitating(
         policy, learner = start.learner()
         completions = [sft.imitated(row.tokens, row.completion) for row in rows]
         with start.opened("supervised fine-tuning", policy) as (log, screen, state):
+            stream = PromptStream(completions, config.task.seed)
             run = sft.SupervisedRun(
-                config=config,
-                rows=PromptStream(completions, config.task.seed),
-                learner=learner,
-                log=log,
-                screen=screen,
-                data=digest(rows),
-            )
+                config=config, rows=stream, learner=learner, log=log, screen=screen, data=digest(rows)
+            )  # fmt: skip
             if state is not None:
                 sft.restore(run, state)
             if isinstance(learner, LeadingLearner):
@@ -325,10 +310,8 @@ def evaluating(config: Config, given: CallInputs | None = None) -> Iterator[dict
             config = dated(config, (outline := outline_of(config, given, None)).tokenizer)
             held_out = evaluated_prompts(config, given, outline)
             if not held_out:
-                raise ValueError(
-                    f"task.source = {config.task.source!r}: too few rows to hold out a tenth of them: give held-out prompts "
-                    "as task.eval_source or task.eval_split"
-                )
+                remedy = "give held-out prompts as task.eval_source or task.eval_split"
+                raise ValueError(f"task.source = {config.task.source!r}: too few rows to hold out a tenth of them: {remedy}")
             scorer.check(held_out)
             scorer.wait()
         with loading("the model", heard):
@@ -336,11 +319,7 @@ def evaluating(config: Config, given: CallInputs | None = None) -> Iterator[dict
         policy = HFPolicy(model, config.rollout.temperature)
         with evaluator_of(config, policy) as sampler, Progress(0, title="evaluation") as screen:
             yield {
-                "sampler": sampler,
-                "scorer": scorer,
-                "prompts": held_out,
-                "n": config.eval.num_generations,
-                "sampling": samplings(config, model)[1],
+                "sampler": sampler, "sampling": samplings(config, model)[1], "scorer": scorer, "report": screen.phase,
+                "prompts": held_out, "n": config.eval.num_generations,
                 "correct_threshold": config.reward.correct_threshold,
-                "report": screen.phase,
-            }
+            }  # fmt: skip

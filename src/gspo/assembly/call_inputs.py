@@ -42,10 +42,8 @@ def configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any
         raise ValueError('model: expected a folder, an id or a loaded model; a [model] section is config={"model": {...}}')
     named = model is None or isinstance(model, (str, Path))
     if tokenizer is not None and named:
-        raise ValueError(
-            "tokenizer: it goes with a loaded model; beside a model's name give the tokenizer's folder or id as "
-            'config={"model": {"tokenizer": ...}}'
-        )
+        remedy = "beside a model's name give its folder or id as model.tokenizer, in config="
+        raise ValueError(f"tokenizer: it goes with a loaded model; {remedy}")
     if tokenizer is None and not named:
         raise ValueError("tokenizer: a loaded model needs its tokenizer: pass tokenizer=")
     if model is not None:

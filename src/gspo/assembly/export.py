@@ -9,6 +9,7 @@ from pathlib import Path
 from gspo.backends.hf.files import base_of, is_adapter
 from gspo.backends.hf.lora import read_model
 from gspo.config.files import load
+from gspo.config.import_function import describe
 from gspo.config.policy import ModelConfig
 from gspo.runs import checkpoint, disk
 
@@ -85,9 +86,7 @@ def upload(folder: Path, repository: str) -> str:
         url = api.create_repo(repository, private=True, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Add the model")
     except Exception as error:  # the Hub client's, or those of its HTTP library, which depends on the version
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise RuntimeError(
-            f"--push {repository}: the Hub did not take it ({why}). The model is in {folder}. Log in by `hf auth login`, or "
-            f"set HF_TOKEN to a token that may write, and send it by `hf upload {repository} {folder}`"
-        ) from error
+        why = f"the Hub did not take it ({describe(error)}). The model is in {folder}"
+        remedy = "Log in by `hf auth login`, or set HF_TOKEN to a token that may write, and send it by"
+        raise RuntimeError(f"--push {repository}: {why}. {remedy} `hf upload {repository} {folder}`") from error
     return str(url)

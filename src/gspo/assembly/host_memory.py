@@ -39,22 +39,19 @@ def standing_bytes(config: Config) -> dict[str, int]:
 
 def check_copies(config: Config, ranks: int) -> None:
     """Raises ValueError, before anything is loaded, if the copies and the leader's shard cannot fit in memory."""
-    if ranks == 1 or not copies(config, ranks):
+    if not copies(config, ranks):
         return
     device = pick_device(config.model.device)
     numbers = sum(p.numel() for p in without_weights(config.model).parameters())
-    copied = copies(config, ranks) * numbers * itemsize(config)
+    copied = numbers * itemsize(config)
     shard = numbers * sum(standing_bytes(config).values()) * config.scale.data_parallel_replicas / ranks  # a lower bound
-    if torch.cuda.is_available():
-        shard *= device.type == "cuda"  # else only the copies are on the CPU
-    else:
-        shard *= local_world_size()  # the ranks of a machine share its memory
+    # Ranks without GPUs share their machine's memory. A copy on the CPU lies beside shards that are on GPUs.
+    shard *= device.type == "cuda" if torch.cuda.is_available() else local_world_size()
     room = free(device)
     if copied + shard > room:
-        raise ValueError(
-            f'sampler.engine = "embedded": the leader needs {copied / GIB:.1f} GiB for {COPY} and '
-            f"{shard / GIB:.1f} GiB for shards, gradients and moments, but {room / GIB:.1f} GiB are free: {REMEDY}"
-        )
+        needs = f"{copied / GIB:.1f} GiB for {COPY} and {shard / GIB:.1f} GiB for shards, gradients and moments"
+        why = f"the leader needs {needs}, but {room / GIB:.1f} GiB are free"
+        raise ValueError(f'sampler.engine = "embedded": {why}: {REMEDY}')
 
 
 def free(device: torch.device) -> float:

@@ -50,38 +50,26 @@ def policy_of(config: RunConfig, model: HFModel) -> HFPolicy:
     """The policy of a reinforcement learning run, with a critic if the algorithm has one."""
     algorithm, train = config.algorithm, config.train
     critic = Critic(model, algorithm.critic) if ALGORITHMS[algorithm.name].critic else None
-    return HFPolicy(
-        model,
-        config.rollout.temperature,
-        train.layout,
-        train.gradient_checkpointing,
-        critic,
-        router_logits=algorithm.aux_loss > 0,
-    )
+    settings = config.rollout.temperature, train.layout, train.gradient_checkpointing
+    return HFPolicy(model, *settings, critic, router_logits=algorithm.aux_loss > 0)
 
 
 def learner_of(config: RunConfig, policy: HFPolicy, reference: HFPolicy | None, ranks: Ranks | None = None) -> PolicyLearner:
     """The learner of a reinforcement learning run."""
     algorithm = config.algorithm
-    updates = config.train.steps * algorithm.mini_batches * algorithm.epochs
+    optimizer = optimizer_of(config, policy, config.train.steps * algorithm.mini_batches * algorithm.epochs)
+    objective = PolicyObjective(ALGORITHMS[algorithm.name], algorithm, config.rollout.max_completion_length)
     return PolicyLearner(
-        policy,
-        optimizer_of(config, policy, updates),
-        PolicyObjective(ALGORITHMS[algorithm.name], algorithm, config.rollout.max_completion_length),
-        micro_batches_of(config, ranks),
-        router_replay=algorithm.router_replay,
-        reference=reference,
-        scale=algorithm.scale_rewards,
-    )
+        policy, optimizer, objective, micro_batches_of(config, ranks),
+        router_replay=algorithm.router_replay, reference=reference, scale=algorithm.scale_rewards,
+    )  # fmt: skip
 
 
 def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
     """The optimizer for a run of `updates` updates. Raises ValueError if the device has no 8-bit kernels for it."""
     if config.optimizer.name == "adamw_8bit" and policy.device.type not in ("cpu", "cuda"):
-        raise ValueError(
-            f'optimizer.name = "adamw_8bit": bitsandbytes has no such kernels for {policy.device.type}: set "adamw", or '
-            'model.device = "cpu"'
-        )
+        why = f"bitsandbytes has no such kernels for {policy.device.type}"
+        raise ValueError(f'optimizer.name = "adamw_8bit": {why}: set "adamw", or model.device = "cpu"')
     optimizer = ResolvedOptimizer(**vars(config.optimizer) | {"lr": learning_rate(config, policy.model)})
     names = norms_and_biases(policy.model.model)
     kept = [p for name, p in policy.model.named_parameters() if name in names]

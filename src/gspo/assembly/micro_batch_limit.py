@@ -41,10 +41,10 @@ def micro_batches_of(config: Config, ranks: Ranks | None) -> MicroBatches:
     """The micro-batches of a run. On several ranks they have the limit that an earlier start of this run has recorded, and
     record one that this start finds.
     """
-    asked, leads = config.train.micro_batch_tokens, ranks is None or ranks.number == 0
-    warn = logger.warning if leads else lambda text: None
+    asked = config.train.micro_batch_tokens
     if ranks is None:
-        return MicroBatches(asked, warn)
+        return MicroBatches(asked, logger.warning)
+    warn = logger.warning if ranks.number == 0 else lambda text: None
     made = MicroBatches(asked, warn, ranks, partial(keep, config, ranks))
     try:
         found = json.loads((Path(config.log.dir) / SMALLER).read_bytes())
@@ -54,6 +54,5 @@ def micro_batches_of(config: Config, ranks: Ranks | None) -> MicroBatches:
     except (OSError, ValueError, KeyError, TypeError):  # no file, or one that was edited
         return made
     made.max_tokens = min(asked, tokens)
-    if leads:
-        logger.warning(f"{why}: micro-batches have at most {tokens} tokens, until {UNTIL} changes")
+    warn(f"{why}: micro-batches have at most {tokens} tokens, until {UNTIL} changes")
     return made

@@ -81,14 +81,11 @@ def curriculum(config: Config, prompts: Sequence[Prompt], others: OtherSources) 
     Raises ValueError, before anything is sampled, if a stage or a refresh has a source without usable prompts.
     """
     pools = [Pool(TASK, prompts, config.task.seed)]
-    for number, stage in enumerate(config.stage):
-        if stage.source is not None:
-            pools.append(others.of_stage(number))
+    pools += [others.of_stage(number) for number, stage in enumerate(config.stage) if stage.source is not None]
     refresh = config.refresh
-    keep = refresh.keep or 0
-    for pool in pools if keep else ():
-        if len(pool.queries) < keep:
-            raise ValueError(f"refresh.keep = {keep}: {pool.name} has only {len(pool.queries)} queries: lower it")
+    for pool in pools:
+        if len(pool.queries) < (refresh.keep or 0):
+            raise ValueError(f"refresh.keep = {refresh.keep}: {pool.name} has only {len(pool.queries)} queries: lower it")
     if refresh.every and refresh.source is not None:
         try:
             others.made("trial", refresh.every)  # trial call: errors surface before sampling

@@ -68,13 +68,10 @@ def warn_of_loopback() -> None:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
         address = "no address"
-    if not address.startswith(("127.", "no ")):
-        return
-    there = ", ".join(name for _, name in socket.if_nameindex() if name != "lo")
-    logger.warning(
-        f"{socket.gethostname()} resolves to {address}, where ranks on other machines cannot reach it: set {INTERFACE} and "
-        f"NCCL_SOCKET_IFNAME to the interface that connects the machines (there is {there or 'none'})"
-    )
+    if address.startswith(("127.", "no ")):
+        there = ", ".join(name for _, name in socket.if_nameindex() if name != "lo")
+        remedy = f"set {INTERFACE} and NCCL_SOCKET_IFNAME to the interface that connects them (there is {there or 'none'})"
+        logger.warning(f"{socket.gethostname()} resolves to {address}, which other machines cannot reach: {remedy}")
 
 
 def name_of_start(store: dist.Store, number: int, size: int) -> str:
@@ -110,10 +107,9 @@ def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
     if scale.launcher == "ray" and PARENT not in os.environ:
         raise ValueError('scale.launcher = "ray": start the ranks by `gspo train`; a script trains in one process')
     if number > 0 or scale.ranks not in (None, size):
-        raise ValueError(
-            f"scale.ranks = {scale.ranks or size}, but this process is rank {number} of {size}: start the ranks by `gspo "
-            "train` or `torchrun ... -m gspo train`; a script of your own trains in one process"
-        )
+        wrong = f"scale.ranks = {scale.ranks or size}, but this process is rank {number} of {size}"
+        remedy = "start the ranks by `gspo train` or `torchrun ... -m gspo train`; your own script trains in one process"
+        raise ValueError(f"{wrong}: {remedy}")
     if size == 1:
         yield None
         return

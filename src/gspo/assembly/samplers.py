@@ -38,9 +38,11 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
         model.stop_ids, config.train.seed, keep_special_tokens=rollout.keep_special_tokens,
     )  # fmt: skip
     stops_by_kind(model.tokenizer, train)  # before anything is sampled
-    length = evaluation.max_completion_length or longest(rollout, config.stage)[1]
-    chosen = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "top_k": evaluation.top_k}
-    return train, dataclasses.replace(train, max_new_tokens=length, seed=EVAL_SEED + config.train.seed, **chosen)
+    return train, dataclasses.replace(
+        train, max_new_tokens=evaluation.max_completion_length or longest(rollout, config.stage)[1],
+        temperature=evaluation.temperature, top_p=evaluation.top_p, top_k=evaluation.top_k,
+        seed=EVAL_SEED + config.train.seed,
+    )  # fmt: skip
 
 
 @contextmanager

@@ -86,18 +86,11 @@ def _options_of(arguments: argparse.Namespace) -> Options:
 
     of_source = [(name, getattr(arguments, name)) for name in OF_SOURCE]
     return Options(
-        model=arguments.config,
-        benchmark=arguments.benchmark,
-        dir=arguments.dir,
-        preset=arguments.preset,
+        model=arguments.config, benchmark=arguments.benchmark, dir=arguments.dir, preset=arguments.preset,
         of_source=tuple((name, value) for name, value in of_source if value is not None),
-        url=arguments.url or "",
-        key_variable=arguments.key_variable or "",
-        refused_as_wrong=arguments.refused_as_wrong,
-        against=arguments.against,
-        contests=arguments.contests,
-        as_published=arguments.as_published,
-    )
+        url=arguments.url or "", key_variable=arguments.key_variable or "", refused_as_wrong=arguments.refused_as_wrong,
+        against=arguments.against, contests=arguments.contests, as_published=arguments.as_published,
+    )  # fmt: skip
 
 
 def check_typed(keys: Iterable[str]) -> None:

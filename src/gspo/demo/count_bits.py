@@ -16,18 +16,10 @@ QUESTION = "How many 1 bits are there in the binary representation of the number
 GUESS = "<think>I do not work this out, I take a guess.</think>"
 
 PIECES = [
-    *"0123456789",
-    "How many 1 bits are there in the binary representation of the number ",
-    "?",
-    "<think>",
-    "</think>",
-    "<answer>",
-    "</answer>",
-    " even ",
-    " odd ",
-    "; ",
-    *("I ", "do ", "not ", "work ", "this ", "out, ", "take ", "a ", "guess."),
-]
+    *"0123456789", "How many 1 bits are there in the binary representation of the number ", "?",
+    "<think>", "</think>", "<answer>", "</answer>", " even ", " odd ", "; ",
+    "I ", "do ", "not ", "work ", "this ", "out, ", "take ", "a ", "guess.",
+]  # fmt: skip
 """Vocabulary of the demo's tokenizer."""
 
 

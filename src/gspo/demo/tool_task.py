@@ -22,21 +22,10 @@ VERDICT = "Box {}."
 HELP = f"error: look into one of {BOXES}"
 LOOK_COSTS = 0.02
 PIECES = [
-    *BOXES,
-    *ROOMS,
-    "<|user|>",
-    "<|assistant|>",
-    "<|tool|>",
-    "Room ",
-    ": which box holds the ball?",
-    *map(BALL.format, BOXES),
-    *map(NOTE.format, BOXES),
-    '<tool_call>{"name": "look", "arguments": {"box": "',
-    '"}}</tool_call>',
-    "Box ",
-    ".",
-    HELP,
-]
+    *BOXES, *ROOMS, "<|user|>", "<|assistant|>", "<|tool|>", "Room ", ": which box holds the ball?",
+    *map(BALL.format, BOXES), *map(NOTE.format, BOXES),
+    '<tool_call>{"name": "look", "arguments": {"box": "', '"}}</tool_call>', "Box ", ".", HELP,
+]  # fmt: skip
 """Vocabulary of the demo's tokenizer."""
 TOOL_TEXTS = {form.format(box) for form in (BALL, NOTE) for box in BOXES}
 TEMPLATE = (
