@@ -232,9 +232,8 @@ def test_the_estimate_of_activations_is_near_what_a_pass_saves(tmp_path, sizes):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         out = policy.forward(layout.build([one] * count))
     found = sum(x.untyped_storage().nbytes() for pointer, x in saved.items() if pointer not in weights)
-    estimate = cost_model.activations(
-        shard_on_meta(checked(config(tmp_path)).model, Spread(1)).shape, count * length, 4, False
-    )
+    shape = shard_on_meta(checked(config(tmp_path)).model, Spread(1)).shape
+    estimate = cost_model.activations(shape, count * length, 4, False)
     assert out.logp.requires_grad and 0.7 < estimate / found < 1.4, f"{estimate:.0f} for {found}"
 
 
