@@ -29,7 +29,14 @@ from gspo.types import Prompt
 def checked_prompts(config: Config, here: ModelConfig, count: int) -> tuple[list[Prompt], str]:
     """Checks the settings that the model can rule out. Returns the first training prompts, and the first one as the model
     reads it, for the terminal; ([], "") for a source on the Hub, for prompts of an environment, and without needed packages.
-    Raises ValueError as the run itself would, before or while it loads the model. here: the model, in local folders.
+
+    Args:
+        config: The settings of any command.
+        here: The model, in local folders.
+        count: Number of prompts.
+
+    Raises:
+        ValueError: As the run itself would, before or while it loads the model.
     """
     if not readable(config):
         return [], ""

@@ -15,11 +15,18 @@ from gspo.runs import checkpoint, disk
 
 
 def export(source: Path, out: Path | None = None, merge: bool = False, push: str | None = None) -> str:
-    """Writes a model into a folder and, with `push`, to that repository of the Hub. Returns its folder or URL.
+    """Writes a model into a folder and, with `push`, to the Hub. Returns its folder or URL.
 
-    `source`: a run folder (its newest model is taken), a checkpoint or a model folder. `out`: by default export/ in the run
-    folder. Raises ValueError if the model cannot be exported, SaveError if the disk is full, and RuntimeError if the Hub
-    does not accept it.
+    Args:
+        source: A run folder (its newest model is taken), a checkpoint or a model folder.
+        out: The folder to write into; by default export/ in the run folder.
+        merge: Merge the adapter into its base model.
+        push: The Hub repository; created as a private one if it does not exist.
+
+    Raises:
+        ValueError: If the model cannot be exported.
+        SaveError: If the disk is full.
+        RuntimeError: If the Hub does not accept the model.
     """
     cfg = named(source)
     if out is None and not (source / "checkpoints").is_dir():

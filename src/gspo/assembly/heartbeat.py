@@ -27,7 +27,11 @@ BEATS = 10  # minimum beats within the timeout
 @contextmanager
 def heartbeat(store: dist.Store, number: int, timeout: float, apart: bool = True) -> Iterator[None]:
     """Runs the heartbeat during the context: the leader beats, a follower exits if it sees no beat for `timeout` seconds.
-    apart: whether the store runs outside the leader's process, so that a silent store says nothing about the leader.
+
+    Args:
+        number: This rank.
+        timeout: In seconds.
+        apart: Whether the store runs outside the leader's process, so that a silent store says nothing about the leader.
     """
     pause, pulse, over = min(OFTEN, timeout / BEATS), Pulse(store), threading.Event()
     threads = [threading.Thread(target=listen if number else beat, args=(pulse, pause, over), daemon=True)]

@@ -72,8 +72,12 @@ def trained_outline(config: Config, given: CallInputs, last: Path | None) -> Out
 def models_of(
     config: Config, given: CallInputs, last: Path | None, ranks: ProcessRanks | None = None
 ) -> tuple[HFModel, HFPolicy | None]:
-    """The model to train, with the weights of the checkpoint `last`, and the frozen reference of the KL term: the model that
-    training began with; None if beta is 0. Both are sharded among the `ranks`, if any.
+    """The model to train, with the weights of the checkpoint `last`, and the frozen reference of the KL term.
+
+    The reference is the model that training began with; None if beta is 0.
+
+    Args:
+        ranks: The ranks among which both are sharded; None for a single process.
     """
     if ranks is not None:
         return sharded_models(config, last, ranks)
@@ -158,8 +162,11 @@ def prompts_of(
     tables: tuple[Table, Table] | None = None,
     overlap: Overlap | None = None,
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Training and held-out prompts that fit the model's context. tables: their rows, if already read. overlap: the n-grams
-    of benchmarks, for decontamination.
+    """Training and held-out prompts that fit the model's context.
+
+    Args:
+        tables: Their rows, if already read.
+        overlap: The n-grams of benchmarks, for decontamination.
     """
     limit = room(config, outline.context_length)
     encoder = Encoder(outline.tokenizer, config.task, default_system(config))

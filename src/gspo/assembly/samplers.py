@@ -49,8 +49,12 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
 def samplers_of(
     config: Config, policy: HFPolicy, weights: Weights, keep: Path | None = None, hosts: Sequence[EngineHost] = ()
 ) -> Iterator[tuple[Sampler, Sampler]]:
-    """Yields the samplers for training and for evaluation. They may be the same. keep: the run folder, which gets vLLM's
-    output. hosts: machines on which vLLM starts; empty for this one.
+    """Yields the samplers for training and for evaluation. They may be the same.
+
+    Args:
+        weights: The current weights of the policy.
+        keep: The run folder, which gets vLLM's output.
+        hosts: Machines on which vLLM starts; empty for this one.
     """
     with ExitStack() as stack:
         if config.sampler.engine == "vllm":

@@ -16,10 +16,14 @@ UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 def resolve(
     config: AlgorithmConfig, sampling_rounds: int = 0, samples: bool = True
 ) -> tuple[Algorithm, ResolvedAlgorithm, list[str]]:
-    """Returns the algorithm's row, the settings with its defaults filled in, and warnings about odd values. sampling_rounds:
-    `rollout.dynamic_sampling_rounds`; samples: as in `resolved`.
+    """Returns the algorithm's row, the settings with its defaults filled in, and warnings about odd values.
 
-    Raises ValueError if a setting would have no effect, or would turn the algorithm into another than its name says.
+    Args:
+        sampling_rounds: `rollout.dynamic_sampling_rounds`.
+        samples: As in `resolved`.
+
+    Raises:
+        ValueError: A setting would have no effect, or would turn the algorithm into another than its name says.
     """
     row = ALGORITHMS[config.name]
     _check_clip(row, config)
@@ -121,7 +125,13 @@ def _check_dual(row: Algorithm, config: ResolvedAlgorithm) -> None:
 
 
 def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, samples: bool) -> Iterator[str]:
-    """Yields warnings about settings that are valid but probably not intended. Arguments as in `resolve`."""
+    """Yields warnings about settings that are valid but probably not intended.
+
+    Args:
+        config: [algorithm] with the row's defaults filled in.
+        sampling_rounds: `rollout.dynamic_sampling_rounds`.
+        samples: As in `resolved`.
+    """
     reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
     if row.level != "token" and reach is not None and reach > 0.05:
         yield (

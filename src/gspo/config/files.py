@@ -215,8 +215,12 @@ def _set(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(config: Config, comments: bool = False, secrets: bool = False) -> str:
-    """Returns the configuration as TOML. comments: write each field's meaning and unit above it. secrets: write them too;
-    otherwise they are hidden (safe.py).
+    """Returns the configuration as TOML.
+
+    Args:
+        config: The resolved configuration.
+        comments: Whether to write each field's meaning and unit above it.
+        secrets: Whether to write secrets as well. Otherwise they are hidden (safe.py).
     """
     lines: list[str] = []
     for name, cls in SECTIONS.items():

@@ -47,7 +47,12 @@ def same_run(old: Config, new: Config, allowed: Collection[str] = (), begun: int
 
     The error names the first such option in section order, because others may follow from it, as a clip range follows from
     the algorithm's name. Secrets may change: none is kept for a comparison, and keys are replaced now and then.
-    allowed: keys that may change on purpose. begun: the last step that was sampled for; stages after it may change.
+
+    Args:
+        old: Configuration of the run so far.
+        new: Configuration to resume with.
+        allowed: Keys that may change on purpose.
+        begun: The last step that was sampled for. Stages up to it are past; later ones may change.
     """
     changes = []
     past = [[stage for stage in config.stage if stage.at <= begun] for config in (old, new)]

@@ -237,8 +237,10 @@ OF_TRAINING = (
 
 
 def unused(config: Config, rules: Iterable[Unused], filled: Config | None = None) -> Iterable[tuple[str, str]]:
-    """Yields each key that is set without effect, with an error message that contains the remedy. Values of `filled` count
-    as not set, like the defaults.
+    """Yields each key that is set without effect, with an error message that contains the remedy.
+
+    Args:
+        filled: A configuration whose values count as not set, like the defaults.
     """
     for rule in rules:
         for key in rule.keys:
@@ -250,8 +252,11 @@ def unused(config: Config, rules: Iterable[Unused], filled: Config | None = None
 
 
 def check_unused(config: Config, command: str, filled: Config | None = None) -> None:
-    """Refuses settings that `command` ("train", "sft", "serve" or "eval") would not read. Raises ValueError with key, value
-    and remedy. filled: the defaults with the algorithm's own, as `gspo config` writes them into any file: not set either.
+    """Refuses settings that `command` would not read. Raises ValueError with key, value and remedy.
+
+    Args:
+        command: "train", "sft", "serve" or "eval".
+        filled: The defaults with the algorithm's own, as `gspo config` writes them into any file. They count as not set.
     """
     if config.stage and command in ("sft", "serve"):
         raise ValueError(f"stage[0].at = {config.stage[0].at} has no effect: `gspo {command}` has no stages: leave it out")

@@ -43,9 +43,16 @@ def guess(low: int, high: int, rng: random.Random) -> str:
 def cold_start(
     size: int, min_n: int, max_n: int, worked: float, slip: float, seed: int, held_out: int
 ) -> list[dict[str, Any]]:
-    """`size` rows with `prompt` and `completion`. A number from min_n to max_n may repeat. worked: share of worked
-    solutions; the rest are guesses. slip: probability of a miscount in each step of a solution. No row has one of the
-    `held_out` questions on which training with this task and seed evaluates.
+    """Rows with `prompt` and `completion`. A number may repeat: there are only max_n - min_n + 1.
+
+    Args:
+        size: Number of rows.
+        min_n: Smallest number in a question.
+        max_n: Largest number in a question.
+        worked: Share of rows with a worked solution; the rest are guesses.
+        slip: Probability of a miscount in each step of a solution.
+        seed: Seed of the rows and of the evaluation questions.
+        held_out: Number of evaluation questions. No row has one of those that training with this task and seed evaluates on.
     """
     task = TaskConfig(source=TASK, config={"min_n": min_n, "max_n": max_n}, seed=seed)
     left_out = {row["question"] for _, row in generate(TASK, task, 0, held_out)[1]}

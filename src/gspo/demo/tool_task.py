@@ -93,7 +93,12 @@ def questions(size: int, seed: int) -> list[dict[str, str]]:
 
 def cold_start(size: int, looking: float, slip: float, seed: int) -> list[dict[str, Any]]:
     """Rows with a question as `prompt` and the rest of the conversation as `completion`, tool output included.
-    looking: share of rows that look until they find the ball; the rest guess. slip: probability of a guess after each look.
+
+    Args:
+        size: Number of rows.
+        looking: Share of rows that look until they find the ball; the rest guess.
+        slip: Probability of giving up and guessing after each look.
+        seed: Seed of the rows.
     """
     rng = random.Random(f"cold start {seed}")
     rows = []

@@ -236,8 +236,13 @@ def activations(shape: Shape, tokens: int, itemsize: int, checkpointing: bool) -
 
 def sampling(shape: Shape, vocabulary: int, rows: int, length: int, read: int, itemsize: int) -> float:
     """Estimated bytes of the embedded sampler: the larger of decoding (KV cache of all rows, logits of a token) and prefill
-    (KV cache, activations of one layer). `rows` completions have `length` tokens each, prompt included; a prefill pass has
-    `read` tokens; keys and values take `itemsize` bytes a number.
+    (KV cache, activations of one layer).
+
+    Args:
+        rows: Completions in the batch.
+        length: Tokens of each completion, prompt included.
+        read: Prompt tokens in a prefill pass.
+        itemsize: Bytes per number of keys and values.
     """
     cached = 2 * shape.layers * shape.keys * itemsize
     reading = activations(replace(shape, layers=1), read, itemsize, checkpointing=True) + cached * read

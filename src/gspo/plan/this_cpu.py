@@ -184,8 +184,12 @@ def sampling_seconds(model: Model, step: Sampled, rates: Rates) -> float:
 
 
 def training_seconds(model: Model, work: Work, sampled: int, length: int, rates: Rates, checkpointing: bool) -> float:
-    """Seconds of a step's updates and of the passes that only read. sampled: tokens in a micro-batch; length: tokens of a
-    prompt with its completion.
+    """Seconds of a step's updates and of the passes that only read.
+
+    Args:
+        sampled: Sampled tokens in a micro-batch.
+        length: Tokens of a prompt with its completion.
+        checkpointing: Whether the backward pass computes each layer again.
     """
     # A pass forward, and back to its inputs and, unless they are frozen, its weights.
     times = (2 if model.frozen else 3) + checkpointing
