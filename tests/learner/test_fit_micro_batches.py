@@ -83,7 +83,7 @@ def trial(ranks, path, share):
     one, other, said = learner(), learner(), []
     size = one.policy.model.config.vocab_size
     whole = update_peak(one.policy, one.optimizer, Kept(0), drawn(16, 20, size))
-    one.micro_batches.max_tokens, one.micro_batches.tell = 330, said.append
+    one.micro_batches.max_tokens, one.micro_batches.warn = 330, said.append
     one.meter = Kept(whole * (share if ranks.number else 2))
     state = torch.get_rng_state()
     one.fit(20, size)
@@ -113,7 +113,7 @@ def test_a_trial_that_does_not_fit_ends_this_life(tmp_path):
 
     learner = learner_of(load_model(ModelConfig(path=model_in(tmp_path / "model"), device="cpu")), Case())
     parts, said = MicroBatches(160), []
-    parts.tell = said.append
+    parts.warn = said.append
 
     class Full(Kept):
         def __init__(self, room, good):
@@ -146,7 +146,7 @@ def test_a_completion_that_would_not_fit_ends_nothing_before_it_is_there(tmp_pat
 
     learner = learner_of(load_model(ModelConfig(path=model_in(tmp_path / "model"), device="cpu")), Case())
     parts, said = MicroBatches(most), []
-    parts.tell = said.append
+    parts.warn = said.append
     half = update_peak(learner.policy, learner.optimizer, Kept(0), drawn(1, 12, 19))
     make_room(learner.policy, learner.optimizer, parts, Kept(half), 20, 19)
     assert parts.max_tokens == 12
