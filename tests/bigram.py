@@ -22,6 +22,12 @@ class Bigram:
     def weights(self):
         return [("table", self.table)]
 
+    def logp_of(self, completion):
+        """The log-probabilities of the tokens that end a completion, from its first sampled one on, the plain way."""
+        first = int(completion.sampled.long().argmax())
+        rows = self.table[completion.tokens[first - 1 : -1]].log_softmax(-1)
+        return rows.gather(-1, completion.tokens[first:, None])[:, 0]
+
     def forward(self, batch: Batch, *, entropy=False, routing=False, replay=False):
         tokens, parent = batch.forest.tokens, batch.forest.parent
         logp = self.table[tokens[parent[batch.node]]].log_softmax(-1)

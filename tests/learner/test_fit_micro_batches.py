@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from gspo.config.policy import ModelConfig
-from gspo.config.scale import ScaleConfig
 from gspo.distributed.ranks import OneRank
 from gspo.learner.fit_micro_batches import SPARE, Found, drawn, fitting, make_room, update_peak
 from gspo.learner.memory import MicroBatches, OutOfMemory
-from tests.backends.hf.test_sharded import Case, completions, learner_of, model_in
+from tests.backends.hf.folders import load, model_in
+from tests.backends.hf.test_sharded import Case, completions, learner_of
+from tests.learner.test_leader_follower import sharded
 from tests.together import together
 
 MOMENTS = "exp_avg", "exp_avg_sq"
@@ -74,13 +74,7 @@ class Kept:
 
 def trial(ranks, path, share):
     """rank 1 has room for `share` of the largest micro-batch."""
-    from gspo.backends.hf.sharded import load_sharded
-
-    def learner():
-        model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size)
-        return learner_of(model, Case(), ranks)
-
-    one, other, said = learner(), learner(), []
+    one, other, said = sharded(ranks, path), sharded(ranks, path), []
     size = one.policy.model.config.vocab_size
     whole = update_peak(one.policy, one.optimizer, Kept(0), drawn(16, 20, size))
     one.micro_batches.max_tokens, one.micro_batches.warn = 330, said.append
@@ -109,11 +103,8 @@ def test_ranks_agree_on_micro_batches_that_all_have_room_for(tmp_path, share, to
 
 
 def test_a_trial_that_does_not_fit_ends_this_life(tmp_path):
-    from gspo.backends.hf.load import load_model
-
-    learner = learner_of(load_model(ModelConfig(path=model_in(tmp_path / "model"), device="cpu")), Case())
-    parts, said = MicroBatches(160), []
-    parts.warn = said.append
+    learner, said = learner_of(load(model_in(tmp_path / "model")), Case()), []
+    parts = MicroBatches(160, said.append)
 
     class Full(Kept):
         def __init__(self, room, good):
@@ -142,11 +133,8 @@ def test_a_trial_that_does_not_fit_ends_this_life(tmp_path):
 
 @pytest.mark.parametrize("most", [39, 640])
 def test_a_completion_that_would_not_fit_ends_nothing_before_it_is_there(tmp_path, most):
-    from gspo.backends.hf.load import load_model
-
-    learner = learner_of(load_model(ModelConfig(path=model_in(tmp_path / "model"), device="cpu")), Case())
-    parts, said = MicroBatches(most), []
-    parts.warn = said.append
+    learner, said = learner_of(load(model_in(tmp_path / "model")), Case()), []
+    parts = MicroBatches(most, said.append)
     half = update_peak(learner.policy, learner.optimizer, Kept(0), drawn(1, 12, 19))
     make_room(learner.policy, learner.optimizer, parts, Kept(half), 20, 19)
     assert parts.max_tokens == 12

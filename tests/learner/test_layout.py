@@ -15,16 +15,21 @@ def completion(prompt, sampled, advantage=0.0, first=100):
     return Completion(tokens, mask, logp_mu=logp, logp_old=logp, advantage=advantage)
 
 
+def path_to(at, parent):
+    """A token's ancestors and itself, from the root on."""
+    path = []
+    while at >= 0:
+        path.insert(0, at)
+        at = int(parent[at])
+    return path
+
+
 def naive_may_look(batch):
     """i may look at j exactly when j is i or an ancestor of it."""
     parent = batch.forest.parent.tolist()
-    n = len(parent)
-    mask = torch.zeros(n, n, dtype=torch.bool)
-    for i in range(n):
-        at = i
-        while at >= 0:
-            mask[i, at] = True
-            at = parent[at]
+    mask = torch.zeros(len(parent), len(parent), dtype=torch.bool)
+    for i in range(len(parent)):
+        mask[i, path_to(i, parent)] = True
     return mask
 
 
@@ -70,15 +75,8 @@ def random_completions(draw):
 
 def paths_to(batch):
     """For each sampled token, the tokens on its path, itself included."""
-    parent, tokens = batch.forest.parent.tolist(), batch.forest.tokens.tolist()
-    out = []
-    for node in batch.node.tolist():
-        path = []
-        while node >= 0:
-            path.insert(0, tokens[node])
-            node = parent[node]
-        out.append(path)
-    return out
+    parent = batch.forest.parent.tolist()
+    return [batch.forest.tokens[path_to(node, parent)].tolist() for node in batch.node.tolist()]
 
 
 @given(random_completions(), st.booleans())
@@ -100,9 +98,7 @@ def test_every_layout_predicts_each_sampled_token_from_its_own_history(completio
         assert one.position[0, seen].tolist() == list(range(len(path) - 1))
 
 
-@given(random_completions(), st.integers(1, 60), st.booleans())
-@settings(max_examples=100, deadline=None)
-def test_micro_batches_keep_every_completion_and_the_token_budget(completions, budget, share):
+def check_micro_batches(completions, budget, share):
     parts = layout.micro_batches(completions, budget, share)
     assert sorted(i for part in parts for i in part) == list(range(len(completions)))
     for part in ([completions[i] for i in indices] for indices in parts):
@@ -110,6 +106,12 @@ def test_micro_batches_keep_every_completion_and_the_token_budget(completions, b
         read = len(batch.forest.tokens) if share else layout.padded(batch, 0).tokens.numel()
         assert read <= budget or len(part) == 1
         assert layout.size(part, share) == read
+
+
+@given(random_completions(), st.integers(1, 60), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_micro_batches_keep_every_completion_and_the_token_budget(completions, budget, share):
+    check_micro_batches(completions, budget, share)
 
 
 def test_advantages_by_token():
@@ -120,12 +122,13 @@ def test_advantages_by_token():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="at least one completion"):
-        layout.build([])
-    with pytest.raises(ValueError, match="prompt token before it"):
-        layout.build([completion([], 2)])
-    with pytest.raises(ValueError, match="at least one sampled token"):
-        layout.build([completion([1], 1), completion([1, 2], 0)])
+    for batch, why in (
+        ([], "at least one completion"),
+        ([completion([], 2)], "prompt token before it"),
+        ([completion([1], 1), completion([1, 2], 0)], "at least one sampled token"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            layout.build(batch)
 
 
 def _grow(draw, tree, below, depth):
@@ -155,10 +158,8 @@ def random_trees(draw):
         tokens, parent, sampled = tree
         logp = torch.arange(sum(sampled), dtype=torch.float32)
         turn = torch.arange(sum(sampled)) // 2
-        made = Completion(
-            torch.tensor(tokens), torch.tensor(sampled), logp, logp, 0.0, turn=turn, parent=torch.tensor(parent)
-        )
-        out.append(made)
+        columns = {"turn": turn, "parent": torch.tensor(parent)}
+        out.append(Completion(torch.tensor(tokens), torch.tensor(sampled), logp, logp, 0.0, **columns))
     return out
 
 
@@ -166,14 +167,7 @@ def random_trees(draw):
 @settings(max_examples=150, deadline=None)
 def test_branches_are_read_from_their_own_history_and_each_token_is_trained_on_once(completions, share, budget):
     batch = layout.build(completions, share)
-    expected = []
-    for r in completions:
-        for at in r.sampled.nonzero()[:, 0].tolist():
-            path = []
-            while at >= 0:
-                path.insert(0, int(r.tokens[at]))
-                at = int(r.parent[at])
-            expected.append(path)
+    expected = [r.tokens[path_to(at, r.parent)].tolist() for r in completions for at in r.sampled.nonzero()[:, 0].tolist()]
     assert paths_to(batch) == expected
     assert torch.equal(layout.may_look(batch.forest), naive_may_look(batch))
     assert batch.turn.tolist() == [t for r in completions for t in r.turn.tolist()]
@@ -185,11 +179,7 @@ def test_branches_are_read_from_their_own_history_and_each_token_is_trained_on_o
     one = layout.packed(batch)
     for before, path in zip(one.before.tolist(), expected):
         assert one.tokens[0, one.mask[0, 0, before].nonzero()[:, 0]].tolist() == path[:-1]
-    for indices in layout.micro_batches(completions, budget, share):
-        part = [completions[i] for i in indices]
-        made = layout.build(part, share)
-        read = len(made.forest.tokens) if share else layout.padded(made, 0).tokens.numel()
-        assert read <= budget or len(part) == 1
+    check_micro_batches(completions, budget, share)
 
 
 @pytest.mark.parametrize(

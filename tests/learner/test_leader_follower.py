@@ -11,19 +11,24 @@ from safetensors.torch import load_file
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
 from gspo.learner.leader_follower import OVER, LeadingLearner, follow
+from tests.backends.hf.folders import load
 from tests.backends.hf.test_sharded import Case, completions, learner_of, model_in, routes_of, weights_of
 from tests.together import sent, together
 
 
-def led(ranks, path, folder):
+def sharded(ranks, path, case=None, **scale):
     from gspo.backends.hf.sharded import load_sharded
 
-    local = learner_of(load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size), Case(), ranks)
+    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(**scale), ranks.size)
+    return learner_of(model, case or Case(), ranks)
+
+
+def led(ranks, path, folder):
+    local = sharded(ranks, path)
     if ranks.number > 0:
         follow(local, ranks)
         return local.optimizer.lr_override, local.optimizer.updates, len(local.mini_batches)
-    learner = LeadingLearner(local, ranks)
-    batch = completions(0)
+    learner, batch = LeadingLearner(local, ranks), completions(0)
     weights = learner.publish(3)
     first = [name for name, _ in zip((name for name, _ in weights.tensors()), range(2))]  # not listened to the end
     every = {name: x.clone() for name, x in weights.tensors()}
@@ -45,13 +50,10 @@ def led(ranks, path, folder):
 
 
 def test_the_leaders_calls_are_made_by_all(tmp_path):
-    from gspo.backends.hf.load import load_model
-
     path = model_in(tmp_path / "model")
     answer, followed = together(led, 2, path, str(tmp_path))
     version, first, every, readings, agreement, metrics, clip, at_floor, after = answer
-    alone = learner_of(load_model(ModelConfig(path=path, device="cpu")), Case())
-    batch = completions(0)
+    alone, batch = learner_of(load(path), Case()), completions(0)
     begun = dict(alone.policy.weights())
     assert version == 3 and first == list(begun)[:2]
     assert every.keys() == begun.keys() and all(torch.equal(every[name], x) for name, x in begun.items())
@@ -69,15 +71,13 @@ def test_the_leaders_calls_are_made_by_all(tmp_path):
     assert clip == alone.clip and at_floor == alone.finish()
     assert max(float((after[name] - x.detach()).abs().max()) for name, x in alone.policy.weights()) < 1e-6
     assert followed == (0.5e-3, 2, 0)
-    saved = load_model(ModelConfig(path=str(tmp_path / "published"), device="cpu"))
+    saved = load(tmp_path / "published")
     assert all(torch.equal(after[name], x) for name, x in saved.named_parameters())
 
 
 def fails(ranks, path):
     """An error that all ranks meet in a call, and one of the leader's own."""
-    from gspo.backends.hf.sharded import load_sharded
-
-    local = learner_of(load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size), Case(), ranks)
+    local = sharded(ranks, path)
     try:
         if ranks.number:
             follow(local, ranks)
@@ -123,23 +123,15 @@ def steps(learner, replay, each=lambda: None):
 
 def routed(ranks, path, case):
     """What a rank holds of a batch's routes, and sends in the steps."""
-    from gspo.backends.hf.sharded import load_sharded
-
-    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(expert_parallel=2), ranks.size)
-    local, held = learner_of(model, case, ranks), []
-
-    def see():
-        rows = [local.mini_batches[i][j] for i, j in local.at]
-        mine = sorted(local._all_readers()[ranks.number])
-        own = [rows[i] for i in mine]
-        known = [c.routes for c in own if c.routes is not None]
-        held.append((sum(c.routes is not None for c in rows), len(own), len(known), sum(x.nbytes for x in known)))
-
+    local, held = sharded(ranks, path, case, expert_parallel=2), []
     prepare = local.prepare
 
     def prepared(*arguments):
         prepare(*arguments)
-        see()
+        rows = [local.mini_batches[i][j] for i, j in local.at]
+        own = [rows[i].routes for i in local._all_readers()[ranks.number]]
+        known = [routes for routes in own if routes is not None]
+        held.append((sum(c.routes is not None for c in rows), len(own), len(known), sum(x.nbytes for x in known)))
 
     local.prepare = prepared
     with sent() as count:
@@ -155,10 +147,8 @@ def routed(ranks, path, case):
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", [Case(replay="R2"), Case(replay="R3"), Case(replay="R2", layout="auto")])
 def test_routes_are_where_they_are_used_and_nowhere_else(tmp_path, case, size):
-    from gspo.backends.hf.load import load_model
-
     path = model_in(tmp_path)
-    alone = learner_of(load_model(ModelConfig(path=path, device="cpu")), case)
+    alone = learner_of(load(path), case)
     expected = steps(alone, case.replay)
     every = together(routed, size, path, case)
     for metrics, metrics0 in zip(itertools.chain(*every[0][0]), itertools.chain(*expected)):

@@ -7,14 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig, ResolvedOptimizer
 from gspo.learner.learner import PolicyLearner
 from gspo.learner.memory import MicroBatches
-from gspo.learner.objective import PolicyObjective
-from gspo.learner.optimizer import Optimizer
 from tests.bigram import Bigram
-from tests.learner.test_update import completions
+from tests.learner.cases import LENGTHS, completions, objective_of, optimizer_of
 
 
 class Saved(Bigram):
@@ -34,11 +30,9 @@ class Saved(Bigram):
         pass
 
 
-def learner(reference=None, beta=0.0, lr=0.05, **algorithm):
-    row, config, _ = resolve(AlgorithmConfig(beta=beta, **algorithm))
-    policy = Saved()
-    optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(lr=lr), 100, 0)
-    return PolicyLearner(policy, optimizer, PolicyObjective(row, config, 9), MicroBatches(40), reference=reference)
+def learner(reference=None, **algorithm):
+    policy, objective = Saved(), objective_of(**algorithm)
+    return PolicyLearner(policy, optimizer_of(policy, lr=0.05), objective, MicroBatches(40), reference=reference)
 
 
 def parts(seed=0, shift=0.2):
@@ -46,17 +40,19 @@ def parts(seed=0, shift=0.2):
     return [batch[:3], batch[3:]]
 
 
-def naive(policy, completion):
-    tokens, first = completion.tokens, int(completion.sampled.long().argmax())
-    rows = policy.table.detach()[tokens[first - 1 : -1]].log_softmax(-1)
-    return rows.gather(-1, tokens[first:, None])[:, 0]
+def step(made, batch, recompute=False):
+    """The losses of both updates of a batch."""
+    made.prepare(batch, recompute)
+    losses = [made.update(number).metrics["loss"] for number in (0, 1)]
+    made.finish()
+    return losses
 
 
 def test_a_pass_gives_pi_old_the_policys_own_likelihoods():
     made = learner()
     made.prepare(parts(), recompute=True)
     for completion in [one for part in made.mini_batches for one in part]:
-        assert torch.equal(completion.logp_old, naive(made.policy, completion))
+        assert torch.equal(completion.logp_old, made.policy.logp_of(completion))
         assert not torch.equal(completion.logp_mu, completion.logp_old)
 
 
@@ -83,8 +79,7 @@ def idle_parts(batch, *idle):
 @pytest.mark.parametrize("stale", [False, True])
 def test_a_batch_without_any_advantage_takes_no_pass_at_all(recompute, stale):
     made, passes = learner(epsilon="auto"), []
-    made.prepare(parts(), recompute=False)  # AdamW's moments are not zero afterwards
-    made.update(0), made.update(1), made.finish()
+    step(made, parts())  # AdamW's moments are not zero afterwards
     forward, clip, before = made.policy.forward, made.clip, made.policy.table.detach().clone()
     made.policy.forward = lambda *batch, **asked: passes.append(1) or forward(*batch, **asked)
     made.prepare(idle_parts(parts(1), 0, 1), recompute, completions(3) if stale else ())
@@ -100,8 +95,7 @@ def test_a_batch_without_any_advantage_takes_no_pass_at_all(recompute, stale):
 def test_numerics_show_without_the_momentum_of_updates_that_read_nothing(mode):
     """The first update reads nothing, but moves the weights. What sampled the batch differs by 1e-4 from the policy."""
     made = learner(router_replay="R2" if mode == "R2" else "none")
-    made.prepare(parts(2), recompute=False)
-    made.update(0), made.update(1), made.finish()
+    step(made, parts(2))
     shifted = near(made.policy)
     recompute, fresh = mode == "recompute", shifted[3:] if mode == "stale" else ()
     given = parts(4) if mode == "stale" else [shifted[:3], shifted[3:]]
@@ -118,7 +112,7 @@ def near(policy):
     return [
         replace(one, logp_mu=logp, logp_old=logp, logp_ref=None)
         for one in completions(5)
-        for logp in [naive(policy, one) + 1e-4 * torch.linspace(-1, 1, len(one.logp_mu) + 1)[1:]]
+        for logp in [policy.logp_of(one).detach() + 1e-4 * torch.linspace(-1, 1, len(one.logp_mu) + 1)[1:]]
     ]
 
 
@@ -128,7 +122,7 @@ def test_the_reference_says_what_it_says():
     made = learner(reference, beta=0.1)
     made.prepare(parts(), recompute=False)
     for completion in [one for part in made.mini_batches for one in part]:
-        assert torch.equal(completion.logp_ref, naive(reference, completion))
+        assert torch.equal(completion.logp_ref, reference.logp_of(completion))
 
 
 def test_copies_learn_what_their_originals_do():
@@ -136,9 +130,8 @@ def test_copies_learn_what_their_originals_do():
     batch, tables = parts(), []
     for given in (batch, pickle.loads(pickle.dumps(batch)), [[copy.deepcopy(batch[0][0])] * 3, batch[1]]):
         made = learner()
-        made.prepare(given, recompute=True)
-        metrics = [made.update(number).metrics["loss"] for number in (0, 1)]
-        tables.append((made.policy.table.detach().clone(), metrics))
+        losses = step(made, given, recompute=True)
+        tables.append((made.policy.table, losses))
     assert torch.equal(tables[0][0], tables[1][0]) and tables[0][1] == tables[1][1]
     assert not torch.equal(tables[0][0], tables[2][0])  # one object three times is three completions
 
@@ -152,6 +145,10 @@ def test_only_the_first_update_of_a_batch_tells_what_numerics_do():
         assert first.agreement.noise == pytest.approx(first.metrics["ratio/std"])
         assert first.agreement.clipped == first.metrics["clip_ratio/tokens"]
         assert first.agreement.metrics["mismatch/kl"] > 0
+    made = learner()
+    made.prepare(parts(shift=0.0), recompute=False)
+    exact = made.update(0).agreement.metrics
+    assert exact["ratio/noise_floor"] < 1e-12 and exact["mismatch/prob_max"] < 1e-12
 
 
 def test_numerics_of_a_stale_batch_show_on_fresh_completions():
@@ -167,16 +164,14 @@ def test_numerics_of_a_stale_batch_show_on_fresh_completions():
 def test_a_saved_learner_goes_on_bit_for_bit(tmp_path):
     made = learner(epsilon="auto")
     for seed in (0, 1):
-        made.prepare(parts(seed), recompute=False)
-        made.update(0), made.update(1), made.finish()
+        step(made, parts(seed))
     made.save(tmp_path)
     again = learner(epsilon="auto")
     again.policy.load(tmp_path / "model")
     again.resume(tmp_path)
     assert again.clip == made.clip and again.optimizer.updates == 4
     for one in (made, again):
-        one.prepare(parts(2), recompute=True)
-        one.update(0), one.update(1), one.finish()
+        step(one, parts(2), recompute=True)
     assert torch.equal(made.policy.table, again.policy.table) and again.clip == made.clip
 
 
@@ -194,23 +189,17 @@ def test_a_rewind_takes_the_weights_and_lowers_the_rate_and_counts_on(tmp_path):
 
 
 def test_an_automatic_range_begins_with_the_length_of_the_first_batch(tmp_path):
-    first, second = parts(0), parts(1)
-    lengths = [len(completion.logp_old) for part in first for completion in part]
-    made = learner(epsilon="auto")
-    made.prepare(first, recompute=False)
-    assert made.clip[0] == pytest.approx(0.1 / (sum(lengths) / len(lengths)) ** 0.5)
+    made, again = learner(epsilon="auto"), learner(epsilon="auto")
+    made.prepare(parts(), recompute=False)
+    assert made.clip[0] == pytest.approx(0.1 / (sum(LENGTHS) / len(LENGTHS)) ** 0.5)
     assert made.clip[1] == pytest.approx(made.clip[0] * 4 / 3)
-    for number in range(2):
-        made.update(number)
-    made.finish()
+    step(made, parts())
     found = made.clip
-    made.prepare(second, recompute=False)
-    assert made.clip == found  # from here on it follows the ratios
     made.save(tmp_path)
-    again = learner(epsilon="auto")
     again.resume(tmp_path)
-    again.prepare(second, recompute=False)
-    assert again.clip == found
+    for one in (made, again):
+        one.prepare(parts(1), recompute=False)
+        assert one.clip == found  # from here on it follows the ratios
 
 
 def test_ratios_of_turns_and_tokens_begin_with_ranges_of_their_own():
@@ -251,4 +240,4 @@ def test_published_weights_are_the_policys_of_now():
     assert weights.version == 7 and dict(weights.tensors())["table"] is made.policy.table
     rows = completions()
     for logp, reading, completion in zip(made.read(rows), weights.read(rows), rows):
-        assert torch.equal(logp, reading.logp) and torch.equal(logp, naive(made.policy, completion))
+        assert torch.equal(logp, reading.logp) and torch.equal(logp, made.policy.logp_of(completion))

@@ -10,29 +10,22 @@ import torch
 from gspo.backends.hf import routing
 from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
-from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig, ModelConfig, ResolvedOptimizer
+from gspo.config.policy import ModelConfig
 from gspo.learner import layout
-from gspo.learner.memory import MicroBatches
-from gspo.learner.objective import PolicyObjective
-from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import Updater
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.completions import Completions
-from gspo.types import Completion, Outputs
+from gspo.types import Completion
 from tests.bigram import Bigram
-from tests.learner.test_update import LENGTHS, completions
+from tests.learner.cases import LENGTHS, completions, objective_of, updater_of
+from tests.runs.events import texts
 from tests.tiny_run import dials, model
-from tests.training.whole import lines, numbers, train
+from tests.training.whole import numbers, train
 
 
 def update(batch, **settings):
     """Metrics and terms of one update at the policy that the bigram is, without the step."""
-    row, config, _ = resolve(AlgorithmConfig(**settings))
-    objective = PolicyObjective(row, config, 9)
-    built = layout.build(batch)
-    out = Bigram().forward(built, entropy=True)
-    terms, stats = objective.terms(Outputs(out.logp, out.entropy), built)
+    objective, built = objective_of(**settings), layout.build(batch)
+    terms, stats = objective.terms(Bigram().forward(built, entropy=True), built)
     return terms, objective.summary(stats), stats
 
 
@@ -93,8 +86,7 @@ def test_ratios_are_watched_where_the_loss_has_none():
 def test_what_numerics_alone_would_clip_by_hand(settings, share):
     logp = torch.tensor([0.08, 0.1, 0.1, 0.1, 0.6]).log()  # a fifth of the ratios below, a fifth above
     logp_mu, y, A = torch.full((5,), 0.1).log(), Completions.of(torch.ones(5).long()), torch.tensor([1.0, 1.0, -1.0, 0.0])
-    row, config, _ = resolve(AlgorithmConfig(**settings))
-    assert PolicyObjective(row, config, 9).numerics(logp, logp_mu, y, A) == pytest.approx(share)
+    assert objective_of(**settings).numerics(logp, logp_mu, y, A) == pytest.approx(share)
 
 
 def test_a_correction_weighs_terms_and_no_ratio(subtests):
@@ -120,11 +112,8 @@ def test_the_kl_term_weighs_completions_as_the_objective_does(name):
     batch = completions()
     plain, _, _ = update(batch, name=name)
     held, _, stats = update(batch, name=name, beta=0.5)
-    by_completion = stats["kl_ref"].split(LENGTHS)
-    whole = name in (
-        "gspo", "gspo_token", "gspo_turn", "grpo", "grpo_dual", "gmpo", "sapo", "reinforce", "reinforce_is"
-    )  # fmt: skip
-    want = torch.stack([part.mean() if whole else part.sum() for part in by_completion])
+    means = {"gspo", "gspo_token", "gspo_turn", "grpo", "grpo_dual", "gmpo", "sapo", "reinforce", "reinforce_is"}
+    want = torch.stack([part.mean() if name in means else part.sum() for part in stats["kl_ref"].split(LENGTHS)])
     torch.testing.assert_close((held - plain) / 0.5, want, rtol=1e-9, atol=1e-9)
 
 
@@ -144,7 +133,7 @@ def test_gspo_auto_clips_its_target_in_a_whole_run(tmp_path):
 def test_auto_stands_at_the_noise_floor_where_nothing_moves(tmp_path):
     options = {"train": {"steps": 3}, "eval": {"every": 0}, "optimizer": {"lr": 1e-12}}
     run = train(tmp_path / "run", algorithm={"epsilon": "auto"}, **options)
-    assert any("stands at the noise floor" in e["text"] for e in lines(run.folder / "events.jsonl"))
+    assert any("stands at the noise floor" in text for text in texts(run.folder))
     assert numbers(run.folder)[-1]["clip/epsilon"] < 1e-5
 
 
@@ -160,18 +149,17 @@ def router_gradients(micro_batch_tokens, aux_loss, **changes):
     """Metrics and the gradients of a tiny mixture's routers, summed over the micro-batches of an update."""
     tiny = model()
     policy = HFPolicy(wrap_model(tiny.model, tiny.tokenizer, ModelConfig()), router_logits=aux_loss > 0, **changes)
-    row, config, _ = resolve(AlgorithmConfig(aux_loss=aux_loss))
     batch = [
         Completion(torch.tensor([1, *[(i * j) % 9 for j in range(2, n + 2)]]), torch.tensor([False] + [True] * n),
               torch.full((n,), -2.0), torch.full((n,), -2.0), 0.0)
         for i, n in enumerate((3, 7, 2, 5), 1)
     ]  # fmt: skip
-    step = Optimizer(policy.parameters(), ResolvedOptimizer(max_grad_norm=1e9, lr=1e-9), 10, 0)
     weights = [router.weight for router in routing.routers(tiny.model)]
     found = torch.zeros(len(weights), *weights[0].shape)
     for layer, weight in enumerate(weights):
         weight.register_hook(found[layer].add_)
-    metrics, _ = Updater(policy, step, MicroBatches(micro_batch_tokens)).update(PolicyObjective(row, config, 9), batch)
+    updater = updater_of(policy, micro_batch_tokens, max_grad_norm=1e9, lr=1e-9)
+    metrics, _ = updater.update(objective_of(aux_loss=aux_loss), batch)
     return metrics, found
 
 

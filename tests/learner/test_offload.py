@@ -99,27 +99,26 @@ def test_a_loaded_state_is_a_copy():
     assert all(torch.equal(state["adamw"]["state"][i][name], kept[i][name]) for i in kept for name in kept[i])
 
 
-def test_buckets_hold_no_more_than_their_size_or_one_weight():
+def test_buckets_hold_no_more_than_their_size_or_one_weight(monkeypatch):
     ours = offload.Offloaded(optimizer(weights(), False).adamw, weights())
     for parameter in ours.parameters:
         parameter.grad = torch.zeros_like(parameter)
     ours.parameters[3].grad = None
-    sizes = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offload, "BUCKET", 20)
-        sizes = [[p.numel() for p in part] for part in ours.buckets()]
-    assert sizes == [[12, 5], [40], [1]]
+    monkeypatch.setattr(offload, "BUCKET", 20)
+    assert [[p.numel() for p in part] for part in ours.buckets()] == [[12, 5], [40], [1]]
+
+
+def held(made):
+    return {id(x) for state in made.moments.host.values() for x in state.values()}
 
 
 def test_a_loaded_state_takes_the_room_that_is_there():
     ours = optimizer(weights(), True)
     step(ours, 0)
-    before = {id(x) for state in ours.moments.host.values() for x in state.values()}
-    state = copy.deepcopy(ours.state_dict())
+    before, state = held(ours), copy.deepcopy(ours.state_dict())
     del state["adamw"]["state"][1]
     ours.load_state_dict(state)
-    after = {id(x) for state in ours.moments.host.values() for x in state.values()}
-    assert after < before and len(ours.moments.host) == len(ours.parameters) - 1
+    assert held(ours) < before and len(ours.moments.host) == len(ours.parameters) - 1
 
 
 def test_a_model_rests_on_the_host_and_works_on_its_device(monkeypatch):

@@ -21,18 +21,16 @@ def test_non_finite_updates_are_skipped_counted_and_stop_the_run():
     policy = Bigram()
     before = policy.table.detach().clone()
     optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(), 10, max_bad=2)
-    for _ in range(2):
-        policy.table.grad = torch.full_like(policy.table, math.nan)
-        assert optimizer.step(0.0)["updates/skipped"] == 1.0
-    assert torch.equal(policy.table, before)
-    policy.table.grad = torch.ones_like(policy.table)
-    assert optimizer.step(0.0)["updates/skipped"] == 0.0  # a good one in between starts the count anew
-    for _ in range(2):
-        policy.table.grad = torch.ones_like(policy.table)
-        optimizer.step(math.inf)
-    policy.table.grad = torch.ones_like(policy.table)
+
+    def skipped(gradient, loss):
+        policy.table.grad = torch.full_like(policy.table, gradient)
+        return optimizer.step(loss)["updates/skipped"]
+
+    assert [skipped(math.nan, 0.0), skipped(math.nan, 0.0)] == [1, 1] and torch.equal(policy.table, before)
+    assert skipped(1.0, 0.0) == 0  # a good one in between starts the count anew
+    assert [skipped(1.0, math.inf), skipped(1.0, math.inf)] == [1, 1]
     with pytest.raises(RuntimeError, match=r"3 updates in a row.*optimizer\.lr"):
-        optimizer.step(math.inf)
+        skipped(1.0, math.inf)
 
 
 @pytest.mark.parametrize("most, share", [(1.0, 0.2), (10.0, 1.0)])
@@ -97,8 +95,7 @@ def test_weight_decay_leaves_out_norms_and_biases(family, shape):
     [
         *((family, {}) for family in FAMILIES), ("cohere", {"use_qk_norm": True}), ("gpt_oss", _EXPERTS),
         ("olmo2", _EXPERTS), ("phi", _EXPERTS), ("stablelm", _EXPERTS | {"qk_layernorm": True}),
-        ("glm4", _EXPERTS | {"pad_token_id": 0}),
-        ("cohere2", _EXPERTS),
+        ("glm4", _EXPERTS | {"pad_token_id": 0}), ("cohere2", _EXPERTS),
     ],
 )  # fmt: skip
 def test_of_each_family_all_matrices_decay_but_no_norm(family, shape):
@@ -123,20 +120,10 @@ def test_adapters_decay():
 
 
 def test_without_weight_decay_there_is_one_group_as_before():
-    a, b = (torch.nn.Parameter(torch.ones(size)) for size in ((2, 2), (2,)))
+    a, b = (nn.Parameter(torch.ones(size)) for size in ((2, 2), (2,)))
     assert len(Optimizer([b, a], ResolvedOptimizer(), 1, 0).adamw.param_groups) == 1
     with_decay = Optimizer([b, a], ResolvedOptimizer(weight_decay=0.1), 1, 0).adamw.param_groups
     assert [(group["params"], group["weight_decay"]) for group in with_decay] == [([a], 0.1), ([b], 0.0)]
-
-
-def trained(optimizer, state=None):
-    """The weights after an update, from a state if there is one."""
-    if state is not None:
-        optimizer.load_state_dict(state)
-    for number, p in enumerate(optimizer.parameters):
-        p.grad = torch.full_like(p, 1.0 + number)
-    optimizer.step(0.0)
-    return [p.detach().clone() for p in optimizer.parameters]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
@@ -144,7 +131,7 @@ def test_moments_that_are_made_ahead_change_no_number(decay):
     torch.manual_seed(0)
     start, found = [torch.randn(5, 3), torch.randn(4)], []
     for ahead in (False, True):
-        parameters = [torch.nn.Parameter(x.clone()) for x in start]
+        parameters = [nn.Parameter(x.clone()) for x in start]
         optimizer = Optimizer(parameters, ResolvedOptimizer(lr=1e-2, weight_decay=decay), 10, 0)
         if ahead:
             optimizer.make_moments()

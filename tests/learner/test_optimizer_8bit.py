@@ -44,7 +44,7 @@ def test_it_resumes_bit_for_bit():
         g, p, saved = torch.Generator().manual_seed(1), nn.Parameter(torch.ones(64, 128)), None
         for part in parts:
             optimizer = Optimizer([p], ResolvedOptimizer(name=NARROW, lr=1e-2), 12, 0)
-            if saved is not None:
+            if saved:
                 optimizer.load_state_dict(saved)
             for _ in range(part):
                 p.grad = torch.randn(p.shape, generator=g)

@@ -8,7 +8,7 @@ from gspo.learner.scoring import read
 from gspo.learner.weights import PolicyWeights
 from tests import tiny_run
 from tests.bigram import Bigram
-from tests.learner.test_update import completions
+from tests.learner.cases import completions
 
 
 @pytest.mark.parametrize("max_tokens", [1, 9, 10_000])

@@ -6,33 +6,18 @@ import weakref
 import pytest
 import torch
 
-from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig, ResolvedOptimizer
 from gspo.learner import layout
 from gspo.learner.imitation import Imitation
-from gspo.learner.memory import MicroBatches
-from gspo.learner.objective import PolicyObjective
-from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import Updater
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.types import Completion
 from tests.adding import AsTheyCome
 from tests.bigram import Bigram
+from tests.learner.cases import LENGTHS, completions, objective_of, updater_of
 from tests.objective.reference import objective
 
-LENGTHS = [3, 1, 7, 4, 2, 5]
 
-
-def completions(seed=0, shift=0.2):
-    g = torch.Generator().manual_seed(seed)
-    policy, made = Bigram(), []
-    for n in LENGTHS:
-        tokens = torch.randint(0, 12, (2 + n,), generator=g)
-        logp = policy.table.detach()[tokens[:-1]].log_softmax(-1).gather(-1, tokens[1:, None])[1:, 0]
-        old = logp + shift * torch.randn(n, generator=g, dtype=torch.float64)
-        advantage = float(torch.randn((), generator=g))
-        made.append(Completion(tokens, torch.arange(2 + n) >= 2, old, old, advantage, logp_ref=old - 0.1))
-    return made
+def without_reference(batch, **changes):
+    return [dataclasses.replace(r, logp_ref=None, **changes) for r in batch]
 
 
 def gradient_of(name, batch, max_tokens=10_000, beta=0.0):
@@ -42,12 +27,9 @@ def gradient_of(name, batch, max_tokens=10_000, beta=0.0):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_whole_update_equals_the_naive_loop(name):
-    batch = completions()
-    batch = [Completion(r.tokens, r.sampled, r.logp_mu, r.logp_old, r.advantage) for r in batch]
+    batch, policy, row = without_reference(completions()), Bigram(), ALGORITHMS[name]
     metrics, gradient = gradient_of(name, batch)
-    policy = Bigram()
-    logp = torch.cat([policy.table[r.tokens[1:-1]].log_softmax(-1).gather(-1, r.tokens[2:, None])[:, 0] for r in batch])
-    row = ALGORITHMS[name]
+    logp = torch.cat([policy.logp_of(r) for r in batch])
     # advantages pass through float32 in a batch
     A = [float(torch.tensor(r.advantage, dtype=torch.float32)) for r in batch]
     old = torch.cat([r.logp_old for r in batch])
@@ -88,13 +70,11 @@ class Watched(Bigram):
 def watched_update(name, batch, max_tokens=10_000, steps=1, **config):
     """The policy after updates, their gradients, and the last one's metrics."""
     policy, kept = Watched(), []
-    row, resolved, _ = resolve(AlgorithmConfig(name=name, **config))
-    optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(lr=1e-3, max_grad_norm=1e9), 10, 0)
-    step = optimizer.adamw.step
-    optimizer.adamw.step = lambda: (kept.append(policy.table.grad.clone()), step())
-    learner = Updater(policy, optimizer, MicroBatches(max_tokens))
+    learner = updater_of(policy, max_tokens, lr=1e-3, max_grad_norm=1e9)
+    adamw, step = learner.optimizer.adamw, learner.optimizer.adamw.step
+    adamw.step = lambda: (kept.append(policy.table.grad.clone()), step())
     for some in batch if steps > 1 else [batch]:
-        metrics, _ = learner.update(PolicyObjective(row, resolved, 9), some)
+        metrics, _ = learner.update(objective_of(name, **config), some)
         metrics |= learner.skipped
     return policy, kept, metrics
 
@@ -104,8 +84,7 @@ def full_gradient(name, batch, table=None, **config):
     policy = Bigram()
     if table is not None:
         policy.table = table.detach().clone().requires_grad_()
-    row, resolved, _ = resolve(AlgorithmConfig(name=name, **config))
-    objective, built = PolicyObjective(row, resolved, 9), layout.build(batch)
+    objective, built = objective_of(name, **config), layout.build(batch)
     terms, _ = objective.terms(policy.forward(built, entropy=True), built)
     (terms.sum() / objective.denominator(batch)).backward()
     return policy.table.grad
@@ -124,17 +103,14 @@ def test_sums_are_added_up_in_one_order_and_the_callers_mode_is_kept():
     assert seen.loose == seen.races == 1
 
 
-def some_idle(seed=0, every=2, **options):
-    return [
-        dataclasses.replace(r, advantage=0.0 if i % every else r.advantage)
-        for i, r in enumerate(completions(seed, **options))
-    ]
+def some_idle(every=2):
+    return [dataclasses.replace(r, advantage=0.0 if i % every else r.advantage) for i, r in enumerate(completions())]
 
 
 @pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if not row.critic])
 @pytest.mark.parametrize("max_tokens", [10_000, 1])
 def test_what_has_zero_gradient_is_left_out_and_changes_nothing(name, max_tokens):
-    batch = [dataclasses.replace(r, logp_ref=None) for r in some_idle()]
+    batch = without_reference(some_idle())
     policy, (gradient,), metrics = watched_update(name, batch, max_tokens)
     assert sum(policy.read) == 3  # the others have A = 0
     torch.testing.assert_close(gradient, full_gradient(name, batch), rtol=1e-12, atol=0)
@@ -146,7 +122,7 @@ def test_what_has_zero_gradient_is_left_out_and_changes_nothing(name, max_tokens
 
 
 def test_clipped_micro_batches_skip_their_backward_pass():
-    batch = [dataclasses.replace(r, logp_ref=None) for r in completions()]
+    batch = without_reference(completions())
     policy, (gradient,), metrics = watched_update("gspo", batch, 1)
     assert len(policy.read) == 6 and 0 < len(policy.passed) < 6
     assert 0 < metrics["no_signal/backward"] == pytest.approx(metrics["clip_ratio/tokens"])
@@ -156,8 +132,7 @@ def test_clipped_micro_batches_skip_their_backward_pass():
 @pytest.mark.parametrize("config", [{"beta": 0.1}, {"aux_loss": 0.1}])
 def test_nothing_is_left_out_where_another_term_has_a_gradient(config):
     batch = some_idle()
-    objective = PolicyObjective(*resolve(AlgorithmConfig(**config))[:2], 9)
-    assert not any(map(objective.idle, batch))
+    assert not any(map(objective_of(**config).idle, batch))
     if "beta" in config:
         policy, (gradient,), metrics = watched_update("gspo", batch, 1, **config)
         assert len(policy.passed) == 6 and metrics["no_signal/completions"] == metrics["no_signal/backward"] == 0
@@ -180,8 +155,7 @@ def test_one_long_completion_that_does_not_fit_ends_the_halving(share):
     def long(size):
         return Completion(torch.arange(size) % 12, torch.arange(size) >= size - 1, torch.zeros(1), torch.zeros(1), 1.0)
 
-    policy = Small()
-    learner = Updater(policy, Optimizer(policy.parameters(), ResolvedOptimizer(), 10, 0), MicroBatches(1500, said.append))
+    learner = updater_of(Small(), 1500, said.append)
     with pytest.raises(RuntimeError, match="out of memory with one completion of 1000 tokens"):
         learner.update(Imitation(), [long(1000), long(10), long(11), long(300)])
     assert len(said) <= 3 and learner.micro_batches.max_tokens <= 1500 // 2 ** len(said)
@@ -209,27 +183,24 @@ def test_a_micro_batch_without_backward_pass_leaves_no_graph_behind():
             out = super().forward(batch, **asked)
             return out._replace(logp=Keeps.apply(out.logp))
 
-    row, config, _ = resolve(AlgorithmConfig(name="gspo"))
     clipped = [dataclasses.replace(r, advantage=1.0, logp_old=r.logp_old - 9) for r in completions()]
     policy = Counted()
-    learner = Updater(policy, Optimizer(policy.parameters(), ResolvedOptimizer(), 10, 0), MicroBatches(9))
-    learner.update(PolicyObjective(row, config, 9), clipped)
+    updater_of(policy, 9).update(objective_of(), clipped)
     assert len(kept) > 2 and not policy.passed
 
 
 def test_advantages_by_token_are_idle_only_if_all_are_zero():
-    objective = PolicyObjective(*resolve(AlgorithmConfig(name="gspo_token"))[:2], 9)
-    completion = completions()[0]
+    objective, completion = objective_of("gspo_token"), completions()[0]
     assert objective.idle(dataclasses.replace(completion, advantage=torch.zeros(3)))
     assert not objective.idle(dataclasses.replace(completion, advantage=torch.tensor([0.0, 0.1, 0.0])))
 
 
 def test_an_update_without_any_gradient_still_shows_the_optimizer_zeros():
     """Its momentum then moves the weights, as if all had been computed; of what is idle nothing is read."""
-    first, nothing = completions(), [dataclasses.replace(r, advantage=0.0) for r in completions(1)]
-    clipped = [dataclasses.replace(r, advantage=1.0, logp_old=r.logp_old - 9) for r in completions(2)]
+    first, nothing = without_reference(completions()), without_reference(completions(1), advantage=0.0)
+    clipped = [dataclasses.replace(r, logp_old=r.logp_old - 9) for r in without_reference(completions(2), advantage=1.0)]
     for some, reads in ((nothing, 0), (clipped, len(LENGTHS))):
-        batch = [[dataclasses.replace(r, logp_ref=None) for r in part] for part in (first, some, some)]
+        batch = [first, some, some]
         for order in (batch, batch[::-1]):  # after a signal and before any
             policy, gradients, metrics = watched_update("gspo", order, 1, steps=3)
             moved = Bigram()
@@ -249,11 +220,10 @@ def test_an_update_without_any_gradient_still_shows_the_optimizer_zeros():
 
 
 def test_clip_fractions_count_idle_completions_too():
-    batch = [dataclasses.replace(r, logp_ref=None) for r in some_idle(every=3)]
+    batch = without_reference(some_idle(every=3))
     _, _, left_out = watched_update("gspo", batch)
-    policy, built = Bigram(), layout.build(batch)
-    objective = PolicyObjective(*resolve(AlgorithmConfig())[:2], 9)
-    _, stats = objective.terms(policy.forward(built, entropy=True), built)
+    objective, built = objective_of(), layout.build(batch)
+    _, stats = objective.terms(Bigram().forward(built, entropy=True), built)
     whole = objective.summary(stats)
     for name in ("low_mean", "high_mean", "region_mean", "tokens", "completions", "positive", "negative"):
         assert left_out[f"clip_ratio/{name}"] == pytest.approx(whole[f"clip_ratio/{name}"], nan_ok=True)
@@ -261,13 +231,10 @@ def test_clip_fractions_count_idle_completions_too():
 
 def test_clip_fractions_count_completions_and_tokens():
     """Of 6 completions the update clips those whose s left the range on the side of their advantage."""
-    batch = completions()
+    batch, policy, clipped, tokens = completions(), Bigram(), [], 0
     metrics, _ = gradient_of("gspo", batch)
-    policy = Bigram()
-    clipped, tokens = [], 0
     for r in batch:
-        logp = policy.table[r.tokens[1:-1]].log_softmax(-1).gather(-1, r.tokens[2:, None])[:, 0]
-        s = math.exp(float((logp - r.logp_old).mean()))
+        s = math.exp(float((policy.logp_of(r) - r.logp_old).mean()))
         hit = s > 1 + 4e-4 if r.advantage > 0 else s < 1 - 3e-4
         clipped.append(hit)
         tokens += hit * len(r.logp_old)
@@ -277,9 +244,6 @@ def test_clip_fractions_count_completions_and_tokens():
 
 
 def test_advantages_by_token_train_gspo_token():
-    batch = completions()
-    by_token = [
-        Completion(r.tokens, r.sampled, r.logp_mu, r.logp_old, torch.full((len(r.logp_old),), r.advantage)) for r in batch
-    ]
-    plain = [Completion(r.tokens, r.sampled, r.logp_mu, r.logp_old, r.advantage) for r in batch]
+    plain = without_reference(completions())
+    by_token = [dataclasses.replace(r, advantage=torch.full((len(r.logp_old),), r.advantage)) for r in plain]
     torch.testing.assert_close(gradient_of("gspo_token", by_token)[1], gradient_of("gspo", plain)[1])
