@@ -35,9 +35,7 @@ def load(completions, part, share):
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(st.lists(st.integers(1, 60), min_size=2, max_size=6), min_size=1, max_size=12),
-    st.integers(1, 9),
-    st.booleans(),
+    st.lists(st.lists(st.integers(1, 60), min_size=2, max_size=6), min_size=1, max_size=12), st.integers(1, 9), st.booleans()
 )
 def test_each_completion_is_dealt_once_and_no_rank_has_more_than_it_must(sizes, ranks, share):
     completions = batch(sizes)
@@ -88,14 +86,12 @@ def test_ranks_are_even_where_lengths_allow_it(prompts, per_prompt, ranks, share
     sizes = [[draw.randint(100, 400), *(draw.randint(100, 2600) for _ in range(per_prompt))] for _ in range(prompts)]
     completions = batch(sizes)
     loads = [load(completions, part, share) for part in split_evenly(completions, ranks, share)]
-    even = sum(loads) / ranks / max(loads)
-    assert even >= 0.95
+    assert sum(loads) / ranks / max(loads) >= 0.95
 
 
 def test_prompts_stay_together_where_that_is_even():
     completions = batch([[50, 10, 10, 10, 10]] * 4)
-    for part in split_evenly(completions, 4, share=True):
-        assert len({int(completions[i].tokens[0]) for i in part}) == 1
+    assert all(len({int(completions[i].tokens[0]) for i in part}) == 1 for part in split_evenly(completions, 4, share=True))
     split = split_evenly(batch([[50, 40, 40, 40, 40]]), 2, share=True)  # one prompt alone: it is read twice, and both work
     assert sorted(map(len, split)) == [2, 2]
 

@@ -7,18 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.objective.baselines import (
-    cispo,
-    dppo_kl,
-    dppo_tv,
-    gmpo,
-    grpo_dual,
-    luspo,
-    minirl,
-    reinforce,
-    reinforce_is,
-    sapo,
-)
+from gspo.objective.baselines import cispo, dppo_kl, dppo_tv, gmpo, grpo_dual, luspo, minirl, reinforce, reinforce_is, sapo
 from gspo.objective.completions import Completions
 from gspo.objective.losses import grpo, gspo
 from tests.objective.cases import case, value_and_gradient

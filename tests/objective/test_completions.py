@@ -35,7 +35,6 @@ def test_turns_by_hand():
 
 
 def test_without_turns_each_completion_is_one():
-    y = Completions.of(torch.tensor([3, 2]))
+    y, none = Completions.of(torch.tensor([3, 2])), torch.tensor([], dtype=torch.long)
     assert y.turns() is y
-    nothing = Completions.of(torch.tensor([], dtype=torch.long), turn=torch.tensor([], dtype=torch.long))
-    assert len(nothing.turns().length) == 0
+    assert len(Completions.of(none, turn=none).turns().length) == 0

@@ -17,8 +17,7 @@ from gspo.types import Sampling
 from tests.agents.test_episodes import Quiz  # noqa: F401  an environment, named below
 from tests.rollout.test_synchronous import Echo, Stream
 from tests.serving.served import tiny
-from tests.tiny_run import ROWS, model, settings
-from tests.training.whole import Failing, lines, numbers
+from tests.training.whole import Failing, lines, numbers, train
 
 P, G = 4, 3
 
@@ -31,10 +30,8 @@ class Marks:
 
     def score(self, rollouts, progress=None):
         progress(len(rollouts))
-        return [
-            dataclasses.replace(r, reward=self.marks(int(r.prompt.id))[j % G], reward_parts={})
-            for j, r in enumerate(rollouts)
-        ]
+        marks = [self.marks(int(r.prompt.id))[j % G] for j, r in enumerate(rollouts)]
+        return [dataclasses.replace(r, reward=mark, reward_parts={}) for r, mark in zip(rollouts, marks)]
 
     def counts(self):
         return {"scoring/marks/requests": 1}
@@ -46,14 +43,12 @@ def teaches_if(those):
 
 def source_of(marks, refill, sampler=None, stream=None, report=lambda *args: None, algorithm=None, **rollout):
     config = RolloutConfig(num_prompts=P, num_generations=G, dynamic_sampling_rounds=refill, **rollout)
-    algorithm = algorithm or ResolvedAlgorithm()
-    return DynamicSamplingSource(
-        stream or Stream(), sampler or Echo(), Marks(marks), config, Sampling(5, seed=7), report, algorithm=algorithm
-    )  # fmt: skip
+    given = stream or Stream(), sampler or Echo(), Marks(marks), config, Sampling(5, seed=7), report
+    return DynamicSamplingSource(*given, algorithm=algorithm or ResolvedAlgorithm())
 
 
-def batch(source, groups=None):
-    groups = iter(source) if groups is None else groups
+def batch(groups):
+    groups = iter(groups)  # a source, or an iterator of one
     return [int(next(groups).prompt.id) for _ in range(P)]
 
 
@@ -61,7 +56,7 @@ def test_a_batch_is_refilled_until_enough_groups_teach():
     sampler = Echo()
     source = source_of(teaches_if(lambda i: i % 3 == 0), 5, sampler)
     groups = iter(source)
-    assert batch(source, groups) == [0, 3, 6, 9]
+    assert batch(groups) == [0, 3, 6, 9]
     # 2 of 4 taught, so 2 / (1/2) more were asked for; then 3 of 8, so 1 / (3/8)
     assert [asked[0] for asked in sampler.asked] == [4, 4, 3]
     counts = source.metrics
@@ -70,7 +65,7 @@ def test_a_batch_is_refilled_until_enough_groups_teach():
         "dynamic_sampling/unused": 0,
     }  # fmt: skip
     assert source.prompts.position == 11
-    assert batch(source, groups) == [12, 15, 18, 21]
+    assert batch(groups) == [12, 15, 18, 21]
 
 
 def test_what_a_refill_makes_of_a_batch(subtests):
@@ -122,7 +117,7 @@ def test_each_round_has_a_seed_of_its_own_also_after_a_resume():
     sampler, stream = Echo(), Stream()
     source = source_of(teaches_if(lambda i: i % 3 == 0), 5, sampler, stream)
     groups = iter(source)
-    batch(source, groups), batch(source, groups)
+    batch(groups), batch(groups)
     seeds = [asked[2] for asked in sampler.asked]
     assert len(set(seeds)) == len(seeds) == 6
     again, resumed = Echo(), Stream()
@@ -141,9 +136,9 @@ def test_a_sampler_that_dies_in_a_round_gives_all_prompts_of_the_batch_back():
     stream = Stream()
     source = source_of(teaches_if(lambda i: i % 3 == 0), 5, Dies(), stream)
     groups = iter(source)
-    batch(source, groups)
+    batch(groups)
     with pytest.raises(SamplerError):
-        batch(source, groups)
+        batch(groups)
     assert stream.position == 11
 
 
@@ -172,19 +167,13 @@ def begins_with_a_digit(prompts, completions, **columns):
     return [float(c[:1] in ("1", "2")) for c in completions]
 
 
-def train(folder, resume=False, **changes):
-    made = model()
-    options = {
-        "rollout": {"dynamic_sampling_rounds": 8}, "algorithm": {"name": "dapo"}, "eval": {"every": 0},
-        "train": {"steps": 4},
-    } | changes  # fmt: skip
-    return gspo.train(
-        made.model, ROWS, begins_with_a_digit, tokenizer=made.tokenizer, resume=resume, config=settings(folder, **options)
-    )
+def run(folder, resume=False, **changes):
+    options = {"rollout": {"dynamic_sampling_rounds": 8}, "algorithm": {"name": "dapo"}, "eval": {"every": 0}}
+    return train(folder, resume, reward=begins_with_a_digit, **options | {"train": {"steps": 4}} | changes)
 
 
 def test_a_run_trains_on_groups_that_teach_alone_and_a_resumed_one_is_bit_equal(tmp_path, monkeypatch):
-    whole = train(tmp_path / "whole")
+    whole = run(tmp_path / "whole")
     steps = numbers(whole.folder)
     assert all(m["frac_reward_zero_std"] == 0 and m["groups/dropped"] == 0 for m in steps)
     assert all(m["dynamic_sampling/queries"] >= 8 + m["dynamic_sampling/rounds"] for m in steps)
@@ -199,8 +188,8 @@ def test_a_run_trains_on_groups_that_teach_alone_and_a_resumed_one_is_bit_equal(
     with monkeypatch.context() as patch:
         Failing(patch, "generate", sum(rounds[:step]) + 2)  # in the second round of a batch
         with pytest.raises(SamplerError, match="the engine is dead"):
-            train(tmp_path / "part")
-    again = train(tmp_path / "part", resume=True)
+            run(tmp_path / "part")
+    again = run(tmp_path / "part", resume=True)
     assert numbers(again.folder) == steps
     assert (again.folder / "rollouts.jsonl").read_text() == (whole.folder / "rollouts.jsonl").read_text()
 
@@ -214,30 +203,23 @@ def test_an_environments_groups_are_refilled(tmp_path):
         eval={"every": 0}, train={"steps": 2}, log={"dir": str(tmp_path / "run")},
     )  # fmt: skip
     steps = lines(result.folder / "metrics.jsonl")
-    assert (
-        len(steps) == 2
-        and all(m["dynamic_sampling/queries"] >= 4 for m in steps)
-        and any(m["dynamic_sampling/rounds"] for m in steps)
-    )
+    assert len(steps) == 2 and all(m["dynamic_sampling/queries"] >= 4 for m in steps)
+    assert any(m["dynamic_sampling/rounds"] for m in steps)
 
 
 @pytest.mark.parametrize(
     ("sections", "why"),
     [
-        (
-            {"rollout": {"dynamic_sampling_rounds": 1, "max_staleness": 2}, "sampler": {"engine": "vllm"}},
-            "rollout.dynamic_sampling_rounds = 1 and rollout.max_staleness = 2: .*set one of them to 0",
-        ),
-        (
-            {"rollout": {"dynamic_sampling_rounds": 1}, "algorithm": {"name": "ppo"}},
-            "rollout.dynamic_sampling_rounds = 1: ppo also learns from groups",
-        ),
+        ({"rollout": {"dynamic_sampling_rounds": 1, "max_staleness": 2}, "sampler": {"engine": "vllm"}},
+         "rollout.dynamic_sampling_rounds = 1 and rollout.max_staleness = 2: .*set one of them to 0"),
+        ({"rollout": {"dynamic_sampling_rounds": 1}, "algorithm": {"name": "ppo"}},
+         "rollout.dynamic_sampling_rounds = 1: ppo also learns from groups"),
         ({"rollout": {"dynamic_sampling_rounds": -1}}, "rollout.dynamic_sampling_rounds = -1"),
     ],
-)
+)  # fmt: skip
 def test_what_a_refill_does_not_go_with(tmp_path, sections, why):
     with pytest.raises(ValueError, match=why):
-        train(tmp_path / "run", **sections)
+        run(tmp_path / "run", **sections)
 
 
 def test_why_what_is_left_over_has_no_reward_is_kept():

@@ -4,6 +4,11 @@ import gspo
 from tests import tiny_run
 
 
+def evaluate(reward, **settings):
+    tiny, config = tiny_run.model(), {"eval": settings, "rollout": {"max_completion_length": 4}}
+    return gspo.evaluate(tiny.model, tiny_run.ROWS, reward, tokenizer=tiny.tokenizer, config=config)
+
+
 @pytest.mark.parametrize("gives", ["raises", "None"])
 def test_a_grader_that_fails_on_wrong_completions_does_not_raise_the_accuracy(gives):
     """It scores what is right alone: what it does not score counts as wrong, and is counted."""
@@ -13,9 +18,7 @@ def test_a_grader_that_fails_on_wrong_completions_does_not_raise_the_accuracy(gi
             raise ValueError("no a")
         return [1.0 if "a" in completion else None for completion in completions]
 
-    tiny = tiny_run.model()
-    settings = {"eval": {"num_generations": 2}, "rollout": {"max_completion_length": 4}}
-    metrics, groups = gspo.evaluate(tiny.model, tiny_run.ROWS, picky, tokenizer=tiny.tokenizer, config=settings)
+    metrics, groups = evaluate(picky, num_generations=2)
     right = [["a" in rollout.text for rollout in group.rollouts] for group in groups]
     assert 0 < sum(map(sum, right)) < 80
     assert metrics["eval/accuracy"] == pytest.approx(sum(map(sum, right)) / 80)
@@ -23,7 +26,5 @@ def test_a_grader_that_fails_on_wrong_completions_does_not_raise_the_accuracy(gi
 
 
 def test_an_evaluation_without_any_score_is_an_error():
-    tiny = tiny_run.model()
-    settings = {"rollout": {"max_completion_length": 4}}
     with pytest.raises(RuntimeError, match=r"none of 40 completions got a reward; .*ZeroDivisionError"):
-        gspo.evaluate(tiny.model, tiny_run.ROWS, lambda completions: 1 / 0, tokenizer=tiny.tokenizer, config=settings)
+        evaluate(lambda completions: 1 / 0)

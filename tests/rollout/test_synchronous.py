@@ -38,18 +38,18 @@ class Echo:
 
 
 class Ones:
+    """A reward of 1 for each."""
+
     def score(self, rollouts, progress=None):
-        return [rollout(1.0, who=r.prompt) for r in rollouts]
+        return [dataclasses.replace(rollout, reward=1.0) for rollout in rollouts]
 
     def counts(self):
         return {}
 
 
 def test_the_source_samples_a_batch_when_its_first_group_is_asked_for():
-    sampler, stream = Echo(), Stream()
-    groups = iter(
-        SynchronousSource(stream, sampler, Ones(), RolloutConfig(num_prompts=2, num_generations=3), Sampling(5, seed=7))
-    )
+    sampler, stream, config = Echo(), Stream(), RolloutConfig(num_prompts=2, num_generations=3)
+    groups = iter(SynchronousSource(stream, sampler, Ones(), config, Sampling(5, seed=7)))
     first = [next(groups), next(groups)]
     assert [g.prompt.id for g in first] == ["0", "1"]
     assert [len(g.rollouts) for g in first] == [3, 3]
