@@ -13,14 +13,12 @@ from gspo.types import Group, Prompt, Rollout
 from tests.training.whole import lines, train
 
 
-def run_of(step=1, equal_steps=0, **sections):
+def run_of(step=1, **sections):
     """As much of a run as advice reads, and what it says."""
     tables = {"task": {"source": "rows.jsonl"}, "reward": {"functions": ["exact"]}} | sections
     config, said = resolved(from_dict(tables))[0], []
-    row = ALGORITHMS[config.algorithm.name]
-    return SimpleNamespace(
-        config=config, row=row, step=step, equal_steps=equal_steps, log=SimpleNamespace(warn=said.append)
-    ), said
+    row, log = ALGORITHMS[config.algorithm.name], SimpleNamespace(warn=said.append)
+    return SimpleNamespace(config=config, row=row, step=step, equal_steps=0, log=log), said
 
 
 def ranged(length, step=1, **algorithm):
@@ -41,15 +39,14 @@ def test_a_range_that_is_narrow_for_the_length_is_told_with_one_that_fits():
 
 def told(reward, text="no tags", steps=3, /, **sections):
     run, said = run_of(**sections)
-    prompt = Prompt("0", "", (1,))
-    groups = [Group(prompt, [_scored(prompt, text, reward), _scored(prompt, text, reward)])]
     for _ in range(steps):
-        advice.of_rewards(run, groups)
+        advice.of_rewards(run, [group(text, reward, reward)])
     return said
 
 
-def _scored(prompt, text, reward):
-    return replace(Rollout.begun(prompt), text=text, reward=reward)
+def group(text, *rewards):
+    prompt = Prompt("0", "", (1,))
+    return Group(prompt, [replace(Rollout.begun(prompt), text=text, reward=reward) for reward in rewards])
 
 
 GYM = {"task": {"source": "reasoning_gym:count_bits"}, "reward": {"functions": ["task"]}}
@@ -66,16 +63,9 @@ def test_answers_without_the_tags_that_the_reward_reads(sections):
         assert remedy in text
 
 
-@pytest.mark.parametrize(
-    ("text", "sections"),
-    [
-        ("<answer>7</answer>", {}),
-        ("no tags", {"reward": {"functions": ["math"]}}),
-        ("7", {"reward": {"functions": ["mine:f"]}}),
-    ],
-)
-def test_wrong_answers_that_the_reward_could_read(text, sections):
-    (said,) = told(0.0, text, **sections)
+@pytest.mark.parametrize(("text", "function"), [("<answer>7</answer>", "exact"), ("no tags", "math"), ("7", "mine:f")])
+def test_wrong_answers_that_the_reward_could_read(text, function):
+    (said,) = told(0.0, text, reward={"functions": [function]})
     assert "take easier prompts" in said and "gspo sft cold.toml" in said and "<answer>" not in said
 
 
@@ -83,9 +73,8 @@ def test_right_answers_and_rewards_that_differ():
     (said,) = told(1.0)
     assert "got the reward 1," in said and "take harder prompts" in said
     run, said = run_of()
-    prompt = Prompt("0", "", (1,))
     for rewards in ((0.0, 0.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0), (None, None), (0.0, 0.0), (0.0, None)):
-        advice.of_rewards(run, [Group(prompt, [_scored(prompt, "", reward) for reward in rewards])])
+        advice.of_rewards(run, [group("", *rewards)])
     assert said == [] and run.equal_steps == 2
 
 

@@ -9,13 +9,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-import gspo
 from gspo.config.names import all_keys
 from gspo.config.training import GuardConfig
 from gspo.runs import checkpoint
 from gspo.training.guard import ALARM, QUIET, SIGNALS, WARNING, Guard, Signal
-from tests.tiny_run import ROWS, likes_a, model, settings
-from tests.training.whole import lines, numbers
+from tests.runs.events import texts
+from tests.tiny_run import likes_a
+from tests.training.whole import lines, numbers, train
 
 QUIET_STEP = {
     "reward": 0.5, "mismatch/kl": 1e-4, "mismatch/prob_mean": 1e-3, "mismatch/ess": 0.99, "entropy": 1.0, "grad_norm": 1.0,
@@ -176,33 +176,20 @@ def test_levels_by_hand():
     assert [below.level(v, None) for v in (0.4, 0.2, 0.05)] == [QUIET, WARNING, ALARM]
 
 
-class Turns:
-    """Likes the letter a for `steps` steps of 32 completions, then nothing that holds one: the reward breaks down."""
-
-    def __init__(self, steps, seen=0):
-        self.good, self.seen = 32 * steps, seen
-
-    def __call__(self, prompts, completions, **columns):
-        self.seen += len(completions)
-        return [r if self.seen <= self.good else 0.2 * (1 - r) for r in likes_a(prompts, completions)]
-
-
 GUARD = {"patience": 2, "window": 4, "collapse": 0.6}
 
 
-def run(folder, guard, steps=40, good=14, resume=False, seen=0, save_every=4):
-    tiny = model()
-    options = settings(
-        folder,
-        eval={"every": 0},
-        train={"steps": steps, "save_every": save_every, "keep_checkpoints": 50},
-        guard=guard if guard.get("action") == "off" else GUARD | guard,
-    )
-    return gspo.train(tiny.model, ROWS, Turns(good, seen), tokenizer=tiny.tokenizer, config=options, resume=resume)
+def run(folder, guard, steps=40, resume=False, seen=0, save_every=4):
+    """Likes the letter a for 14 steps of 32 completions, then nothing that holds one: the reward breaks down."""
 
+    def turns(prompts, completions, **columns):
+        nonlocal seen
+        seen += len(completions)
+        return [r if seen <= 14 * 32 else 0.2 * (1 - r) for r in likes_a(prompts, completions)]
 
-def told(made):
-    return [event["text"] for event in lines(made.folder / "events.jsonl")]
+    options = {"steps": steps, "save_every": save_every, "keep_checkpoints": 50}
+    guard = guard if guard.get("action") == "off" else GUARD | guard
+    return train(folder, resume, reward=turns, eval={"every": 0}, train=options, guard=guard)
 
 
 @pytest.fixture(scope="module")
@@ -222,14 +209,12 @@ def test_stop_ends_the_run_with_a_checkpoint(tmp_path):
     found = numbers(made.folder)
     assert not made.finished and 14 < len(found) < 40
     assert checkpoint.latest(made.folder / "checkpoints").name == f"step_{len(found):06d}"
-    assert any("stopped, since the run collapsed (the reward" in text for text in told(made))
-    assert any("start anew from an earlier checkpoint's model" in text for text in told(made))
-    assert not any("goes on from the last checkpoint" in text for text in told(made))
+    said = "\n".join(texts(made.folder))
+    assert "stopped, since the run collapsed (the reward" in said
+    assert "start anew from an earlier checkpoint's model" in said and "goes on from the last checkpoint" not in said
     ended = [event["step"] for event in lines(made.folder / "events.jsonl") if event["kind"] == "collapse"]
-    assert (
-        ended == [len(found)]
-        and f"Collapsed: stopped after {len(found)} of 40 steps" in made.folder.joinpath("report.html").read_text()
-    )
+    page = (made.folder / "report.html").read_text()
+    assert ended == [len(found)] and f"Collapsed: stopped after {len(found)} of 40 steps" in page
 
 
 def test_rewind_takes_the_good_weights_and_a_lower_rate_twice_then_stops(tmp_path):
@@ -238,7 +223,7 @@ def test_rewind_takes_the_good_weights_and_a_lower_rate_twice_then_stops(tmp_pat
     rates = [m["lr"] for m in found]
     falls = [i for i in range(1, len(rates)) if rates[i] < 0.2 * rates[i - 1]]
     assert len(falls) == 2 and rates[-1] == pytest.approx(0.01 * rates[0])
-    assert not made.finished and any("No good checkpoint or rewind is left" in text for text in told(made))
+    assert not made.finished and "No good checkpoint or rewind is left" in str(texts(made.folder))
     assert checkpoint.marked(made.folder / "checkpoints", checkpoint.GOOD) is not None  # kept, whatever came after
     rollouts = lines(made.folder / "rollouts.jsonl")
     kept = made.folder / "checkpoints"
@@ -265,4 +250,4 @@ def test_a_rewound_run_goes_on_through_the_prompts_and_resumes_bit_for_bit(tmp_p
 def test_without_a_good_checkpoint_a_rewind_stops(tmp_path):
     made = run(tmp_path / "run", {"action": "rewind"}, save_every=100)
     assert not made.finished and len(numbers(made.folder)) < 40
-    assert any("No good checkpoint or rewind is left" in text for text in told(made))
+    assert "No good checkpoint or rewind is left" in str(texts(made.folder))

@@ -1,14 +1,13 @@
 """pi_old and its experts in whole runs: Routing Replay, stale rollouts, a coarse sampler."""
 
 import dataclasses
-import json
 
 import pytest
 
-import gspo
 from gspo.backends.hf.sampler import HFSampler
-from gspo.backends.hf.tiny import build_tiny
-from tests.tiny_run import PIECES, ROWS, dials, likes_a, longest_match_tokenizer, model, settings
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
+from tests.runs.events import texts
+from tests.tiny_run import PIECES, dials, likes_a
 from tests.training.whole import lines, numbers, train
 
 FAST = {"optimizer": {"lr": 2e-2}, "train": {"steps": 4}, "eval": {"every": 0}}
@@ -42,9 +41,8 @@ def test_replay_leaves_no_volatility(tmp_path, plain, replay):
 
 @pytest.mark.parametrize("replay", ["R2", "R3"])
 def test_replay_of_the_policys_own_choices_changes_no_number(tmp_path, replay):
-    once = FAST | {"algorithm": {"mini_batches": 1}}
-    a = numbers(train(tmp_path / "a", **once).folder)
-    b = numbers(train(tmp_path / "b", **once | {"algorithm": {"mini_batches": 1, "router_replay": replay}}).folder)
+    a = numbers(train(tmp_path / "a", algorithm={"mini_batches": 1}, **FAST).folder)
+    b = numbers(train(tmp_path / "b", algorithm={"mini_batches": 1, "router_replay": replay}, **FAST).folder)
     for m, n in zip(a, b, strict=True):
         assert n["moe/overruled"] == 0
         for name in m:
@@ -56,15 +54,10 @@ def test_replay_of_the_policys_own_choices_changes_no_number(tmp_path, replay):
 def test_replay_in_every_layout(tmp_path, replay):
     options = FAST | {"algorithm": {"router_replay": replay}, "train": {"steps": 1}}
     whole = numbers(train(tmp_path / "a", **options).folder)
-    for i, changes in enumerate(
-        (
-            {"layout": "packed"},
-            {"layout": "shared"},
-            {"micro_batch_tokens": 40},
-            {"gradient_checkpointing": True, "micro_batch_tokens": 60},
-            {"gradient_checkpointing": True, "layout": "shared"},
-        )
-    ):
+    for i, changes in enumerate((
+        {"layout": "packed"}, {"layout": "shared"}, {"micro_batch_tokens": 40},
+        {"gradient_checkpointing": True, "micro_batch_tokens": 60}, {"gradient_checkpointing": True, "layout": "shared"},
+    )):  # fmt: skip
         other = numbers(train(tmp_path / f"b{i}", **options | {"train": {"steps": 1} | changes}).folder)
         for name in ("loss", "grad_norm", "entropy", "moe/overruled", "moe/router_entropy", "moe/max_violation"):
             assert other[0][name] == pytest.approx(whole[0][name], rel=5e-3, abs=2e-5), name
@@ -91,19 +84,11 @@ def test_a_dense_model_has_no_routing(tmp_path):
     }  # fmt: skip
     tiny = build_tiny(dense, longest_match_tokenizer(PIECES))
     with pytest.raises(ValueError, match=r"router_replay = 'R2'.*dense.*\"none\""):
-        gspo.train(
-            tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer,
-            config=settings(tmp_path / "run", algorithm={"router_replay": "R2"}),
-        )  # fmt: skip
+        train(tmp_path / "run", tiny=tiny, algorithm={"router_replay": "R2"})
     with pytest.raises(ValueError, match=r"aux_loss = 0.001: Qwen3ForCausalLM is dense"):
-        gspo.train(
-            tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer,
-            config=settings(tmp_path / "run", algorithm={"aux_loss": 0.001}),
-        )  # fmt: skip
+        train(tmp_path / "run", tiny=tiny, algorithm={"aux_loss": 0.001})
     assert not (tmp_path / "run").exists()
-    result = gspo.train(
-        tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=settings(tmp_path / "run", train={"steps": 1})
-    )
+    result = train(tmp_path / "run", tiny=tiny, train={"steps": 1})
     assert not any(name.startswith("moe/") for name in result.metrics)
 
 
@@ -132,8 +117,7 @@ def test_a_coarse_sampler_disagrees_and_evaluation_does_not_use_it(tmp_path, pla
 
 def decision(folder):
     """What "auto" decided, in its words."""
-    events = [json.loads(line)["text"] for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [text for text in events if 'old_logprobs = "auto"' in text]
+    return [text for text in texts(folder) if 'old_logprobs = "auto"' in text]
 
 
 @pytest.mark.parametrize(("kind", "choice"), [("none", "sampler"), ("int4", "recompute")])
@@ -191,10 +175,7 @@ def test_mini_batches_without_any_advantage_are_read_against_the_recomputed_pi_o
     monkeypatch.setattr(HFSampler, "generate", without_routes)
     algorithm = {"old_logprobs": "recompute", "mini_batches": 4}
     changes = FAST | {"algorithm": algorithm, "sampler": dials(kind="int4"), "train": {"steps": 2}}
-    tiny = model(0)
-    config = settings(tmp_path / "run", **changes)
-    gspo.train(tiny.model, ROWS, reward, tokenizer=tiny.tokenizer, config=config)
+    train(tmp_path / "run", reward=reward, **changes)
     for line in numbers(tmp_path / "run"):
         assert line["updates"] == 4 and line["mismatch/prob_max"] > 1e-3
-        assert "moe/volatility" in line
-        assert line["clip_ratio/noise_only"] == 0
+        assert "moe/volatility" in line and line["clip_ratio/noise_only"] == 0

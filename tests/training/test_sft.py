@@ -5,8 +5,9 @@ from pathlib import Path
 import torch
 
 import gspo
+from tests.runs.events import texts
 from tests.tiny_run import model
-from tests.training.whole import lines, numbers
+from tests.training.whole import numbers
 
 
 def test_cold_start_learns_and_resumes_bit_equal(tmp_path):
@@ -26,8 +27,7 @@ def test_cold_start_learns_and_resumes_bit_equal(tmp_path):
     fit("parts", 40, resume=True)
     assert numbers(tmp_path / "parts") == numbers(whole.folder)
     fit("parts", 40, resume=True)
-    told = [event["text"] for event in lines(tmp_path / "parts" / "events.jsonl")]
-    assert sum("all 40 steps are done already" in text for text in told) == 1
+    assert sum("all 40 steps are done already" in text for text in texts(tmp_path / "parts")) == 1
 
 
 def test_a_full_disk_in_the_middle_is_warned_of(tmp_path, monkeypatch):
@@ -45,4 +45,4 @@ def test_a_full_disk_in_the_middle_is_warned_of(tmp_path, monkeypatch):
         log={"dir": str(tmp_path / "run")},
     )  # fmt: skip
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["step_000002"]
-    assert any("step_000001 could not be written" in event["text"] for event in lines(run.folder / "events.jsonl"))
+    assert any("step_000001 could not be written" in text for text in texts(run.folder))

@@ -6,11 +6,9 @@ import re
 
 import pytest
 
-import gspo
 from gspo.interfaces import RewardsFailed, SamplerError
 from gspo.runs.log import RunLog
 from tests.logged import logs
-from tests.tiny_run import ROWS, model, settings
 from tests.training.whole import REQUIRED, Failing, lines, numbers, train
 
 
@@ -28,11 +26,6 @@ def raises(prompts, completions, **columns):
     raise ZeroDivisionError("no reward today")
 
 
-def run(folder, reward, **changes):
-    tiny = model()
-    return gspo.train(tiny.model, ROWS, reward, tokenizer=tiny.tokenizer, config=settings(folder, **changes))
-
-
 @pytest.mark.parametrize(
     ("reward", "why"),
     [
@@ -46,7 +39,7 @@ def run(folder, reward, **changes):
 )
 def test_a_reward_that_fails_everywhere_ends_the_run_at_its_first_step(tmp_path, reward, why):
     with pytest.raises(RewardsFailed, match=f"step 1: none of 32 completions got a reward.*: .*{why}"):
-        run(tmp_path / "run", reward, eval={"every": 0})
+        train(tmp_path / "run", reward=reward, eval={"every": 0})
     (m,) = lines(tmp_path / "run" / "metrics.jsonl")
     assert (m["rollouts/failed"], m["groups/dropped"], m["updates"]) == (32, 8, 0)
     assert set(REQUIRED) <= set(m)
@@ -74,7 +67,7 @@ def fails_mostly(what):
 def test_a_reward_that_fails_for_most_is_named_in_the_log_and_the_report(tmp_path, alone, why, refill):
     options = {"eval": {"every": 0}, "train": {"steps": 3, "save_every": 9}, "rollout": {"dynamic_sampling_rounds": refill}}
     with logs() as said:
-        assert run(tmp_path / "run", fails_mostly(alone), **options).finished
+        assert train(tmp_path / "run", reward=fails_mostly(alone), **options).finished
     count = 24 * (1 + refill)
     told = rf"{count} of {count // 3 * 4} completions got no reward; the commonest reason, of {count} \(75%\): .*{why}"
     assert len(re.findall(told, "\n".join(said))) == 1, "not at every step"
@@ -85,7 +78,6 @@ def test_a_reward_that_fails_for_most_is_named_in_the_log_and_the_report(tmp_pat
 
 def test_an_error_that_quotes_its_completion_is_named_once(tmp_path):
     """Each completion is a call of its own here, and fails with words of its own."""
-
     seen = []
 
     def reward(prompts, completions, **columns):
@@ -96,7 +88,7 @@ def test_an_error_that_quotes_its_completion_is_named_once(tmp_path):
         raise ValueError(f"cannot read {completions[0]!r}")
 
     with logs() as said:
-        run(tmp_path / "run", reward, eval={"every": 0}, train={"steps": 3, "save_every": 9})
+        train(tmp_path / "run", reward=reward, eval={"every": 0}, train={"steps": 3, "save_every": 9})
     assert "\n".join(said).count("completions got no reward; the commonest reason, of 24 (75%): reward: ValueError") == 1
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("completions got no reward") == 1
@@ -104,7 +96,7 @@ def test_an_error_that_quotes_its_completion_is_named_once(tmp_path):
 
 def test_an_evaluation_that_fails_everywhere_ends_the_run_before_its_first_step(tmp_path):
     with pytest.raises(RewardsFailed, match=r"the evaluation before step 1: none of 4 .*no reward today"):
-        run(tmp_path / "run", raises, eval={"every": 1})
+        train(tmp_path / "run", reward=raises, eval={"every": 1})
     assert not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run" / "metrics.jsonl")
 
 
@@ -119,7 +111,7 @@ def test_a_reward_that_begins_to_fail_everywhere_ends_the_run_with_its_work(tmp_
 
     none = {"eval": {"every": 0}, "train": {"steps": 20, "save_every": 100}}
     with pytest.raises(RewardsFailed, match=r"step 5: in 3 steps in a row none of 32 .*the service is gone"):
-        run(tmp_path / "run", breaks, **none)
+        train(tmp_path / "run", reward=breaks, **none)
     assert [m["rollouts/failed"] for m in lines(tmp_path / "run" / "metrics.jsonl")] == [0, 0, 32, 32, 32]
     saved = tmp_path / "run" / "checkpoints"
     assert [path.name for path in saved.glob("step*")] == ["step_000005"]
@@ -136,7 +128,7 @@ def test_rewards_hear_how_far_the_training_is(tmp_path):
         seen.append((trainer_state.global_step, trainer_state.max_steps))
         return [float(len(completion)) for completion in completions]
 
-    run(tmp_path / "run", looks, train={"steps": 3}, eval={"every": 3, "num_prompts": 4})
+    train(tmp_path / "run", reward=looks, train={"steps": 3})
     assert seen == [(0, 3), (0, 3), (1, 3), (2, 3), (3, 3)]
 
 
@@ -147,9 +139,7 @@ def test_what_is_said_in_a_step_belongs_to_it(tmp_path):
         logging.getLogger("gspo.rewards").warning("heard while scoring")
         return [1.0] * len(prompts)
 
-    tiny = model()
-    config = settings(tmp_path / "run", train={"steps": 2}, eval={"every": 0})
-    gspo.train(tiny.model, ROWS, constant, tokenizer=tiny.tokenizer, config=config)
+    train(tmp_path / "run", reward=constant, train={"steps": 2}, eval={"every": 0})
     said = [(line["step"], line["text"]) for line in lines(tmp_path / "run" / "events.jsonl") if line["kind"] == "warning"]
     assert (1, "heard while scoring") in said
     numbered = [(step, text) for step, text in said if text.startswith("step ")]
@@ -174,10 +164,11 @@ def test_a_sampler_that_dies_costs_nothing(tmp_path, undisturbed, name, k, monke
     again = train(tmp_path / "part", resume=True, **BRIEF)
     drop = (lambda line: {n: v for n, v in line.items() if not n.startswith("eval/")}) if name == "generate" else dict
     assert [drop(line) for line in numbers(again.folder)] == [drop(line) for line in numbers(undisturbed.folder)]
-    a, b = (lines(run.folder / "rollouts.jsonl") for run in (again, undisturbed))
-    assert [(r["step"], r["prompt_id"], r["token_ids"]) for r in a] == [
-        (r["step"], r["prompt_id"], r["token_ids"]) for r in b
-    ]
+    a, b = (
+        [(r["step"], r["prompt_id"], r["token_ids"]) for r in lines(run.folder / "rollouts.jsonl")]
+        for run in (again, undisturbed)
+    )
+    assert a == b
 
 
 def test_a_log_that_fails_hides_no_lost_sampler(tmp_path, monkeypatch):

@@ -21,8 +21,8 @@ def numbers(folder):
     ]
 
 
-def train(folder, resume=False, seed=0, allow=(), reward=likes_a, **changes):
-    tiny, config = model(seed), settings(folder, **changes)
+def train(folder, resume=False, allow=(), reward=likes_a, tiny=None, **changes):
+    tiny, config = tiny or model(), settings(folder, **changes)
     return gspo.train(tiny.model, ROWS, reward, tokenizer=tiny.tokenizer, resume=resume, allow=allow, config=config)
 
 
