@@ -18,10 +18,10 @@ def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     # Wide dtypes first, so that each tensor is aligned to its element size.
     order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
     parts = torch.cat([tensors[i].contiguous().flatten().view(torch.uint8) for i in order]).cpu()
-    found: dict[int, Tensor] = {}
+    found = list(tensors)
     for i, part in zip(order, parts.split([tensors[i].numel() * tensors[i].element_size() for i in order])):
         found[i] = part.view(tensors[i].dtype).view(tensors[i].shape).clone()  # a view would keep the whole buffer alive
-    return [found[i] for i in range(len(tensors))]
+    return found
 
 
 def nonzero(x: Any) -> Tensor:

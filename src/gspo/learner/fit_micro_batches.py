@@ -149,5 +149,5 @@ def make_room(
 
 
 def describe_shortage(found: Found, what: str) -> str:
-    """Text that says that `what` does not fit."""
+    """Says that `what` does not fit."""
     return f"rank {found.rank} has room for {found.room / 2**30:.3g} GiB, and {what} needs {found.need / 2**30:.3g}"

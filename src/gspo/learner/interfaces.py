@@ -28,7 +28,6 @@ class Policy(Protocol):
     @property
     def device(self) -> torch.device:
         """The device of the output log-probabilities."""
-        ...
 
     def forward(self, batch: Batch, *, entropy: bool = False, routing: bool = False, replay: bool = False) -> Outputs:
         """One forward pass: the log-probabilities of the batch's sampled tokens, and other requested outputs. They carry
@@ -39,57 +38,45 @@ class Policy(Protocol):
             routing: Also return the routing.
             replay: Every router uses the experts in batch.routes, weighted by its own current logits.
         """
-        ...
 
     def on_device(self) -> AbstractContextManager[None]:
         """Context for forward passes of a policy that is offloaded between them."""
-        ...
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """The parameters that the optimizer trains: the weights, and those of a critic."""
-        ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         """Name and full tensor of each weight of the language model, for a sampler. If sharded, only rank 0 gets full
         tensors.
         """
-        ...
 
     def layers(self) -> Iterable[dict[str, Tensor]]:
         """The same weights layer by layer, with the names and dtypes that an engine loads."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Trained state besides the weights (a critic); {} if there is none."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        ...
 
     def prove(self, trained: Iterable[nn.Parameter]) -> None:
         """Raises RuntimeError if forward passes use other weights than the optimizer updates. trained: the optimizer's
         parameters.
         """
-        ...
 
     def save_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
         """Save the optimizer's moments under the names of the weights; each rank writes its shards."""
-        ...
 
     def load_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
         """Load what `save_moments` wrote, on any number of ranks."""
-        ...
 
     def load(self, folder: str) -> None:
         """Load the weights that `save` wrote."""
-        ...
 
     def save(self, folder: str, *, merged: bool = False) -> None:
         """Write the model (safetensors) and its tokenizer in Hugging Face format: adapters on their own, or `merged` into
         the model.
         """
-        ...
 
 
 class Objective(Protocol):
@@ -97,15 +84,12 @@ class Objective(Protocol):
 
     def denominator(self, completions: Sequence[Completion]) -> float:
         """The divisor of the sum of all terms of this update."""
-        ...
 
     def idle(self, completion: Completion) -> bool:
         """Whether the gradient of its terms is zero whatever the policy's outputs are."""
-        ...
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
         """The terms to be summed, [S] or [N], and detached statistics, each [S] or [N]."""
-        ...
 
     def condensed(self, stats: Stats) -> Stats:
         """The statistics of all micro-batches of a rank, with sums [1, ...] in place of those of which `summary` and `watch`
@@ -117,7 +101,6 @@ class Objective(Protocol):
         """Metrics of an update on `completions`, from the condensed statistics of all its micro-batches. The statistics do
         not include idle completions; {} if all are idle.
         """
-        ...
 
     def watch(self, stats: Stats) -> None:
         """Receives the statistics of each update, on the rank that has them."""

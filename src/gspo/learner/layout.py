@@ -8,7 +8,7 @@ computes attention branch by branch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -51,11 +51,7 @@ def build(completions: Sequence[Completion], share: bool = False) -> Batch:
     """
     if not completions:
         raise ValueError("a batch needs at least one completion")
-    tokens: list[Tensor] = []
-    routes: list[Tensor] = []
-    parent: list[Tensor] = []
-    paths: list[Tensor] = []
-    nodes: list[Tensor] = []
+    tokens, routes, parent, paths, nodes = (list[Tensor]() for _ in range(5))
     path = torch.empty(0, dtype=torch.int64)  # forest index of each token of the previous completion
     previous: Completion | None = None
     size = 0
@@ -206,10 +202,7 @@ def padded(batch: Batch, pad_id: int) -> Rows:
 
 def packed(batch: Batch) -> Rows:
     """The forest as one row with its attention mask."""
-    forest = batch.forest
-    mask = may_look(forest)[None, None]
-    all_tokens = torch.arange(len(forest.tokens))
-    return Rows(forest.tokens[None], forest.position[None], mask, all_tokens, all_tokens, forest.parent[batch.node])
+    return replace(shared(batch), mask=may_look(batch.forest)[None, None], forest=None)
 
 
 def shared(batch: Batch) -> Rows:

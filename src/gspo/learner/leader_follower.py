@@ -12,16 +12,16 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from gspo.distributed.ranks import ProcessRanks, noticed
 from gspo.interfaces import Weights
 from gspo.learner.learner import LocalLearner, PolicyLearner, probed
+from gspo.learner.weights import each_inside
 from gspo.types import Agreement, Completion, Reading, Update
 
-T = TypeVar("T")
 OVER = None  # the command that ends a follower
 SAVES = ("save", "weights.save")
 TENSORS, LAYERS, WEIGHTS = "weights.tensors", "weights.layers", "weights."
@@ -63,16 +63,6 @@ def unrouted(completions: Sequence[Completion]) -> list[Completion]:
     return [replace(completion, routes=None) for completion in completions]
 
 
-def noticing(every: Iterator[T]) -> Iterator[T]:
-    """Iterates over `every`. Raises RankLost if another rank is gone."""
-    while True:
-        with noticed():
-            item = next(every, None)
-        if item is None:
-            return
-        yield item
-
-
 class LeadingLearner:
     """gspo.interfaces.Learner across all ranks. Only rank 0's process calls it."""
 
@@ -83,12 +73,8 @@ class LeadingLearner:
         self.streams = False
 
     def all_do(self, name: str, *arguments: Any, to_followers: Sequence[Any] | None = None) -> Any:
-        """Executes this call on every rank and returns the leader's result.
-
-        Args:
-            name: Method of the learner, or `weights.` and a method of the weights.
-            arguments: The leader's arguments.
-            to_followers: The followers' arguments, if they differ.
+        """Executes this call on every rank and returns the leader's result. name: a method of the learner, or `weights.` and
+        a method of the weights. to_followers: the followers' arguments, if they differ from the leader's.
         """
         with self._one_at_a_time, noticed():
             assert not self.streams, "all ranks are in the middle of giving weights: listen to its end first"
@@ -185,7 +171,7 @@ class LeadingWeights:
         every = iter(self.learner.all_do(name))
         self.learner.streams = True
         try:
-            for item in noticing(every):  # noqa: UP028 - `yield from` would close it together with the consumer
+            for item in each_inside(every, noticed):  # noqa: UP028 - `yield from` would close it together with the consumer
                 yield item
         finally:
             for _ in every:

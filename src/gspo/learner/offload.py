@@ -44,7 +44,10 @@ class Offloaded:
             for parameter in part:
                 parameter.grad = waiting.pop(parameter)
                 if parameter in self.host:
-                    self.adamw.state[parameter] = fetched(self.host[parameter], parameter.device)
+                    self.adamw.state[parameter] = {
+                        name: torch.empty_like(value, device=parameter.device).copy_(value, non_blocking=True)
+                        for name, value in self.host[parameter].items()
+                    }
             self.adamw.step()
             for parameter in part:
                 parameter.grad = None
@@ -112,8 +115,3 @@ def room(like: Tensor, device: torch.device) -> Tensor:
 def arrived(host: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device; a copy, unless the device is the host."""
     return host.to(device, non_blocking=True)
-
-
-def fetched(state: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """A copy of the state on the device."""
-    return {name: torch.empty_like(value, device=device).copy_(value, non_blocking=True) for name, value in state.items()}

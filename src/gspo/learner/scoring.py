@@ -65,9 +65,8 @@ def _micro_batch(policy: Policy, completions: Sequence[Completion], routing: boo
     host = dict(zip(known, on_host(list(known.values()))))
     logps = host["logp"].split(lengths)
     values = host["values"].split(lengths) if "values" in host else nothing
-    routes = nothing
-    if "routes" in host:
-        routes = host["routes"][batch.path].split([len(completion.tokens) for completion in completions])
+    sizes = [len(completion.tokens) for completion in completions]
+    routes = host["routes"][batch.path].split(sizes) if "routes" in host else nothing
     return [Reading(*reading) for reading in zip(logps, routes, values)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,21 +39,13 @@ class Updater:
     def update(
         self, objective: Objective, completions: Sequence[Completion], readers: Readers | None = None
     ) -> tuple[Metrics, Stats]:
-        """One optimizer step on these completions. When out of memory, halves the micro-batches and retries the update;
-        raises RuntimeError if that does not help.
+        """One optimizer step on a mini-batch. When out of memory, halves the micro-batches and retries the update; raises
+        RuntimeError if that does not help. readers: which rank reads which of the `active` completions.
 
-        Args:
-            completions: The mini-batch.
-            readers: Which rank reads which of the `active` completions.
-
-        Returns:
-            Metrics, and the statistics that they are computed from. Only rank 0 gets the statistics and their metrics.
+        Returns metrics, and the statistics that they are computed from. Only rank 0 gets the statistics and their metrics.
         """
         tried = [completions[i] for i in active(objective, completions)]
-
-        def work() -> Share:
-            return self._gradient(objective, completions, tried, readers)
-
+        work = partial(self._gradient, objective, completions, tried, readers)
         mine = self.micro_batches.attempt(work, tried, self.policy.shares_prompts, self.optimizer.clear)
         ranks = self.micro_batches.ranks
         every = ranks.gathered(mine._replace(stats={}))
@@ -94,10 +87,7 @@ class Updater:
     def _pass(self, objective: Objective, completions: Sequence[Completion], denominator: float, counts: bool) -> Pass:
         """One micro-batch. The ranks run its backward pass together or not at all, and its graph is freed afterwards.
 
-        Args:
-            completions: Completions of the micro-batch. If it does not count, their routes may be on another rank.
-            denominator: Divisor of the loss.
-            counts: Whether it contributes to the gradient.
+        counts: whether it contributes to the gradient; if not, the routes of its completions may be on another rank.
         """
         batch = layout.build(completions, self.policy.shares_prompts)
         out = self.policy.forward(batch, entropy=True, routing=True, replay=self.replay and counts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from torch import Tensor
@@ -14,7 +15,17 @@ from gspo.types import Completion, Reading
 
 T = TypeVar("T")
 PROOF_TOKENS = 16384  # limit of a micro-batch in the verification of weights
-GIVEN = "while it handed weights to the sampler"
+
+
+def each_inside(items: Iterable[T], context: Callable[[], AbstractContextManager[None]]) -> Iterator[T]:
+    """Iterates over the items. Each is made inside the context, and used outside of it."""
+    every = iter(items)
+    while True:
+        with context():
+            item = next(every, None)
+        if item is None:
+            return
+        yield item
 
 
 class PolicyWeights:
@@ -31,24 +42,18 @@ class PolicyWeights:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of each weight."""
-        return self._given(self.policy.weights())
+        return each_inside(self.policy.weights(), self._handover)
 
     def layers(self) -> Iterator[dict[str, Tensor]]:
         """The weights of each layer, as an engine loads them."""
-        return self._given(self.policy.layers())
+        return each_inside(self.policy.layers(), self._handover)
 
-    def _given(self, each: Iterable[T]) -> Iterator[T]:
-        every = iter(each)
-        while True:
-            with outside_of_passes(GIVEN, self._micro_batches.ranks):
-                item = next(every, None)
-            if item is None:
-                return
-            yield item
+    def _handover(self) -> AbstractContextManager[None]:
+        return outside_of_passes("while it handed weights to the sampler", self._micro_batches.ranks)
 
     def save(self, folder: str, merged: bool = False) -> None:
         """Writes the model and its tokenizer in Hugging Face format: adapters alone, or `merged` into a full model."""
-        with outside_of_passes(GIVEN, self._micro_batches.ranks):
+        with self._handover():
             self.policy.save(folder, merged=merged)
 
     def read(self, completions: Sequence[Completion]) -> list[Reading]:
