@@ -305,3 +305,4 @@ class RolloutSource(Protocol):
 
 
 Report = Callable[[str, int, int], None]
+"""Called with the phase, the number of finished completions and their total."""

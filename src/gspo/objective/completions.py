@@ -49,11 +49,8 @@ class Completions:
 
     def spread(self, x: Tensor) -> Tensor:
         """Broadcasts each completion's value to its tokens: [S] -> [N]; an input that is already [N] is returned as is."""
-        return (
-            x
-            if x.shape == self.completion.shape and x.shape != self.length.shape
-            else index_select_deterministic(x, self.completion)
-        )
+        by_token = x.shape == self.completion.shape and x.shape != self.length.shape
+        return x if by_token else index_select_deterministic(x, self.completion)
 
 
 def index_select_deterministic(x: Tensor, index: Tensor) -> Tensor:

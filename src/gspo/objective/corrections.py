@@ -34,13 +34,11 @@ def seq_mis(r: Tensor) -> Tensor:
     return torch.where(r <= CAP, r, 0.0)
 
 
-CORRECTIONS: dict[str, Callable[[Tensor], Tensor] | None] = {"none": None, "tis": tis, "icepop": icepop, "seq_mis": seq_mis}
+CORRECTIONS: dict[str, Callable[[Tensor], Tensor]] = {"tis": tis, "icepop": icepop, "seq_mis": seq_mis}
 
 
 def weights(name: str, level: str, logp_old: Tensor, logp_mu: Tensor, y: Completions) -> Tensor:
     """Weights of the correction `name`, without gradient: [S] for sequence-level algorithms and seq_mis, else [N]."""
-    rule = CORRECTIONS[name]
-    assert rule is not None
     level = "sequence" if name == "seq_mis" else level
-    weight = rule(level_ratio(level, logp_old, logp_mu, y).detach())
+    weight = CORRECTIONS[name](level_ratio(level, logp_old, logp_mu, y).detach())
     return y.turns().spread(weight) if level == "turn" else weight

@@ -136,26 +136,19 @@ class AsynchronousSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything in progress, including partial completions, in plain types."""
-        flights = [{"number": flight.number} | saved_group(flight.prompt, flight.known()) for flight in self.flights]
+        flights = [
+            {"number": flight.number, "prompt": flight.prompt.id, "rollouts": list(map(plain, flight.known()))}
+            for flight in self.flights
+        ]
         return {"done": self.done, "prompts": self.prompts.state_dict(), "flights": flights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`: completions resume where they were, unfinished episodes start over."""
         self.prompts.load_state_dict(state["prompts"])
         self.done = state["done"]
-        for flight in state["flights"]:
-            self.flights.append(Flight(flight["number"], *restored_group(self.prompts, flight)))
-
-
-def saved_group(prompt: Prompt, rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """The rollouts of a prompt, in plain types."""
-    return {"prompt": prompt.id, "rollouts": [plain(rollout) for rollout in rollouts]}
-
-
-def restored_group(prompts: PromptSource, saved: Mapping[str, Any]) -> tuple[Prompt, list[Rollout]]:
-    """The prompt and the rollouts from the output of `saved_group`."""
-    prompt = prompts.find(saved["prompt"])
-    return prompt, [restored(prompt, rollout) for rollout in saved["rollouts"]]
+        for saved in state["flights"]:
+            prompt = self.prompts.find(saved["prompt"])
+            self.flights.append(Flight(saved["number"], prompt, [restored(prompt, each) for each in saved["rollouts"]]))
 
 
 def plain(rollout: Rollout) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,9 +26,9 @@ class TrainingBatch:
         counts: Metrics.
     """
 
-    groups: list[list[Completion]] = field(default_factory=list)
-    advantages: list[float | list[float] | None] = field(default_factory=list)
-    counts: dict[str, float] = field(default_factory=dict)
+    groups: list[list[Completion]]
+    advantages: list[float | list[float] | None]
+    counts: dict[str, float]
 
 
 def training_batch(
@@ -78,13 +78,7 @@ def has_signal(group: Sequence[Completion]) -> bool:
 
 
 def compute_advantages(rollouts: Sequence[Rollout], group: Tensor, algorithm: ResolvedAlgorithm) -> list[float | Tensor]:
-    """The advantage of each rollout, A_i or A_ik [turns].
-
-    Args:
-        rollouts: Scored rollouts.
-        group: [S]. Group index of each rollout.
-        algorithm: Sets the credit, the scale and the discount.
-    """
+    """The advantage of each scored rollout, A_i or A_ik [turns]. group: the group index of each, [S]."""
     scale = algorithm.scale_rewards
     if algorithm.credit == "completion":
         rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)

@@ -60,10 +60,6 @@ class Curriculum:
         self.made: list[tuple[str, int]] = []  # pools from refresh.source, and the step after which each was created
         self.last: dict[str, float] = {"queries/dropped": 0, "queries/returned": 0, "queries/new": 0}
 
-    def at(self, step: int) -> RolloutConfig:
-        """The [rollout] settings for a step's batch."""
-        return rollout_at(self.rollout, self.stages, step)
-
     def pool_at(self, step: int) -> Pool:
         """The pool of a step's batch, if the batch started now."""
         return self.pools[self.made[-1][0] if self.made else stage_name(source_at(self.stages, step))]
@@ -131,7 +127,7 @@ class Curriculum:
         """Metrics of a step, if stages or refreshes are configured."""
         if not self.stages and not self.refreshing.every:
             return {}
-        rollout = self.at(step)
+        rollout = rollout_at(self.rollout, self.stages, step)
         stage = {
             "stage": number_at(self.stages, step),
             "stage/max_completion_length": rollout.max_completion_length,

@@ -20,14 +20,8 @@ from gspo.types import Group, Metrics, Prompt, Rollout, Sampling
 def sample_groups(
     sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], n: int, sampling: Sampling, report: Report
 ) -> tuple[list[Group], dict[str, float]]:
-    """Samples and scores n rollouts per prompt.
-
-    Args:
-        n: Rollouts per prompt.
-        report: Called with the phase, the number of finished completions and their total.
-
-    Returns:
-        The groups, and metrics: seconds of sampling and of scoring, and the scorer's counters.
+    """Samples and scores n rollouts per prompt. Returns the groups, and metrics: seconds of sampling and of scoring, and the
+    scorer's counters.
     """
     total = len(prompts) * n
     begin = time.perf_counter()
@@ -82,12 +76,8 @@ class SynchronousSource:
         return groups
 
     def _sample(self, count: int, number: int, before: int = 0) -> tuple[list[Group], dict[str, float]]:
-        """Samples the groups of the next prompts.
-
-        Args:
-            count: Number of prompts.
-            number: What distinguishes their seed from that of others.
-            before: Number of groups already sampled for the batch.
+        """Samples the groups of the next `count` prompts. number: what distinguishes their seed from that of others. before:
+        the number of groups already sampled for the batch.
         """
         assert isinstance(self.sampling.seed, int)
         rollout = rollout_at(self.config, self.prompts.stages, self.done + 1)

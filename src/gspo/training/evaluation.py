@@ -26,17 +26,12 @@ def held_out(run: Run) -> Metrics:
     paired. Raises RewardsFailed if no completion could be scored before the first step.
     """
     run.scorer.at(run.step, run.config.train.steps)
+    reward = run.config.reward
     metrics, groups = evaluate(
-        run.evaluator,
-        run.scorer,
-        run.held_out,
-        run.config.eval.num_generations,
-        run.eval_sampling,
-        run.config.reward.correct_threshold,
-        run.screen.phase,
-    )
-    column = run.config.reward.answer_column
-    shown = [{"step": run.step} | describe(group.rollouts[0], column) for group in groups[:SHOWN]]
+        run.evaluator, run.scorer, run.held_out, run.config.eval.num_generations, run.eval_sampling,
+        reward.correct_threshold, run.screen.phase,
+    )  # fmt: skip
+    shown = [{"step": run.step} | describe(group.rollouts[0], reward.answer_column) for group in groups[:SHOWN]]
     run.log.evaluations(shown if run.config.log.rollouts else [])
     why = all_failed(groups)
     if why and not run.step and NO_OPINION not in why:
@@ -47,7 +42,7 @@ def held_out(run: Run) -> Metrics:
             f"step {run.step}: {metrics['eval/failed']:.0f} of {len(errors)} held-out completions were not scored, and "
             f"count as wrong in eval/accuracy; {cause(errors)}"
         )
-    reward = metrics.get("eval/reward", math.nan)
-    if reward > (-math.inf if run.best is None else run.best):
-        run.best, run.best_step = reward, run.step
+    mean = metrics.get("eval/reward", math.nan)
+    if mean > (-math.inf if run.best is None else run.best):
+        run.best, run.best_step = mean, run.step
     return metrics

@@ -65,6 +65,8 @@ SAMPLER = (
     'model.dtype = "float32" may help'
 )
 FAR = "each batch moves the policy further than before: lower optimizer.lr"
+LOWER_LR = "lower optimizer.lr, or set algorithm.beta"
+CUT_OFF = "cut-off completions go with instability: raise rollout.max_completion_length"
 SIGNALS: tuple[Signal, ...] = (
     Signal("mismatch/kl", "above", 1e-2, 0.3, SAMPLER),
     Signal("mismatch/prob_mean", "above", 0.05, 0.15, SAMPLER),
@@ -73,25 +75,10 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("kl", "rise", 10.0, None, FAR, least=1e-3),
     Signal("ratio/std", "rise", 5.0, None, FAR),
     Signal("grad_norm", "rise", 6.0, None, "a spike, often the first sign of a run that breaks: lower optimizer.lr"),
-    Signal(
-        "entropy", "fall", 0.3, None, "the policy stops exploring: lower optimizer.lr, or set algorithm.beta", least=1e-2
-    ),
+    Signal("entropy", "fall", 0.3, None, f"the policy stops exploring: {LOWER_LR}", least=1e-2),
     Signal("entropy", "rise", 3.0, 10.0, "the policy falls apart: lower optimizer.lr", least=0.2),
-    Signal(
-        "completions/clipped_ratio",
-        "above",
-        0.15,
-        None,
-        "cut-off completions go with instability: raise rollout.max_completion_length",
-    ),
-    Signal(
-        "completions/repetition",
-        "rise",
-        2.0,
-        None,
-        "completions begin to repeat themselves: lower optimizer.lr, or set algorithm.beta",
-        least=0.3,
-    ),
+    Signal("completions/clipped_ratio", "above", 0.15, None, CUT_OFF),
+    Signal("completions/repetition", "rise", 2.0, None, f"completions begin to repeat themselves: {LOWER_LR}", least=0.3),
 )
 
 

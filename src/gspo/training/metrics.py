@@ -15,10 +15,9 @@ from gspo.types import Agreement, Group, Metrics, Update
 UNLEARNED = (
     "loss", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "clip_ratio/tokens",
     "clip_ratio/completions", "clip_ratio/positive", "clip_ratio/negative", "clip_ratio/with_advantage",
-    "clip_ratio/noise_only",
-    "clip_ratio/staleness", "ratio/mean", "ratio/std", "ratio/noise_floor", "mismatch/kl", "mismatch/prob_mean",
-    "mismatch/prob_max", "mismatch/ratio_over_2", "mismatch/weight_mean", "mismatch/weight_std", "mismatch/ess", "entropy",
-    "kl", "grad_norm", "lr", "no_signal/completions", "no_signal/backward",
+    "clip_ratio/noise_only", "clip_ratio/staleness", "ratio/mean", "ratio/std", "ratio/noise_floor", "mismatch/kl",
+    "mismatch/prob_mean", "mismatch/prob_max", "mismatch/ratio_over_2", "mismatch/weight_mean", "mismatch/weight_std",
+    "mismatch/ess", "entropy", "kl", "grad_norm", "lr", "no_signal/completions", "no_signal/backward",
 )  # fmt: skip
 
 
@@ -40,15 +39,9 @@ def of_updates(updates: Sequence[Update]) -> Metrics:
         metrics = agreement.metrics | metrics
         metrics["clip_ratio/noise_only"] = agreement.clipped
         metrics["clip_ratio/staleness"] = max(0.0, metrics["clip_ratio/tokens"] - agreement.clipped)
-    return (
-        dict.fromkeys(UNLEARNED)
-        | metrics
-        | {
-            "lr": updates[-1].metrics["lr"],
-            "updates": len(updates),
-            "updates/skipped": sum(update.metrics["updates/skipped"] for update in updates),
-        }
-    )
+    skipped = sum(update.metrics["updates/skipped"] for update in updates)
+    counts = {"lr": updates[-1].metrics["lr"], "updates": len(updates), "updates/skipped": skipped}
+    return dict.fromkeys(UNLEARNED) | metrics | counts
 
 
 def first_agreement(updates: Sequence[Update]) -> Agreement | None:
@@ -106,14 +99,12 @@ def rollout_lines(run: Run, groups: Sequence[Group], batch: TrainingBatch) -> li
     """One line per rollout for rollouts.jsonl. A few evenly spaced ones include each token's log-ratio after this step."""
     if not run.config.log.rollouts:
         return []
-    advantages = iter(batch.advantages)
-    lines: list[Metrics] = [
-        {"step": run.step, "group": index, "advantage": next(advantages)}
-        | describe(rollout, run.config.reward.answer_column)
-        for index, group in enumerate(groups)
-        for rollout in group.rollouts
-    ]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
+    number = [index for index, group in enumerate(groups) for _ in group.rollouts]
+    lines: list[Metrics] = [
+        {"step": run.step, "group": index, "advantage": A} | describe(rollout, run.config.reward.answer_column)
+        for index, A, rollout in zip(number, batch.advantages, rollouts)
+    ]
     sampled = [i for i, rollout in enumerate(rollouts) if rollout.sampled.any()]  # an episode may fail before any token
     count = min(run.config.log.token_rollouts, len(sampled))
     chosen = [sampled[i * len(sampled) // count] for i in range(count)]

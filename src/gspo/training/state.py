@@ -134,10 +134,10 @@ def rewind(run: Run) -> bool:
     in progress are dropped.
     """
     folder = checkpoint.marked(run.log.folder.checkpoints, checkpoint.GOOD)
-    if folder is not None and (problem := disk.damage(folder)):
-        run.log.warn(f"step {run.step}: no way back to {folder.name}: {problem}")
-        return False
     if folder is None:
+        return False
+    if problem := disk.damage(folder):
+        run.log.warn(f"step {run.step}: no way back to {folder.name}: {problem}")
         return False
     rest(run)  # loading needs memory
     run.learner.rewind(folder, run.config.guard.lr_factor)
