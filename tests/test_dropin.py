@@ -9,13 +9,12 @@ from gspo import dropin
 from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig
 from gspo.learner import layout
-from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.completions import Completions
 from gspo.objective.losses import grpo, gspo_token
 from gspo.types import Outputs
 from tests.bigram import Bigram
-from tests.learner.test_update import LENGTHS, completions
+from tests.learner.cases import LENGTHS, completions, objective_of
 
 NAMES = [name for name, row in ALGORITHMS.items() if not row.critic]
 
@@ -39,8 +38,7 @@ def given():
 @pytest.mark.parametrize("name", NAMES)
 def test_value_and_gradient_are_the_learners(name):
     batch, built, out = given()
-    row, config, _ = resolve(AlgorithmConfig(name=name))
-    objective = PolicyObjective(row, config, 9)
+    objective = objective_of(name)
     logp = out.logp.detach().requires_grad_()
     terms, stats = objective.terms(Outputs(logp, out.entropy), built)
     expected = terms.sum() / objective.denominator(batch)

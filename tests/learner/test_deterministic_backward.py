@@ -15,13 +15,6 @@ def mode():
     return torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
 
 
-@pytest.fixture
-def strict():
-    torch.set_deterministic_debug_mode("error")
-    yield
-    torch.set_deterministic_debug_mode("default")
-
-
 def test_it_is_on_inside_and_the_callers_again_behind():
     with in_one_order(CPU):
         assert mode() == (1, False)
@@ -36,10 +29,14 @@ def test_it_is_on_inside_and_the_callers_again_behind():
         assert mode() == (0, True)
 
 
-def test_a_stricter_mode_of_the_caller_comes_back(strict):
-    with in_one_order(CPU):
-        assert mode() == (1, False)
-    assert mode() == (2, True)
+def test_a_stricter_mode_of_the_caller_comes_back():
+    torch.set_deterministic_debug_mode("error")
+    try:
+        with in_one_order(CPU):
+            assert mode() == (1, False)
+        assert mode() == (2, True)
+    finally:
+        torch.set_deterministic_debug_mode("default")
 
 
 def test_threads_that_overlap_do_not_undo_each_other():

@@ -8,23 +8,23 @@ from gspo.learner.routing_metrics import routing_metrics, routing_stats, routing
 from gspo.types import Completion, Routing
 
 
-def batch(routes):
-    tokens = torch.tensor([1, 2, 3, 4])
-    return layout.build([Completion(tokens, tokens > 2, torch.zeros(2), torch.zeros(2), 1.0, routes=routes)])
-
-
 def routing(chosen, own=None):
     chosen = torch.tensor(chosen, dtype=torch.int16)
     own = chosen if own is None else torch.tensor(own, dtype=torch.int16)
     return Routing(chosen, own, torch.full(chosen.shape[:2], 0.5), 4)
 
 
-ROUTES = [[[0, 1]], [[0, 1]], [[2, 3]], [[-1, -1]]]  # of 4 tokens, 1 layer, 2 experts
+ROUTES = torch.tensor([[[0, 1]], [[0, 1]], [[2, 3]], [[-1, -1]]], dtype=torch.int16)  # of 4 tokens, 1 layer, 2 experts
+
+
+def metrics_of(routing):
+    tokens = torch.tensor([1, 2, 3, 4])
+    batch = layout.build([Completion(tokens, tokens > 2, torch.zeros(2), torch.zeros(2), 1.0, routes=ROUTES)])
+    return routing_metrics(routing_sums(routing_stats(routing, batch)))
 
 
 def test_what_changed_is_counted_where_sampled_tokens_were_predicted():
-    stats = routing_stats(routing([[[0, 1]], [[1, 2]], [[3, 2]], [[0, 1]]]), batch(torch.tensor(ROUTES, dtype=torch.int16)))
-    metrics = routing_metrics(routing_sums(stats))
+    metrics = metrics_of(routing([[[0, 1]], [[1, 2]], [[3, 2]], [[0, 1]]]))
     assert metrics["moe/volatility"] == 0.25 and metrics["moe/tokens_changed"] == 0.5  # 1 of 2 tokens, 1 of its 2 experts
     assert metrics["moe/volatility_by_layer"] == [0.25] and metrics["moe/router_entropy"] == 0.5
     assert metrics["moe/max_violation"] == pytest.approx(1.0)  # experts 1, 2, 2, 3: twice the mean
@@ -33,7 +33,7 @@ def test_what_changed_is_counted_where_sampled_tokens_were_predicted():
 
 def test_replay_says_what_it_overruled():
     ours = routing([[[0, 1]], [[0, 1]], [[2, 3]], [[0, 1]]], own=[[[0, 1]], [[0, 2]], [[2, 3]], [[0, 1]]])
-    metrics = routing_metrics(routing_sums(routing_stats(ours, batch(torch.tensor(ROUTES, dtype=torch.int16)))))
+    metrics = metrics_of(ours)
     assert metrics["moe/overruled"] == 0.25 and metrics["moe/volatility"] == 0
 
 
@@ -56,7 +56,6 @@ def test_sums_of_ranks_one_after_the_other_say_what_all_tokens_say_and_hold_no_r
     assert metrics.pop("moe/volatility_by_layer") == pytest.approx(by_layer) == stats["changed"].mean(0).tolist()
     assert metrics == pytest.approx(expected) and all(len(x) == 1 for x in ranks[0].values())
     # ... and of one process bit for bit what the means of all are
-    assert expected["moe/volatility"] == float(stats["changed"].mean())
-    assert expected["moe/overruled"] == float(stats["overruled"].mean())
-    assert expected["moe/router_entropy"] == float(stats["router_entropy"].mean())
+    for name, of in (("volatility", "changed"), ("overruled", "overruled"), ("router_entropy", "router_entropy")):
+        assert expected[f"moe/{name}"] == float(stats[of].mean())
     assert expected["moe/tokens_changed"] == float((stats["changed"] > 0).any(1).float().mean())

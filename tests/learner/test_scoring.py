@@ -3,9 +3,13 @@
 import pytest
 import torch
 
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.sampler import HFSampler
 from gspo.learner.memory import MicroBatches
 from gspo.learner.scoring import read
 from gspo.learner.weights import PolicyWeights
+from gspo.rollout.credit import completion_of
+from gspo.types import Prompt, Sampling
 from tests import tiny_run
 from tests.bigram import Bigram
 from tests.learner.cases import completions
@@ -22,8 +26,6 @@ def test_the_order_is_that_of_the_completions(max_tokens):
 
 
 def test_routes_are_told_where_they_are_asked_for():
-    from gspo.backends.hf.policy import HFPolicy
-
     policy = HFPolicy(tiny_run.model())
     rows = [one for one in completions() if int(one.tokens.max()) < 12]
     plain, routed = (read(policy, rows, MicroBatches(30), routing=routing) for routing in (False, True))
@@ -33,11 +35,6 @@ def test_routes_are_told_where_they_are_asked_for():
 
 
 def test_weights_are_read_with_the_experts_that_sampled_where_they_are_known():
-    from gspo.backends.hf.policy import HFPolicy
-    from gspo.backends.hf.sampler import HFSampler
-    from gspo.rollout.credit import completion_of
-    from gspo.types import Prompt, Sampling
-
     model = tiny_run.model()
     weights = PolicyWeights(HFPolicy(model), 3)
     prompts = [Prompt(str(i), "", (3 + i, 4, 5)) for i in range(3)]

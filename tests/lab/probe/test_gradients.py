@@ -7,37 +7,30 @@ import torch
 from probe.gradients import Sketch, coefficients, of_group
 from torch import nn
 
-from gspo.config.algorithm import resolve
-from gspo.config.policy import AlgorithmConfig
-from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS
 from tests.bigram import Bigram
-from tests.learner.test_update import completions, gradient_of
+from tests.learner.cases import completions, objective_of
+from tests.learner.test_update import gradient_of
 
 ROWS = [name for name, row in ALGORITHMS.items() if not row.critic]
-
-
-def objective(name):
-    row, config, _ = resolve(AlgorithmConfig(name=name))
-    return PolicyObjective(row, config, 9)
 
 
 @pytest.mark.parametrize("max_tokens", [10_000, 9])
 def test_they_are_those_of_an_update(max_tokens):
     policy, batch = Bigram(), completions()
     sketch = Sketch(policy.parameters())
-    wanted = {name: ("one", coefficients(objective(name))) for name in ROWS}
+    wanted = {name: ("one", coefficients(objective_of(name))) for name in ROWS}
     found = of_group(policy, {"one": batch}, wanted, sketch, max_tokens)
     for name in ROWS:
         _, gradient = gradient_of(name, batch)
-        expected = -gradient.flatten() * objective(name).denominator(batch)
+        expected = -gradient.flatten() * objective_of(name).denominator(batch)
         torch.testing.assert_close(found[name].double(), expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_each_reads_its_own_view():
     policy, batch = Bigram(), completions()
     other = [dataclasses.replace(c, advantage=-2 * c.advantage) for c in batch]
-    of = coefficients(objective("reinforce"))
+    of = coefficients(objective_of("reinforce"))
     found = of_group(policy, {"a": batch, "b": other}, {"x": ("a", of), "y": ("b", of)}, Sketch(policy.parameters()), 100)
     torch.testing.assert_close(found["y"], -2 * found["x"])
 
@@ -51,8 +44,7 @@ def test_objectives_with_the_same_coefficients_are_walked_back_once(monkeypatch)
     )
     of = {}
     for epsilon in (1e-9, 20.0, 30.0):
-        row, config, _ = resolve(AlgorithmConfig(name="gspo", epsilon=epsilon, epsilon_high=epsilon))
-        of[epsilon] = coefficients(PolicyObjective(row, config, 9))
+        of[epsilon] = coefficients(objective_of(epsilon=epsilon, epsilon_high=epsilon))
     wanted = {f"{view} {epsilon}": (view, each) for view in "ab" for epsilon, each in of.items()}
     found = of_group(policy, {"a": batch, "b": other}, wanted, Sketch(policy.parameters()), 10_000)
     assert [more["retain_graph"] for more in walked if "retain_graph" in more] == [True, True, True, False]
@@ -67,7 +59,7 @@ def test_on_policy_all_of_a_family_are_one(name):
     """Mean over tokens of A grad log pi, or their sum, whatever the stale likelihoods say."""
     policy, batch = Bigram(), completions(shift=0.5)
     like = "dapo" if ALGORITHMS[name].sums else "reinforce"
-    wanted = {each: ("one", coefficients(objective(each), on_policy=True)) for each in (name, like)}
+    wanted = {each: ("one", coefficients(objective_of(each), on_policy=True)) for each in (name, like)}
     found = of_group(policy, {"one": batch}, wanted, Sketch(policy.parameters()), 100)
     torch.testing.assert_close(found[name], found[like], rtol=1e-6, atol=1e-7)
 

@@ -25,11 +25,6 @@ def stale(*rewards, policy=None):
     return policy, Stale(Reader(policy, MicroBatches(100), False), groups, GSPO)
 
 
-def logp_of(policy, completion):
-    rows = policy.table.detach()[completion.tokens[1:-1]].log_softmax(-1)
-    return rows.gather(-1, completion.tokens[2:, None])[:, 0]
-
-
 def test_groups_with_too_few_scores_are_left_out_and_the_rest_keeps_its_place():
     _, batch = stale((1.0, None), (1.0, 0.0, None), (0.0, 1.0))
     assert batch.number == [1, 2] and [len(row) for row in batch.rows] == [2, 2]
@@ -40,13 +35,13 @@ def test_groups_with_too_few_scores_are_left_out_and_the_rest_keeps_its_place():
 
 def test_pi_old_is_that_of_age_0_and_the_sampler_what_it_said():
     policy, batch = stale((1.0, 0.0), (0.0, 1.0))
-    before = torch.cat([logp_of(policy, completion) for completion in batch.completions])
+    before = torch.cat([policy.logp_of(completion) for completion in batch.completions])
     torch.testing.assert_close(batch.old["recompute", PLAIN], before)
     assert (batch.old["sampler", PLAIN] == -0.5).all()
     torch.testing.assert_close(batch.again[PLAIN], before)  # the same, of other micro-batches
     with torch.no_grad():
         policy.table += torch.randn(policy.table.shape, generator=torch.Generator().manual_seed(1))
-    now = torch.cat([logp_of(policy, completion) for completion in batch.completions])
+    now = torch.cat([policy.logp_of(completion) for completion in batch.completions])
     torch.testing.assert_close(batch.logp(PLAIN), now)
     assert not torch.allclose(now, before)
     ratios = batch.ratios(Candidate("x", GSPO, "recompute"), batch.logp(PLAIN))
