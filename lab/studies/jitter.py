@@ -33,7 +33,7 @@ def _disturbed(router: nn.Module, plain: Callable[..., Any], share: float, drawn
         logits, chosen = answer(router, plain(hidden))
         noise = torch.randn(logits.shape, generator=drawn).to(logits)
         routes = (logits + share * logits.std(-1, keepdim=True) * noise).topk(chosen.shape[-1]).indices
-        with Replay(nn.ModuleList([router]), routes[None]).on():
+        with Replay(nn.ModuleList([router]), routes[None]):
             return router.forward(hidden)  # without hooks: whoever records the choice sees it once
 
     forward.plain = plain  # type: ignore[attr-defined]  # what a replay runs

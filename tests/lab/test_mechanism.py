@@ -21,7 +21,7 @@ import torch
 import world
 from cells import Workers
 
-from gspo.backends.hf.routing import record, replay
+from gspo.backends.hf.routing import Replay, record
 from tests.backends.hf.families import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_jitter_changes_the_choice_and_a_replay_of_it_all():
     (h, own), (h0, same), (_, few), (h1, many) = (chosen(model, tokens) for model in (plain, none, some, much))
     assert torch.equal(own, same) and torch.allclose(h, h0)
     assert (few != own).any() and (many != own).sum() > (few != own).sum() and not torch.allclose(h, h1, atol=1e-3)
-    with torch.no_grad(), replay(plain.model, many):
+    with torch.no_grad(), Replay(plain.model, many):
         assert torch.allclose(plain.hidden(input_ids=tokens), h1, atol=1e-5)
 
 

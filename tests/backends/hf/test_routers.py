@@ -82,15 +82,15 @@ def check_replay(model):
     plain = logits(model)
     with routing.record(model, entropy=True) as record:
         logits(model)
-        own, entropy = record.take(), record.take_entropy()
+        own, entropy = record.take(), record.take("entropy")
     assert own.shape[:2] == entropy.shape == (len(routers(model)), 18) and record.experts >= 8
     assert own.min() >= 0 and own.max() < record.experts and 0 < entropy.mean() < math.log(record.experts)
     assert (own.sort(-1).values.diff(dim=-1) > 0).all()  # a token's experts are distinct
-    with routing.replay(model, own) as replay:
+    with routing.Replay(model, own) as replay:
         assert torch.equal(logits(model), plain) and torch.equal(replay.own(), own)
     draw = torch.Generator().manual_seed(1)
     other = torch.rand(*own.shape[:2], 8, generator=draw).argsort(-1)[..., : own.shape[2]].short()
-    with routing.record(model) as record, routing.replay(model, other):
+    with routing.record(model) as record, routing.Replay(model, other):
         assert not torch.equal(logits(model), plain)
         assert torch.equal(record.take().sort(-1).values, other.sort(-1).values)
 

@@ -83,7 +83,7 @@ def test_replay_of_own_choices_changes_no_bit(family, experts):
     routes = recorded(model)
     assert routes.shape == (2, 33, 3) and routes.dtype == torch.int16 and len(routes.unique()) > 3
     plain = scored(model)
-    with routing.replay(model, routes) as replay:
+    with routing.Replay(model, routes) as replay:
         again = scored(model)
         assert torch.equal(again, plain)
         assert torch.equal(replay.own(), routes)
@@ -99,7 +99,7 @@ def test_the_experts_of_other_weights_are_replayed_exactly(family):
     routes = recorded(donor)
     own = recorded(model)
     assert changed(routes, own).mean() > 0.3
-    with routing.record(model) as recording, routing.replay(model, routes) as replay:
+    with routing.record(model) as recording, routing.Replay(model, routes) as replay:
         logp = scored(model)
     assert not changed(routes, recording.take()).any()
     assert torch.equal(replay.own()[0], own[0])  # the first layer reads the same
@@ -122,7 +122,7 @@ def test_experts_of_groups_that_are_not_todays_are_let_through(family):
     routes = torch.cat([2 * first, 2 * first[:, :1] + 1], -1)  # 3 experts of 2 of the 4 groups
     foreign = (routes[:, :, None] // 2 != own[:, None, :] // 2).all(-1)
     assert foreign.any(1).float().mean() > 0.5
-    with torch.no_grad(), routing.replay(model, torch.stack([routes, routes]).short()):
+    with torch.no_grad(), routing.Replay(model, torch.stack([routes, routes]).short()):
         _, weights, chosen = router(x)
     assert torch.equal(chosen, routes)
     scores = logits.softmax(-1) if family == "deepseek_v2" else logits.sigmoid()
@@ -136,7 +136,7 @@ def test_more_groups_than_a_router_chooses_from_are_refused():
     model, routes = tiny("deepseek_v3"), torch.tensor([0, 2, 4], dtype=torch.int16).expand(2, 33, 3)
     with (
         pytest.raises(ValueError, match="of 3 groups, but this model's routers choose from 2"),
-        routing.replay(model, routes),
+        routing.Replay(model, routes),
     ):
         scored(model)
 
@@ -178,7 +178,7 @@ def test_gradients_of_the_router_against_a_naive_reference(family, norm, rtol, m
     routes = torch.stack([torch.randperm(8, generator=torch.Generator().manual_seed(i))[:3] for i in range(7)])
     target = torch.randn(7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     layers = torch.stack([routes, routes]).to(torch.int16)
-    with routing.replay(model, layers):
+    with routing.Replay(model, layers):
         ours = block(x[None])
     ours = (ours[0] if isinstance(ours, tuple) else ours)[0]
     want = Naive(block, norm, 3)(x, routes)
@@ -208,9 +208,9 @@ def test_a_checkpointed_layer_replays_what_its_forward_pass_did(family, within):
     for model in (plain, checkpointed(plain)):
         logps = []
         for routes in runs:
-            with routing.replay(model, routes):
+            with routing.Replay(model, routes):
                 logps.append(scored(model))
-        with routing.replay(model, runs[0]) if within else nullcontext():
+        with routing.Replay(model, runs[0]) if within else nullcontext():
             learned = gradients(model, sum((i + 1) * logp.sum() for i, logp in enumerate(logps)))
         results.append((torch.stack(logps), learned))
     assert not torch.equal(*results[0][0])
@@ -221,8 +221,8 @@ def test_a_checkpointed_layer_replays_what_its_forward_pass_did(family, within):
 def test_the_innermost_of_two_replays_counts():
     model = tiny("qwen3_moe")
     outer, inner = (recorded(tiny("qwen3_moe", seed=seed)) for seed in (1, 2))
-    with routing.record(model) as recording, routing.replay(model, outer):
-        with routing.replay(model, inner):
+    with routing.record(model) as recording, routing.Replay(model, outer):
+        with routing.Replay(model, inner):
             scored(model)
             assert torch.equal(recording.take(), inner)
         scored(model)
@@ -245,7 +245,7 @@ def test_replay_under_autocast(family):
     for replays in (False, True):
         with torch.autocast("cpu", torch.bfloat16):
             routes = recorded(model)
-            with routing.replay(model, routes) if replays else nullcontext():
+            with routing.Replay(model, routes) if replays else nullcontext():
                 logp = scored(model)
         results.append((logp, gradients(model, logp.sum())))
     assert torch.equal(results[0][0], results[1][0])
@@ -256,11 +256,11 @@ def test_replay_under_autocast(family):
 def test_without_a_record_the_router_chooses_itself(family):
     model, donor = tiny(family), tiny(family, seed=1)
     own, routes = recorded(model), recorded(donor)
-    with routing.replay(model, torch.full_like(routes, -1)):
+    with routing.Replay(model, torch.full_like(routes, -1)):
         logp = scored(model)
     assert torch.equal(logp, scored(model))
     routes[:, ::2] = -1
-    with routing.record(model) as recording, routing.replay(model, routes):
+    with routing.record(model) as recording, routing.Replay(model, routes):
         scored(model)
     used = recording.take()
     assert torch.equal(used[:, 1::2], routes[:, 1::2])
@@ -275,7 +275,7 @@ def test_what_cannot_be_replayed_is_known_beforehand():
     with routing.record(dense, entropy=True) as recording:
         scored(dense)
         assert not any(module._forward_hooks for module in dense.modules())
-        assert recording.take() is None and recording.take_entropy() is None
+        assert recording.take() is None and recording.take("entropy") is None
     with pytest.raises(ValueError, match=r'Qwen3ForCausalLM is dense .*router_replay = "none"'):
         routing.check(dense, lambda: scored(dense))
     # Its routers choose by masked maxima.
@@ -292,7 +292,7 @@ def test_entropy_of_the_routers():
     handles = [r.register_forward_hook(lambda m, i, out: logits.append(out[0])) for r in routing.routers(model)]
     with torch.no_grad(), routing.record(model, entropy=True) as recording:
         scored(model)
-        entropy = recording.take_entropy()
+        entropy = recording.take("entropy")
     assert entropy.shape == (2, 33) and recording.experts == 8
     want = torch.stack([torch.distributions.Categorical(logits=x.float()).entropy() for x in logits])
     assert torch.allclose(entropy, want, atol=1e-6)
@@ -313,7 +313,7 @@ def test_entropy_of_the_routers():
 def test_routes_of_another_model_are_refused(shape, value, message):
     model = tiny("qwen3_moe")
     routes = torch.full(shape, value, dtype=torch.int16)
-    with pytest.raises(ValueError, match=message), routing.replay(model, routes):
+    with pytest.raises(ValueError, match=message), routing.Replay(model, routes):
         scored(model)
     assert all("forward" not in vars(router) for router in routing.routers(model))
 

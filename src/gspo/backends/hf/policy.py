@@ -16,7 +16,6 @@ from gspo.backends.hf.model import HFModel, example_token_ids
 from gspo.backends.hf.one_sequence import one_sequence_a_row
 from gspo.backends.hf.routers import no_routers, routers, unknown_experts
 from gspo.backends.hf.routing import Record, Replay, checkpoint_contexts, choices, record
-from gspo.backends.hf.routing import replay as replay_routes
 from gspo.learner import layout
 from gspo.learner.offload import Resting
 from gspo.objective.completions import index_select_deterministic
@@ -171,7 +170,7 @@ class HFPolicy:
         for model in self.models:
             model.train(self.gradient_checkpointing and torch.is_grad_enabled())
         with ExitStack() as stack:
-            replayed = stack.enter_context(replay_routes(self.model.model, _row_routes(batch, rows))) if replay else None
+            replayed = stack.enter_context(Replay(self.model.model, _row_routes(batch, rows))) if replay else None
             recorded, logits = None, self.router_logits and torch.is_grad_enabled()
             if routing and self.sparse:
                 recorded = stack.enter_context(record(self.model.model, entropy=True, logits=logits))
@@ -190,7 +189,7 @@ class HFPolicy:
 
 
 def _row_routes(batch: Batch, rows: layout.Rows) -> Tensor:
-    """batch.routes [T, layers, k] in the order that routing.replay expects: [layers, B*L, k], -1 at padding."""
+    """batch.routes [T, layers, k] in the order that routing.Replay expects: [layers, B*L, k], -1 at padding."""
     if batch.routes is None:
         raise ValueError("routing cannot be replayed: these completions carry no routes")
     return batch.routes[rows.node].masked_fill(rows.node[:, None, None] < 0, -1).transpose(0, 1)
@@ -198,9 +197,9 @@ def _row_routes(batch: Batch, rows: layout.Rows) -> Tensor:
 
 def _routing(recorded: Record, replayed: Replay | None, place: Tensor, with_logits: bool) -> Routing:
     """The recorded routing of the T forest tokens, gathered from their positions `place` in the rows."""
-    chosen, entropy = recorded.take(), recorded.take_entropy()
+    chosen, entropy = recorded.take(), recorded.take("entropy")
     assert chosen is not None and entropy is not None
-    logits = recorded.take_logits() if with_logits else None
+    logits = recorded.take("logits") if with_logits else None
 
     def at(x: Tensor) -> Tensor:
         return x[:, place].transpose(0, 1)

@@ -68,13 +68,12 @@ def answer(router: nn.Module, outputs: Any) -> Answer:
 
 def reader(module: nn.Module) -> Callable[[Any, Any], Answer] | None:
     """The function that reads this router's outputs; None for any other module."""
-    return next((read for kind in type(module).__mro__ if (read := _reader(kind))), None)
-
-
-def _reader(kind: type) -> Callable[[Any, Any], Answer] | None:
-    if not kind.__module__.startswith("transformers."):  # remote code has classes of the same name with other outputs
-        return None
-    return plain if kind.__name__.lower().endswith("topkrouter") else READ.get(kind.__name__)
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("transformers."):  # remote code has classes of the same name with other outputs
+            read = plain if kind.__name__.lower().endswith("topkrouter") else READ.get(kind.__name__)
+            if read is not None:
+                return read
+    return None
 
 
 def _text(model: nn.Module) -> nn.Module:
@@ -85,8 +84,9 @@ def _text(model: nn.Module) -> nn.Module:
 
 def unknown_experts(model: nn.Module) -> str:
     """The class name of experts whose router is unknown, so that its choices cannot be recorded; "" if there are none."""
-    known = [name for name, module in _text(model).named_modules() if _known(module)]
-    for name, module in _text(model).named_modules():
+    modules = list(_text(model).named_modules())
+    known = [name for name, module in modules if reader(module) is not None or type(module).__name__ in FIXED]
+    for name, module in modules:
         if name.rpartition(".")[2] == "experts" or EXPERTS.search(type(module).__name__):
             above = name.rpartition(".")[0]
             if not any(router.startswith((f"{name}.", f"{above}.")) for router in known):
@@ -100,7 +100,3 @@ def no_routers(model: nn.Module) -> str:
     if not experts:
         return f"{name} is dense (no top-k routers)"
     return f"{name} is a mixture of experts whose routing gspo does not see (it knows no router of {experts})"
-
-
-def _known(module: nn.Module) -> bool:
-    return reader(module) is not None or type(module).__name__ in FIXED

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,44 +28,32 @@ class Record:
 
     def __init__(self, layers: int, entropy: bool, logits: bool) -> None:
         self.experts = 0
-        self._chosen: list[Tensor | None] = [None] * layers
-        self._entropy: list[Tensor | None] = [None] * layers
-        self._logits: list[Tensor | None] = [None] * layers
         self._with_entropy, self._with_logits = entropy, logits
+        self._layers: dict[str, list[Tensor | None]] = {what: [None] * layers for what in ("routes", "entropy", "logits")}
 
-    def hook(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        """The forward hook for this layer's router."""
+    def note(self, layer: int, router: nn.Module, inputs: Any, outputs: Any) -> None:
+        """The forward hook of this layer's router."""
+        raw, chosen = answer(router, outputs)
+        self.experts = raw.shape[-1]
+        if self._with_logits:
+            self._layers["logits"][layer] = raw.reshape(-1, self.experts)
+        self._layers["routes"][layer] = chosen.detach().reshape(-1, chosen.shape[-1]).to(torch.int16)
+        if self._with_entropy:
+            logp = raw.detach().reshape(-1, self.experts).float().log_softmax(-1)
+            self._layers["entropy"][layer] = -(logp.exp() * logp).sum(-1)
 
-        def hook(router: nn.Module, inputs: Any, outputs: Any) -> None:
-            raw, chosen = answer(router, outputs)
-            logits, chosen = raw.detach(), chosen.detach()
-            self.experts = logits.shape[-1]
-            if self._with_logits:
-                self._logits[layer] = raw.reshape(-1, self.experts)
-            self._chosen[layer] = chosen.reshape(-1, chosen.shape[-1]).to(torch.int16)
-            if self._with_entropy:
-                logp = logits.reshape(-1, self.experts).float().log_softmax(-1)
-                self._entropy[layer] = -(logp.exp() * logp).sum(-1)
+    def take(self, what: str = "routes") -> Tensor | None:
+        """Returns and clears a recording of the last forward pass. None for a dense model.
 
-        return hook
+        Args:
+            what: "routes" [layers, tokens, k]; "entropy" [layers, tokens] of softmax(router logits) in nats; "logits"
+                [layers, tokens, experts], with gradient. The last two must have been requested from `record`.
 
-    def take(self) -> Tensor | None:
-        """Returns and clears the routes [layers, tokens, k] of the last forward pass. None for a dense model.
-
-        Raises RuntimeError if a router did not run, or ran on other tokens than the rest.
+        Raises:
+            RuntimeError: A router did not run, or ran on other tokens than the rest.
         """
-        chosen, self._chosen = self._chosen, [None] * len(self._chosen)
-        return _stacked(chosen)
-
-    def take_entropy(self) -> Tensor | None:
-        """As `take`, the entropies [layers, tokens] of softmax(router logits) in nats. Needs `record(entropy=True)`."""
-        entropies, self._entropy = self._entropy, [None] * len(self._entropy)
-        return _stacked(entropies)
-
-    def take_logits(self) -> Tensor | None:
-        """As `take`, the router logits [layers, tokens, experts], with gradient. Needs `record(logits=True)`."""
-        logits, self._logits = self._logits, [None] * len(self._logits)
-        return _stacked(logits)
+        layers, self._layers[what] = self._layers[what], [None] * len(self._layers[what])
+        return _stacked(layers)
 
 
 def _stacked(layers: list[Tensor | None]) -> Tensor | None:
@@ -79,12 +68,12 @@ def _stacked(layers: list[Tensor | None]) -> Tensor | None:
 
 @contextmanager
 def record(model: nn.Module, entropy: bool = False, logits: bool = False) -> Iterator[Record]:
-    """Records the experts chosen in forward passes, and if requested the routers' entropies and logits: call `Record.take`,
-    `take_entropy` and `take_logits` after each pass. A dense model gets no hooks.
+    """Records the experts chosen in forward passes, and if requested the routers' entropies and logits: call `Record.take`
+    after each pass. A dense model gets no hooks.
     """
     modules = routers(model)
     recording = Record(len(modules), entropy, logits)
-    handles = [router.register_forward_hook(recording.hook(layer)) for layer, router in enumerate(modules)]
+    handles = [router.register_forward_hook(partial(recording.note, layer)) for layer, router in enumerate(modules)]
     try:
         yield recording
     finally:
@@ -92,8 +81,7 @@ def record(model: nn.Module, entropy: bool = False, logits: bool = False) -> Ite
             handle.remove()
 
 
-def _is_topk(func: Any) -> bool:
-    return func is torch.topk or func is torch.Tensor.topk
+TOP_K = torch.topk, torch.Tensor.topk
 
 
 class _Count(TorchFunctionMode):
@@ -102,7 +90,7 @@ class _Count(TorchFunctionMode):
     calls = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += _is_topk(func)
+        self.calls += func in TOP_K
         return func(*args, **(kwargs or {}))
 
 
@@ -120,7 +108,7 @@ class _ForcedChoice(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not _is_topk(func):
+        if func not in TOP_K:
             return func(*args, **kwargs)
         self.left -= 1
         scores, *args = args if args else (kwargs.pop("input"),)
@@ -154,18 +142,25 @@ def _uncached(device: str) -> torch.autocast:
 
 
 class Replay:
-    """Replays routes by replacing the forward methods of the routers."""
+    """Context whose forward passes use the experts of `routes` [layers, tokens, k], or the router's own where that is -1.
+
+    For each token, `routes` holds all of its experts or none. The innermost of nested contexts wins. Reentrant: the backward
+    pass of checkpointed layers enters it again. If it runs after the context has ended, it replays only with
+    `checkpoint_contexts`. Raises ValueError for a dense model and for routes with another number of layers, k, experts or
+    tokens (the last three in the forward pass).
+    """
 
     def __init__(self, model: nn.Module, routes: Tensor) -> None:
         self.routers = replayable(model)
         if routes.ndim != 3 or routes.shape[0] != len(self.routers):
             raise ValueError(
-                f"routes of shape {list(routes.shape)} cannot be replayed: this model has {len(self.routers)} routers, so "
-                f"[{len(self.routers)}, tokens, k] is needed. They come from another model"
+                f"routes of shape {list(routes.shape)} are of another model: this model has {len(self.routers)} routers, so "
+                f"[{len(self.routers)}, tokens, k] is needed"
             )
         self.top = int(routes.max()) if routes.numel() else -1
         self.routes = routes.to(next(self.routers[0].parameters()).device, non_blocking=True)  # one copy for all layers
         self._own: list[Tensor | None] = [None] * len(self.routers)
+        self._before: list[list[Any]] = []  # the routers' own `forward` attributes, each time that the context was entered
 
     def own(self) -> Tensor:
         """The routes [layers, tokens, k] that the routers would have chosen themselves in the last forward pass.
@@ -176,23 +171,21 @@ class Replay:
         assert routes is not None
         return routes
 
-    @contextmanager
-    def on(self) -> Iterator[Replay]:
-        """Replays inside the context. Reentrant: the backward pass of checkpointed layers enters it again."""
-        before = [vars(router).get("forward") for router in self.routers]
+    def __enter__(self) -> Replay:
+        self._before.append([vars(router).get("forward") for router in self.routers])
         for layer, router in enumerate(self.routers):
             plain = getattr(router.forward, "plain", router.forward)  # skips the method of an outer replay
             router.forward = self._forward(layer, router, plain)
         _active.append(self)
-        try:
-            yield self
-        finally:
-            _active.pop()
-            for router, forward in zip(self.routers, before):
-                if forward is None:
-                    del router.forward
-                else:
-                    router.forward = forward
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _active.pop()
+        for router, forward in zip(self.routers, self._before.pop()):
+            if forward is None:
+                del router.forward
+            else:
+                router.forward = forward
 
     def _forward(self, layer: int, router: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def replayed(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -216,15 +209,9 @@ class Replay:
 
     def _check(self, experts: int, tokens: int, k: int) -> None:
         if self.routes.shape[2] != k:
-            raise ValueError(
-                f"routes of {self.routes.shape[2]} experts a token cannot be replayed in a model that takes {k}: they come "
-                "from another model"
-            )
+            raise ValueError(f"routes of {self.routes.shape[2]} experts a token are of another model: this one takes {k}")
         if self.top >= experts:
-            raise ValueError(
-                f"routes name expert {self.top} (from 0), but this model's routers choose from {experts}: they come from "
-                "another model"
-            )
+            raise ValueError(f"routes name expert {self.top} (from 0) of another model: this one's choose from {experts}")
         if self.routes.shape[1] != tokens:
             raise ValueError(f"routes of {self.routes.shape[1]} tokens cannot be replayed on {tokens} tokens")
 
@@ -239,7 +226,7 @@ def check(model: nn.Module, run_model: Callable[[], Any]) -> None:
         run_model()
         routes = recording.take()
         assert routes is not None
-        with replay(model, routes):
+        with Replay(model, routes):
             run_model()
 
 
@@ -251,32 +238,6 @@ def choices(model: nn.Module, run_model: Callable[[], Any]) -> tuple[int, int] |
     return None if routes is None else (routes.shape[2], recording.experts)
 
 
-def replay(model: nn.Module, routes: Tensor) -> AbstractContextManager[Replay]:
-    """Context whose forward passes use the experts of `routes` [layers, tokens, k], or the router's own where that is -1.
-
-    For each token, `routes` holds all of its experts or none. The innermost of nested contexts wins. With gradient
-    checkpointing, a backward pass that runs after the context has ended replays only if `checkpoint_contexts` is in use.
-    Raises ValueError for a dense model and for routes with another number of layers, k, experts or tokens (the last three in
-    the forward pass).
-    """
-    return Replay(model, routes).on()
-
-
 def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """`context_fn` for torch.utils.checkpoint: each recomputation replays the same routes as the forward pass."""
-    return nullcontext(), _ReentrantReplay(_active[-1]) if _active else nullcontext()
-
-
-class _ReentrantReplay:
-    """A reentrant context for a replay: entered once for each backward pass through the same graph."""
-
-    def __init__(self, replay: Replay) -> None:
-        self.replay = replay
-        self.entered: list[AbstractContextManager[Replay]] = []
-
-    def __enter__(self) -> None:
-        self.entered.append(self.replay.on())
-        self.entered[-1].__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.entered.pop().__exit__(*error)
+    return nullcontext(), _active[-1] if _active else nullcontext()

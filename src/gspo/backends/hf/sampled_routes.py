@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -35,10 +37,13 @@ class Trail:
 
     def routes(self, row: int, count: int) -> Tensor:
         """Routes [count, layers, k] of the row's prompt and completion; -1 for its last token, which was never read."""
-        if not hasattr(self, "stacked"):
-            self.stacked = torch.stack(self.steps, 1).cpu() if self.steps else None
         prompt = self.prompts[self.prompt_of[row]]
         completion = prompt.new_full((count - len(prompt), *prompt.shape[1:]), -1)
-        if self.stacked is not None:
-            completion[:-1] = self.stacked[row, : len(completion) - 1]
+        if self.steps:
+            completion[:-1] = self._read[row, : len(completion) - 1]
         return torch.cat([prompt, completion])
+
+    @cached_property
+    def _read(self) -> Tensor:
+        """Routes [rows, steps, layers, k] of the completions' tokens that were read."""
+        return torch.stack(self.steps, 1).cpu()
