@@ -7,6 +7,7 @@ The exchange is one all-to-all of bytes over all ranks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -49,26 +50,21 @@ class Gathering:
     def exchange(
         self, wanted: Sequence[Sequence[str]], types: Mapping[str, torch.dtype], device: torch.device
     ) -> dict[str, Tensor]:
-        """All-to-all: returns the weights that this rank requested, unsharded.
+        """All-to-all: returns the weights that this rank requested, unsharded, on `device`.
 
         Args:
             wanted: Names of the weights that each rank requests, in rank order. The same on all ranks.
             types: Transfer dtype of each weight. The same on all ranks.
-            device: Device of the returned weights.
         """
-        mine = wanted[self.number]
-        sent_names = [[name for name in names if to != self.number and self._sends(name, to)]
-                      for to, names in enumerate(wanted)]  # fmt: skip
-        out_sizes = [sum(self._local_bytes(name, types) for name in names) for names in sent_names]
-        received_rows = [[(name, rows) for name in mine for rows in self.rows[name] if rows.sender(self.number) == rank]
-                         for rank in range(self.size)]  # fmt: skip
-        in_sizes = [
-            0 if rank == self.number else sum(self._bytes(name, rows, types) for name, rows in part)
-            for rank, part in enumerate(received_rows)
-        ]
+        ranks, mine = range(self.size), wanted[self.number]
+        sent_parts = [[] if to == self.number else self._parts(wanted, self.number, to) for to in ranks]
+        received_parts = [self._parts(wanted, rank, self.number) for rank in ranks]
+        out_sizes = [sum(self._bytes(*part, types) for part in parts) for parts in sent_parts]
+        in_sizes = [sum(self._bytes(*part, types) for part in parts) for parts in received_parts]
+        in_sizes[self.number] = 0
         shard_device = next(iter(self.weights.values())).device
         sent, at = torch.empty(sum(out_sizes), dtype=torch.uint8, device=shard_device), 0
-        for name in (name for names in sent_names for name in names):  # one at a time: a layer may be large
+        for name, _ in chain.from_iterable(sent_parts):  # one at a time: a layer may be large
             data = self._local(name, types)
             sent[at : at + len(data)] = data
             at += len(data)
@@ -77,8 +73,8 @@ class Gathering:
         del sent
         whole = {name: torch.empty(self.weights[name].shape, dtype=types[name], device=device) for name in mine}
         at = 0
-        for rank, part in enumerate(received_rows):
-            for name, rows in part:
+        for rank, parts in enumerate(received_parts):
+            for name, rows in parts:
                 if rank == self.number:
                     data = self._local(name, types)
                 else:
@@ -89,15 +85,12 @@ class Gathering:
                 target.copy_(data.clone().view(types[name]).view(target.shape))
         return whole
 
-    def _sends(self, name: str, to: int) -> bool:
-        return any(rows.sender(to) == self.number for rows in self.rows[name])
+    def _parts(self, wanted: Sequence[Sequence[str]], sender: int, to: int) -> list[tuple[str, RowRange]]:
+        """What rank `sender` sends to rank `to`: all rows that the sender holds of some weights."""
+        return [(name, rows) for name in wanted[to] for rows in self.rows[name] if rows.sender(to) == sender]
 
     def _bytes(self, name: str, rows: RowRange, types: Mapping[str, torch.dtype]) -> int:
         return (rows.end - rows.begin) * self.weights[name].shape[1:].numel() * types[name].itemsize
-
-    def _local_bytes(self, name: str, types: Mapping[str, torch.dtype]) -> int:
-        """The size of this rank's rows in bytes."""
-        return local(self.weights[name].detach()).numel() * types[name].itemsize
 
     def _local(self, name: str, types: Mapping[str, torch.dtype]) -> Tensor:
         """The bytes of this rank's rows."""

@@ -50,10 +50,8 @@ def while_sampling() -> Iterator[None]:
     """Context for a sampling loop. Each weight is cast once and the copy is cached until the end, as autocast does for
     linear layers.
     """
-    if _casts.get() is not None:
-        yield
-        return
-    token = _casts.set({})
+    outer = _casts.get()
+    token = _casts.set({} if outer is None else outer)
     try:
         yield
     finally:

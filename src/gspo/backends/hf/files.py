@@ -85,9 +85,8 @@ def read_config(cfg: ModelConfig) -> Any:
     if _is_only_adapter(cfg.path):
         with base_model_errors(cfg):
             return read_config(base_of(cfg))
-    options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
     try:
-        return AutoConfig.from_pretrained(cfg.path, **options)
+        return AutoConfig.from_pretrained(cfg.path, revision=cfg.revision, trust_remote_code=cfg.trust_remote_code)
     except Exception as error:  # transformers raises many exception types
         raise ValueError(load_error(cfg, error)) from error
 
@@ -95,7 +94,7 @@ def read_config(cfg: ModelConfig) -> Any:
 def commit_of(cfg: ModelConfig) -> str:
     """The commit hash of a model on the Hugging Face hub. Raises ValueError if there is no such model."""
     try:
-        return _commit(cfg.path, "config.json", cfg.revision)
+        return str(extract_commit_hash(cached_file(cfg.path, "config.json", revision=cfg.revision), None))
     except Exception as error:  # transformers raises many exception types
         raise ValueError(load_error(cfg, error)) from error
 
@@ -103,14 +102,10 @@ def commit_of(cfg: ModelConfig) -> str:
 def commit_of_tokenizer(name: str) -> str:
     """The commit hash of the tokenizer that model.tokenizer names. Raises ValueError if there is no such tokenizer."""
     try:
-        return _commit(name, "tokenizer_config.json", None)
+        return str(extract_commit_hash(cached_file(name, "tokenizer_config.json"), None))
     except Exception as error:  # transformers raises many exception types
         first = str(error).splitlines()[0]
         raise ValueError(f"model.tokenizer = {name!r}: no tokenizer can be loaded. ({first})") from error
-
-
-def _commit(name: str, file: str, revision: str | None) -> str:
-    return str(extract_commit_hash(cached_file(name, file, revision=revision), None))
 
 
 def is_adapter(path: str) -> bool:
@@ -156,18 +151,15 @@ def check_expert_parallel(cfg: ModelConfig, ranks: int, count: int) -> None:
     setting = f"scale.expert_parallel = {ranks}"
     if ranks > 1 and count < 2:
         raise ValueError(f"{setting}: model.path = {cfg.path!r} is no mixture of experts: set it to 1")
-    if ranks > 1 and count % ranks:
-        there = f"the {count} experts of model.path = {cfg.path!r}"
-        raise ValueError(f"{setting} does not divide {there}: choose a number that does")
+    if count % ranks:
+        raise ValueError(f"{setting} does not divide the {count} experts of model.path = {cfg.path!r}: choose one that does")
 
 
 def check_stop_ids(model: PreTrainedModel) -> None:
     """Raises ValueError for a non-integer eos_token_id in generation_config.json; transformers checks config.json."""
     eos = getattr(model.generation_config, "eos_token_id", None)
     if not all(id is None or type(id) is int for id in (eos if isinstance(eos, (list, tuple)) else [eos])):
-        raise ValueError(
-            f"eos_token_id = {eos!r}: a token's id, a whole number, is expected: mend the model's generation_config.json"
-        )
+        raise ValueError(f"eos_token_id = {eos!r}: not a token's id, a number: mend the model's generation_config.json")
 
 
 def check_path(cfg: ModelConfig) -> None:
@@ -219,11 +211,9 @@ def load_error(cfg: ModelConfig, error: Exception) -> str:
     if "trust_remote_code" in text:
         return f"{setting}: it brings its own Python code. Read it; to run it set model.trust_remote_code = true"
     if "safetensors" in text and not cfg.allow_pickle:
-        remedy = "If it has pickled ones that you trust, set model.allow_pickle = true"
-        return f"{setting}: no safetensors weights. {remedy}. ({first})"
+        return f"{setting}: no safetensors weights. If you trust its pickled ones, set model.allow_pickle = true. ({first})"
     if not Path(cfg.path).is_dir():
-        version = cfg.revision or "main"
-        hub = f"neither a folder here nor a model of the Hugging Face hub (revision {version})"
+        hub = f"neither a folder here nor a model of the Hugging Face hub (revision {cfg.revision or 'main'})"
         return f"{setting}: {hub}. ({first})"
     if first.startswith("Validation error for field"):
         return f"{setting}: {' '.join(text.split())}. Mend the model's config.json; a token is given by its id, a number"
@@ -267,8 +257,8 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     token, top = max(vocabulary.items(), key=lambda item: item[1])
     if top >= rows:
         raise ValueError(
-            f"the tokenizer has {token!r} with id {top}, but the model embeds only {rows} tokens: they do "
-            "not belong together (set model.tokenizer), or the embedding was not resized"
+            f"the tokenizer has {token!r} with id {top}, but the model embeds only {rows} tokens: set model.tokenizer "
+            "to the model's own, or resize the embedding"
         )
 
 

@@ -21,8 +21,7 @@ from gspo.runs.disk import cache_folder, write_folder
 
 logger = logging.getLogger(__name__)
 PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
-EXACT = {"F32", "F16", "BF16", "F64"}
-"""Types of tensors that are not quantized."""
+EXACT = {"F32", "F16", "BF16", "F64"}  # types of tensors that are not quantized
 
 
 def gguf_file(path: str) -> Path | None:
@@ -37,8 +36,7 @@ def gguf_file(path: str) -> Path | None:
         found = sorted(place.glob("*.gguf"))
     else:
         found = [place] if place.suffix == ".gguf" and place.is_file() else []
-    if any(split := PART.search(file.name) for file in found):
-        assert split is not None
+    if split := next(filter(None, (PART.search(file.name) for file in found)), None):
         raise ValueError(
             f"model.path = {path!r}: the model is split into {int(split[1])} files, which cannot be read: join them with "
             "llama.cpp's gguf-split"
@@ -50,14 +48,7 @@ def gguf_file(path: str) -> Path | None:
 
 
 def converted(cfg: ModelConfig) -> ModelConfig:
-    """`cfg` with the path of the converted model, if model.path names a GGUF file; otherwise `cfg` itself.
-
-    The first call converts the file to weights of the dtype model.dtype. A conversion that is interrupted leaves nothing.
-
-    Raises:
-        ValueError: transformers cannot read the file.
-        SaveError: The disk refused the folder.
-    """
+    """`cfg` with the path of the converted model (`convert`), if model.path names a GGUF file; otherwise `cfg` itself."""
     file = gguf_file(cfg.path)
     if file is None:
         return cfg
@@ -70,12 +61,7 @@ def converted(cfg: ModelConfig) -> ModelConfig:
 
 
 def convert(file: Path, folder: Path, dtype: str) -> None:
-    """Converts a GGUF file to a folder in Hugging Face format, unless the folder exists.
-
-    Args:
-        file: The GGUF file.
-        folder: Where the model is to be.
-        dtype: "float32" or "bfloat16".
+    """Converts a GGUF file to a folder in Hugging Face format, unless the folder exists. If interrupted, leaves nothing.
 
     Raises:
         ValueError: transformers cannot read the file.
@@ -119,9 +105,8 @@ def tensor_types(file: Path) -> str:
         sizes[tensor.tensor_type.name] += int(tensor.n_elements)
     if not sizes:
         raise ValueError("it holds no tensors")
-    shares = ", ".join(
-        f"{size / sizes.total():.0%} {name}" for name, size in sizes.most_common() if size > sizes.total() / 200
-    )
+    total = sizes.total()
+    shares = ", ".join(f"{size / total:.0%} {name}" for name, size in sizes.most_common() if size > total / 200)
     return shares if set(sizes) <= EXACT else f"{shares}: rounded, so less exact than the original model"
 
 

@@ -50,16 +50,13 @@ class Head:
         Args:
             states: Hidden states [N, H].
             targets: Token ids [N].
-            temperature: Divisor of the logits.
-            entropy: Also return the entropies.
 
         Returns:
-            Log-probabilities [N], and entropies in nats [N] or None. Both have gradients with respect to states, weight and
-            bias.
+            Log-probabilities [N], and entropies in nats [N] or None, with gradients for states, weight and bias.
         """
         inputs = (states, self.weight, self.bias)
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-            return _LogProbs.apply(*inputs, self.scale, self.cap, targets, temperature, entropy)
+            return _LogProbs.apply(*inputs, targets, (self.scale, self.cap, temperature), entropy)
         with torch.no_grad():
             result = _forward(_Rows(self, states, temperature), targets, entropy)
         return result.logp, result.entropy
@@ -123,21 +120,14 @@ class _Rows:
 
 @dataclass
 class _ForwardPass:
-    """Results of a forward pass over N rows.
-
-    Attributes:
-        top: The highest logit.
-        total: The sum of exp(logits - top).
-        kept_blocks: exp(logits - top) of the first blocks, keyed by their first word, with the running `top` at that block.
-        mean_word: The sum over words of p W [N, H], if requested.
-    """
+    """Results of a forward pass over N rows."""
 
     logp: Tensor
     entropy: Tensor | None
-    top: Tensor
-    total: Tensor
-    kept_blocks: dict[int, tuple[Tensor, Tensor]]
-    mean_word: Tensor | None
+    top: Tensor  # the highest logit
+    total: Tensor  # the sum of exp(logits - top)
+    kept_blocks: dict[int, tuple[Tensor, Tensor]]  # by their first word: exp(logits - top), and `top` as it was there
+    mean_word: Tensor | None  # the sum over words of p W [N, H], if requested
 
 
 def _forward(rows: _Rows, targets: Tensor, entropy: bool, keep: bool = False, mean_word: bool = False) -> _ForwardPass:
@@ -185,17 +175,10 @@ def _columns(targets: Tensor, words: slice) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class _OutputGradients:
-    """Inputs of a backward pass over N rows.
+    """Inputs of a backward pass over N rows. top, total: as in `_ForwardPass`."""
 
-    Attributes:
-        logp: Gradient of logp [N], times scale / temperature.
-        entropy: Gradient of the entropy [N], times scale / temperature, and the entropy itself.
-        top: As in `_ForwardPass`.
-        total: As in `_ForwardPass`.
-    """
-
-    logp: Tensor
-    entropy: tuple[Tensor, Tensor] | None
+    logp: Tensor  # gradient of logp [N], times scale / temperature
+    entropy: tuple[Tensor, Tensor] | None  # gradient of the entropy [N], times scale / temperature, and the entropy itself
     targets: Tensor
     top: Tensor
     total: Tensor
@@ -255,16 +238,9 @@ class _LogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        scale: float,
-        cap: float | None,
-        targets: Tensor,
-        temperature: float,
-        entropy: bool,
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: Any, entropy: bool
     ) -> Any:
+        scale, cap, temperature = ctx.options = options
         rows = _Rows(Head(weight, bias, scale, cap), states, temperature)
         # With a frozen head the forward pass can also compute d logp / d states: (W[target] - sum p W) scale / temperature.
         frozen = not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2])
@@ -274,7 +250,7 @@ class _LogProbs(torch.autograd.Function):
         if pull is not None:
             pull = pull.neg_().add_(weight[targets]).mul_(scale / temperature)
         ctx.set_materialize_grads(False)
-        ctx.kept_blocks, ctx.options, ctx.size = result.kept_blocks, (scale, cap, temperature), rows.size
+        ctx.kept_blocks, ctx.size = result.kept_blocks, rows.size
         ctx.save_for_backward(states, weight, bias, targets, result.top, result.total, result.entropy, pull)
         return result.logp, result.entropy
 
@@ -286,7 +262,7 @@ class _LogProbs(torch.autograd.Function):
         scale, cap, temperature = ctx.options
         d_logp = torch.zeros_like(top) if d_logp is None else d_logp
         if pull is not None and d_entropy is None:
-            return (pull * d_logp[:, None]).to(states.dtype), *(None,) * 7
+            return (pull * d_logp[:, None]).to(states.dtype), *(None,) * 5
         live = nonzero(d_logp if d_entropy is None else d_logp.abs() + d_entropy.abs())
         every = torch.zeros_like(states) if len(live) < len(top) else None
         if every is not None:  # skip tokens with zero gradient, such as those of clipped completions
@@ -302,7 +278,7 @@ class _LogProbs(torch.autograd.Function):
         if d_states is not None:
             d_states = d_states.to(states.dtype)
             d_states = d_states if every is None else every.index_copy_(0, live, d_states)
-        return d_states, d_weight, d_bias, *(None,) * 5
+        return d_states, d_weight, d_bias, None, None, None
 
 
 def footprint(rows: int, vocabulary: int, hidden: int, frozen: bool, narrow: bool = False) -> int:

@@ -89,9 +89,10 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
 
 def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig) -> M:
     """`wrap_model` for a model already on its device and in its dtype. kind: the HFModel class to return."""
-    undo_patches()
-    if model.device.type == "cuda":
-        _attend_without_plans()
+    if patches := sys.modules.get("art.transformers.patches"):  # `import art` replaces it by one for transformers 4
+        masking_utils._preprocess_mask_arguments = patches._preprocess_mask_arguments
+    if model.device.type == "cuda":  # cuDNN would build a plan for each shape, and shapes change with every micro-batch
+        torch.backends.cuda.enable_cudnn_sdp(False)
     outline(model, tokenizer)
     check_weights(model)
     _make_deterministic(model)
@@ -119,13 +120,6 @@ def check_end(model: HFModel) -> None:
             "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a "
             "completion could never end: set the tokenizer's eos_token"
         )
-
-
-def _attend_without_plans() -> None:
-    """Disables cuDNN attention for the whole process, including backward passes that recompute attention. cuDNN builds a
-    plan for each shape, and shapes change with every micro-batch and, in the cache, with every token.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def autocast_type(asked: str, device: str, weights: torch.dtype) -> torch.dtype | None:
@@ -191,15 +185,14 @@ def _check_logits(model: HFModel) -> None:
         )
     if not_allclose(model, ours, own):
         raise RuntimeError(
-            f"{name} treats its logits in a way that gspo does not know: its own differ by up to "
-            f"{(ours - own.float()).abs().max():.3g} from its head's, scale and soft-cap included. Log-"
-            "probabilities would be wrong, so this architecture is refused"
+            f"{name} treats its logits in a way that gspo does not know: they differ from its head's by up to "
+            f"{(ours - own.float()).abs().max():.3g}, so log-probabilities would be wrong"
         )
     model.model.train()
     if not_allclose(model, model.hidden(input_ids=tokens), hidden):
         raise RuntimeError(
-            f"{name} computes other hidden states in training than in evaluation mode, though dropout and "
-            "router noise are 0: sampled and trained likelihoods would differ"
+            f"{name} computes other hidden states in training than in evaluation mode, though dropout and router noise are "
+            "0: sampled and trained likelihoods would differ"
         )
 
 
@@ -224,12 +217,3 @@ def _mask_describes(model: HFModel) -> bool:
     except (TypeError, ValueError, RuntimeError, IndexError):
         return False
     return not (not_allclose(model, packed[4], plain[0]) or not_allclose(model, packed[6], plain[1]))
-
-
-def undo_patches() -> None:
-    """Restores a transformers function that `import art` (openpipe-art) replaces with its version for transformers 4. With
-    that patch no model runs on transformers 5.
-    """
-    patches = sys.modules.get("art.transformers.patches")
-    if patches is not None:
-        masking_utils._preprocess_mask_arguments = patches._preprocess_mask_arguments

@@ -146,12 +146,10 @@ def pack(
     """
     left_out = {model.get_output_embeddings()} | router_modules(model)
     whose = f'model.quantize = "{kind}": the {{}} of a {model.config.model_type} {{}}: leave it out'
-    linear, stacks = [], [found for found in stacked(model) if ".lora_" not in found[0]]
-    for name, module in model.named_modules():
-        if module in left_out or ".lora_" in name or isinstance(module, nn.modules.conv._ConvNd):
-            continue
-        if type(module) is nn.Linear:  # subclasses may compute something else
-            linear.append(name)
+    stacks = [found for found in stacked(model) if ".lora_" not in found[0]]
+    # Subclasses of Linear may compute something else.
+    plain = [name for name, module in model.named_modules() if type(module) is nn.Linear and module not in left_out]
+    linear = [name for name in plain if ".lora_" not in name]
     if not all(packs(module) for _, module, _ in stacks):
         raise ValueError(whose.format("experts", "are stacked in a way of their own, which is not packed here"))
     if not linear:

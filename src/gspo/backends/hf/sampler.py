@@ -69,9 +69,8 @@ class HFSampler:
         finally:
             self.model.model.train(was_training)
         if why:
-            raise RuntimeError(
-                f'{type(self.model.model).__name__} {why}: use sampler.engine = "vllm", if it knows this model'
-            )
+            name = type(self.model.model).__name__
+            raise RuntimeError(f'{name} {why}: use sampler.engine = "vllm", if it knows this model')
 
     def _shares_well(self) -> bool:
         try:
@@ -118,11 +117,7 @@ class HFSampler:
         self.version = weights.version
 
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        n: int,
-        sampling: Sampling,
-        progress: Callable[[int], None] | None = None,
+        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:
         """Samples `n` completions per prompt, in the order of the prompts. Calls `progress` with the number of completions
         that have ended so far. Raises ValueError for a prompt that is empty or too long for the model.

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,7 +61,8 @@ def prepared(model: Any, cfg: ModelConfig) -> Any:
     setattr(type(model), ROOT, lambda self, work: work())
     register_fsdp_forward_method(model, ROOT)
     head = model.get_output_embeddings()
-    head.forward = partial(_head_forward, head.forward)
+    plain = head.forward
+    head.forward = lambda states, work=None: plain(states) if work is None else work(states)
     for module in shards(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -81,10 +81,6 @@ def check_tied(model: Any, cfg: ModelConfig) -> None:
                 f"model.path = {cfg.path!r}: its embeddings are tied to its head, and {ranks} ranks do not divide "
                 f"their {len(weight)} rows: choose scale.ranks / scale.data_parallel_replicas that do"
             )
-
-
-def _head_forward(plain: Callable[[Tensor], Tensor], states: Tensor, work: Callable[[Tensor], Any] | None = None) -> Any:
-    return plain(states) if work is None else work(states)
 
 
 def _fingerprint(p: Tensor) -> Tensor:
@@ -214,7 +210,8 @@ class ShardedModel(HFModel):
             module.reshard()
         every = all_gather({name: _shard_fingerprint(p) for name, p in sharded.items()})
         for name in sharded:
-            wrong |= {name} if len({one[name] for one in every}) > len({one[name][0] for one in every}) else set()
+            if len({one[name] for one in every}) > len({one[name][0] for one in every}):
+                wrong.add(name)
         if wrong:
             raise RuntimeError(
                 f"{', '.join(sorted(wrong)[:3])}: what the ranks read is not what the optimizer changes, or copies of it "

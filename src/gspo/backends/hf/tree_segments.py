@@ -21,21 +21,16 @@ MERGE = 64  # cost of merging two pieces for a token, in keys attended to in the
 
 @dataclass(frozen=True)
 class Piece:
-    """One batched attention call of B rows.
+    """One batched attention call of B rows. Queries and keys are forest tokens, padded on the right.
 
-    Attributes:
-        queries: Indices of forest tokens [B, L], padded on the right.
-        keys: Indices of forest tokens [B, L'], padded on the right.
-        query_mask: bool [B, L], False for padding and for queries whose output is taken from another row.
-        key_mask: bool [B, L'], False for padding.
-        causal: Queries and keys are the same tokens, and each attends to itself and to earlier ones. Otherwise each query
-            attends to all keys of its row.
+    causal: Queries and keys are the same tokens, and each attends to itself and to earlier ones. Otherwise each query
+    attends to all keys of its row.
     """
 
-    queries: Tensor
-    keys: Tensor
-    query_mask: Tensor
-    key_mask: Tensor
+    queries: Tensor  # [B, L]
+    keys: Tensor  # [B, L']
+    query_mask: Tensor  # bool [B, L], False for padding and for queries whose output is taken from another row
+    key_mask: Tensor  # bool [B, L'], False for padding
     causal: bool
 
 
@@ -44,16 +39,11 @@ class Plan:
     """All pieces of a forest. Together they cover each pair of a token and a token that it may attend to exactly once.
 
     Each token has at most one output per piece, and an output in exactly one causal piece.
-
-    Attributes:
-        pieces: The pieces, causal ones first.
-        position: As in Forest, [T].
-        depth: Tokens on the longest path.
     """
 
-    pieces: tuple[Piece, ...]
-    position: Tensor
-    depth: int
+    pieces: tuple[Piece, ...]  # causal ones first
+    position: Tensor  # as in Forest, [T]
+    depth: int  # tokens on the longest path
 
 
 Span = tuple[int, int]  # begin, end (exclusive)
@@ -61,25 +51,15 @@ Span = tuple[int, int]  # begin, end (exclusive)
 
 @dataclass
 class Segment:
-    """One segment of tokens [begin, end).
-
-    Attributes:
-        begin: First token.
-        end: One past the last token.
-        last: Index of its last descendant.
-        level: Number of segments above it.
-        above: The segment directly above it.
-        copies: Number of rows that would contain the segment if it were repeated.
-        repeated: The segment is repeated in the causal row of each segment below it, instead of having rows of its own.
-    """
+    """One segment of tokens [begin, end)."""
 
     begin: int
     end: int
-    last: int
-    level: int = 0
-    above: Segment | None = None
-    copies: int = 0
-    repeated: bool = False
+    last: int  # its last descendant
+    level: int = 0  # number of segments above it
+    above: Segment | None = None  # the segment directly above it
+    copies: int = 0  # number of rows that would contain the segment if it were repeated
+    repeated: bool = False  # in the causal row of each segment below it, instead of having rows of its own
 
     @property
     def row(self) -> list[Span]:
@@ -100,9 +80,8 @@ def plan(forest: Forest) -> Plan:
     for segment in forest_segments:
         if segment.repeated:
             continue
-        causal.append(
-            AttentionRow(segment.row, segment.row, sum(max(0, min(end, covered) - begin) for begin, end in segment.row))
-        )
+        skipped = sum(max(0, min(end, covered) - begin) for begin, end in segment.row)
+        causal.append(AttentionRow(segment.row, segment.row, skipped))
         covered = segment.end
         if segment.last >= segment.end:
             above.setdefault(segment.level, []).append(AttentionRow([(segment.end, segment.last + 1)], segment.row))
