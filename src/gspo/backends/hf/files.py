@@ -39,9 +39,8 @@ class Outline:
     def context_length(self) -> int | None:
         """Maximum number of tokens for which a row's likelihood does not depend on other rows; None without a limit.
 
-        Beyond some length, rotary embeddings of the types "longrope" and "dynamic" depend on the longest row of the pass.
-        The likelihood of a completion would then depend on its neighbours, and on when its keys were cached. The same holds
-        for a row with more keys than each token attends to (Doge).
+        Beyond some length, rotary embeddings of the types "longrope" and "dynamic" depend on the longest row of the pass,
+        and so on when keys were cached. The same holds for a row with more keys than each token attends to (Doge).
         """
         config = self.config.get_text_config()
         limits = [getattr(config, name, None) for name in ("max_position_embeddings", KEPT_KEYS)]

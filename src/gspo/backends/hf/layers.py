@@ -29,34 +29,25 @@ class Layers:
 
     def __init__(self, model: PreTrainedModel, weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
         self._model = model
-        narrow = set() if dtype is None else set(multiplied(self._model))
+        narrow = set() if dtype is None else set(multiplied(model))
         self.types = {name: dtype if dtype and p in narrow else p.dtype for name, p in weights.items()}
         layers: dict[str, list[str]] = {}
         for name in weights:
             layers.setdefault(_layer(name), []).append(name)
         self.names = list(layers.values())
-        persistent = set(self._model.state_dict())
+        persistent = set(model.state_dict())
         self._beside: dict[int, dict[str, Tensor]] = {}  # by layer; buffers of a layer without weights go to layer 0
-        for name, x in self._model.named_buffers():
+        for name, x in model.named_buffers():
             if name in persistent:  # replicated on all ranks
                 number = list(layers).index(_layer(name)) if _layer(name) in layers else 0
                 self._beside.setdefault(number, {})[name] = x.detach()
 
     def named(self, number: int, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """Converts a layer's weights and buffers to the names and shapes of the Hugging Face folder, with experts unstacked.
-
-        Args:
-            number: Index of the layer.
-            tensors: The layer's unsharded weights by name.
-            device: Device of the tensors; buffers are moved to it.
-
-        Returns:
-            Tensors by name; {} for a layer that does not exist.
+        """Converts a layer's unsharded weights, and its buffers, to the names and shapes of the Hugging Face folder, with
+        experts unstacked. {} for a layer that does not exist. device: of the tensors; buffers are moved to it.
         """
         here = {**tensors, **{name: x.to(device) for name, x in self._beside.get(number, {}).items()}}
-        if not here:
-            return {}
-        return {name: x.contiguous() for name, x in revert_weight_conversion(self._model, here).items()}
+        return {name: x.contiguous() for name, x in revert_weight_conversion(self._model, here).items()} if here else {}
 
 
 def multiplied(model: nn.Module) -> Iterator[nn.Parameter]:

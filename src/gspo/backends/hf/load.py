@@ -117,8 +117,8 @@ def check_end(model: HFModel) -> None:
     """Raises ValueError if no token ends a completion."""
     if not model.stop_ids:
         raise ValueError(
-            "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a "
-            "completion could never end: set the tokenizer's eos_token"
+            "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a completion could "
+            "never end: set the tokenizer's eos_token"
         )
 
 
@@ -180,8 +180,8 @@ def _check_logits(model: HFModel) -> None:
         own = model.model(input_ids=tokens, use_cache=False).logits
     if not own.isfinite().all():
         raise RuntimeError(
-            f"{name} gives logits that are not finite, though its weights are: they are too large for {model.compute_dtype} "
-            '(model.dtype = "float32" and model.autocast = "none" have the widest range), or the weights are damaged'
+            f"{name} gives logits that are not finite, though its weights are: these are damaged, or too large for "
+            f'{model.compute_dtype} (the widest range have model.dtype = "float32" and model.autocast = "none")'
         )
     if not_allclose(model, ours, own):
         raise RuntimeError(

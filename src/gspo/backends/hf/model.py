@@ -71,8 +71,12 @@ class HFModel:
         return self.autocast or self.model.dtype
 
     def precision(self) -> AbstractContextManager:
-        """The autocast context. Put around a loop, it caches the cast weights across forward passes."""
-        return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
+        """The autocast context. Put around a loop, it caches cast weights across forward passes; not if they are sharded,
+        since each rank would hold the full weights of all layers.
+        """
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.autocast, cache_enabled=not self.sharded)
 
     def run(self, work: Callable[[], T]) -> T:
         """Returns the result of `work`, a forward pass of body and head. A sharded model gathers its weights around it."""

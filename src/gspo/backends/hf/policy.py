@@ -70,10 +70,8 @@ class HFPolicy:
         """Returns the requested layout, or the fallback for "auto". Raises ValueError if the models do not support it."""
         name = type(models[0].model).__name__
         if requested == "packed" and not models[0].has_full_attention:
-            raise ValueError(
-                'train.layout = "packed" needs full attention in every layer, which '
-                f'{name} has not: use train.layout = "padded"'
-            )
+            needs = 'train.layout = "packed" needs full attention in every layer'
+            raise ValueError(f'{needs}, which {name} has not: use train.layout = "padded"')
         if requested == "auto" and layout.gathering(models[0].device) is None:
             self.unshared = 'on a GPU prompts are shared only where train.layout = "shared" says so'
             return "padded"

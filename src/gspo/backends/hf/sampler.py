@@ -155,12 +155,11 @@ class HFSampler:
         for i, prompt in enumerate(prompts):
             if not prompt.tokens:
                 raise ValueError(f"prompt {i} (id {prompt.id!r}) has no tokens")
-            need = len(prompt.tokens) + sampling.max_new_tokens
-            if limit is not None and need > limit:
+            size, new = len(prompt.tokens), sampling.max_new_tokens
+            if limit is not None and size + new > limit:
                 raise ValueError(
-                    f"prompt {i} (id {prompt.id!r}) has {len(prompt.tokens)} tokens, and with up to "
-                    f"{sampling.max_new_tokens} new ones that is {need}: the model reads at most {limit}. "
-                    "Shorten the prompt or lower max_completion_length"
+                    f"prompt {i} (id {prompt.id!r}) has {size} tokens, and with up to {new} new ones {size + new}: the "
+                    f"model reads at most {limit}. Shorten it or lower max_completion_length"
                 )
 
     def _chunks(self, prompts: Sequence[Prompt], n: int) -> Iterator[list[CompletionIndex]]:

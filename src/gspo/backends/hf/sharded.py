@@ -11,7 +11,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -150,10 +149,6 @@ class ShardedModel(HFModel):
             if not torch.is_grad_enabled():
                 self.reshard()
 
-    def precision(self) -> AbstractContextManager:
-        """As HFModel.precision, but without caching cast weights: each rank would hold the full weights of all layers."""
-        return torch.autocast(self.device.type, self.autocast, cache_enabled=False) if self.autocast else nullcontext()
-
     def reshard(self) -> None:
         """Frees all gathered weights, so that the model's parameters are its shards again."""
         for module in shards(self.model):
@@ -267,15 +262,10 @@ class ShardedModel(HFModel):
 
 
 def write_layers(
-    model: ShardedModel, folder: Path, dtype: torch.dtype | None = None
+    model: ShardedModel, folder: Path, dtype: torch.dtype | None
 ) -> tuple[dict[str, tuple[str, int]], list[str]]:
-    """Writes the weights as safetensors, one file per layer. In each round every rank gathers and writes one layer.
-
-    Args:
-        dtype: As in ShardedModel.save.
-
-    Returns:
-        File name and size in bytes for each weight, and the error messages of this rank.
+    """Writes the weights as safetensors, one file per layer. In each round every rank gathers and writes one layer. Returns
+    file name and size in bytes for each weight, and the error messages of this rank.
     """
     gathering = Gathering(model.named_parameters())
     layers, cpu = Layers(model.model, gathering.weights, dtype), torch.device("cpu")
@@ -301,7 +291,6 @@ def wait_for_files(folder: Path, files: Iterable[str]) -> list[str]:
     until = time.monotonic() + VISIBLE_SECONDS
     while missing := sorted(file for file in files if not (folder / file).exists()):
         if time.monotonic() > until:
-            return [f"{folder}: the leader does not see {missing[0]} there, which another rank wrote: name a folder that "
-                    "all machines share"]  # fmt: skip
+            return [f"{folder}: the leader does not see {missing[0]} of another rank: name a folder that all machines share"]
         time.sleep(0.1)
     return []
