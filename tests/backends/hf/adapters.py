@@ -19,7 +19,8 @@ OTHERS = ("gpt_oss", "llama4_text")  # their experts are stacked otherwise, or h
 
 def tiny(family):
     config = of_family(family).config.to_diff_dict()
-    del config["vocab_size"]
+    for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"):
+        config.pop(name, None)
     return build_tiny(config, model().tokenizer)
 
 

@@ -2,9 +2,12 @@
 
 import shutil
 
+from safetensors.torch import load_file
+
 from gspo.backends.hf.load import load_model
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.policy import ModelConfig
+from gspo.config.scale import ScaleConfig
 from tests.tiny_run import PIECES
 
 SMALL = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 64}
@@ -29,5 +32,16 @@ def copy(saved, tmp_path, without=()):
     return folder
 
 
+def weights_in(folder):
+    return {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
+
+
 def load(folder, **fields):
     return load_model(ModelConfig(path=str(folder), device="cpu", **fields))
+
+
+def load_on(ranks, path, scale=None, **fields):
+    """This rank's shards of a model."""
+    from gspo.backends.hf.sharded import load_sharded
+
+    return load_sharded(ModelConfig(path=str(path), device="cpu", **fields), scale or ScaleConfig(), ranks.size)

@@ -2,16 +2,13 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from gspo.backends.hf.load import load_model
 from gspo.backends.hf.routers import routers
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
 from gspo.distributed.ranks import whole
 from tests.backends.hf.counted import Counting
-from tests.backends.hf.folders import model_in
+from tests.backends.hf.folders import load, load_on, model_in, weights_in
 from tests.live import Live
 from tests.tiny_run import PIECES
 from tests.together import together
@@ -22,9 +19,8 @@ UNEVEN = (*"efghijk",)  # with others, as many tokens as 2 or 4 ranks do not div
 def exchanged(ranks, path, scale):
     """What comes of an exchange, and what should."""
     from gspo.backends.hf.all_to_all_weights import Gathering
-    from gspo.backends.hf.sharded import load_sharded
 
-    model = load_sharded(ModelConfig(path=path, device="cpu"), scale, ranks.size)
+    model = load_on(ranks, path, scale)
     expected = {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
     gathering, names = Gathering(model.named_parameters()), list(expected)
     wanted = [names[number :: ranks.size + 1] for number in range(ranks.size)]
@@ -62,10 +58,7 @@ def test_each_rank_gets_what_it_asks_for_in_the_type_that_is_asked_for(tmp_path,
 
 def saved(ranks, path, folder):
     """The most bytes beside its shards that a rank holds while a model is saved, and what leaves it; then in bfloat16."""
-    from gspo.backends.hf.sharded import load_sharded
-
-    cfg = ModelConfig(path=path, device="cpu", autocast="bfloat16")
-    model, found = load_sharded(cfg, ScaleConfig(), ranks.size), []
+    model, found = load_on(ranks, path, autocast="bfloat16"), []
     for name, save in (("plain", model.save), ("engine", model.save_whole)):
         with Live() as live, Counting() as count:
             save(f"{folder}/{name}")
@@ -76,7 +69,7 @@ def saved(ranks, path, folder):
 def test_no_rank_holds_more_than_layers_and_bytes_halve_for_an_engine(tmp_path):
     config = tiny_qwen3_moe(hidden=64, layers=12, experts=8, expert_width=64, tie_word_embeddings=False)
     build_tiny(config, longest_match_tokenizer((*PIECES, "c")), 0).save(tmp_path / "model")
-    whole_one = load_model(ModelConfig(path=str(tmp_path / "model"), device="cpu"))
+    whole_one = load(tmp_path / "model")
     weights = dict(whole_one.named_parameters())
     size = 4 * sum(p.numel() for p in weights.values())
     every = together(saved, 2, str(tmp_path / "model"), str(tmp_path))
@@ -85,8 +78,8 @@ def test_no_rank_holds_more_than_layers_and_bytes_halve_for_an_engine(tmp_path):
         assert engine < plain < 0.5 * size  # a layer of 12 whole, what it is made of, and as it is written
         assert sent == pytest.approx(size / 4, rel=0.05) and less == pytest.approx(sent / 2, rel=0.05)
     for name, exact in (("plain", True), ("engine", False)):
-        found = {key: x for file in (tmp_path / name).glob("*.safetensors") for key, x in load_file(file).items()}
-        read = load_model(ModelConfig(path=str(tmp_path / name), device="cpu"))
+        found = weights_in(tmp_path / name)
+        read = load(tmp_path / name)
         gates = {id(p) for router in routers(whole_one.model) for p in router.parameters()}
         for key, p in read.named_parameters():
             kept = exact or weights[key].ndim == 1 or id(weights[key]) in gates
@@ -99,7 +92,7 @@ def saved_by_all(ranks, path, folder):
     from gspo.backends.hf import sharded
 
     sharded.VISIBLE_SECONDS = 0.3
-    model = sharded.load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size)
+    model = load_on(ranks, path)
     try:
         model.save(folder.format(ranks.number))
     except OSError as error:
@@ -121,8 +114,7 @@ def test_what_is_no_parameter_is_saved_too(tmp_path):
         bias.copy_(torch.arange(4) + number)
     model.save(tmp_path / "model")
     assert together(saved_by_all, 2, str(tmp_path / "model"), str(tmp_path / "saved")) == ["", ""]
-    read = load_model(ModelConfig(path=str(tmp_path / "saved"), device="cpu"))
-    found = dict(read.model.named_buffers())
+    found = dict(load(tmp_path / "saved").model.named_buffers())
     assert len(biases) == 2 and all(torch.equal(found[name], bias) for name, bias in biases.items())
 
 

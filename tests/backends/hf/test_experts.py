@@ -3,28 +3,21 @@
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from gspo.backends.hf import experts
-from gspo.backends.hf.load import wrap_model
+from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import ModelConfig
 from tests.backends.hf.adapters import distance
 from tests.backends.hf.families import FAMILIES, TOKENIZER
-
-GPT_OSS = {
-    "model_type": "gpt_oss", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": len(TOKENIZER),
-    "max_position_embeddings": 64,
-}  # fmt: skip  # experts with biases and transposed weights, which go transformers' own way
+from tests.backends.hf.test_routing import tiny as of_family
 
 
+# The last one's experts have biases and transposed weights, and go transformers' own way.
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "olmoe", "gpt_oss"])
 @pytest.mark.parametrize("tokens", [1, 3, 60])
 def test_hidden_states_and_gradients(family, tokens):
-    config = AutoConfig.for_model(**{"vocab_size": len(TOKENIZER), **(FAMILIES | {"gpt_oss": GPT_OSS})[family]})
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()  # without router noise
-    ids, by_kernel = torch.randint(2, len(TOKENIZER), (1, tokens)), {}
+    model = of_family(family)
+    ids, by_kernel = torch.randint(2, 40, (1, tokens)), {}
     for kernel in ("grouped_mm", experts.NAME, "eager"):
         model.set_experts_implementation(kernel)
         model.zero_grad()
@@ -38,8 +31,7 @@ def test_hidden_states_and_gradients(family, tokens):
 
 
 def test_bfloat16_weights_and_float32_activations():
-    config = AutoConfig.for_model(**{"vocab_size": len(TOKENIZER), **FAMILIES["qwen3_moe"]})
-    block = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).model.layers[0].mlp.experts
+    block = of_family("qwen3_moe", dtype=torch.bfloat16).model.layers[0].mlp.experts
     x, weights = torch.randn(9, 32), torch.rand(9, 2)
     chosen = torch.rand(9, 4).topk(2).indices
     block.config._experts_implementation = "grouped_mm"
@@ -65,10 +57,7 @@ class Products(TorchDispatchMode):
 
 def mixture():
     """A mixture under autocast, as a user gets it."""
-    config = AutoConfig.for_model(**{"vocab_size": len(TOKENIZER), **FAMILIES["qwen3_moe"]})
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    return wrap_model(model, TOKENIZER, ModelConfig(device="cpu", autocast="bfloat16"))
+    return build_tiny(FAMILIES["qwen3_moe"], TOKENIZER, 0, ModelConfig(device="cpu", autocast="bfloat16"))
 
 
 def test_autocast_rounds_experts_as_linear_layers():

@@ -32,7 +32,8 @@ def test_keys_that_are_chosen_by_the_row_bound_the_context():
     torch.testing.assert_close(made.hidden(input_ids=tokens)[:, :5], made.hidden(input_ids=tokens[:, :5]))
 
 
-def test_bad_folders_and_paths(saved, tmp_path, subtests):
+def test_bad_folders_and_paths(saved, tmp_path, subtests, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "run" / "model" / "config.json").write_text("{}")
     for without, fields, message in (
@@ -46,17 +47,12 @@ def test_bad_folders_and_paths(saved, tmp_path, subtests):
         ([], {"path": str(tmp_path / "run")}, rf"has no config.json, .*: give {tmp_path / 'run' / 'model'}$"),
         ([], {"path": ""}, "model.path is required"),
         ([], {"path": "a/b/c"}, "model.path = 'a/b/c': no such folder"),
+        ([], {"path": "no-such-owner/no-such-model"}, "neither a folder here nor a model of the Hugging Face hub"),
         ([], {"path": __file__}, "this is a file; give the folder"),
     ):
         with subtests.test(message=message), pytest.raises(ValueError, match=message):
             folder = copy(saved, tmp_path, without)
             load_model(ModelConfig(**{"path": str(folder), "device": "cpu", **fields}))
-
-
-def test_unknown_id(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match="neither a folder here nor a model of the Hugging Face hub"):
-        load_model(ModelConfig(path="no-such-owner/no-such-model", device="cpu"))
 
 
 def test_remote_code(saved, tmp_path):

@@ -13,15 +13,9 @@ from gspo.backends.hf.flex import Blocks, block_mask, starts
 from gspo.backends.hf.policy import HFPolicy
 from gspo.learner import layout
 from tests.backends.hf.families import tiny
-from tests.backends.hf.test_attention import compare, forest_of, naive
+from tests.backends.hf.test_attention import allowed, compare, forest_of, naive
 from tests.backends.hf.test_policy import completions
 from tests.learner.test_layout import random_completions, random_trees
-
-
-def allowed(forest, window):
-    """[T, T] bool: who may look at whom."""
-    pairs = layout.may_look(forest)
-    return pairs if window is None else pairs & (forest.position[:, None] - forest.position < window)
 
 
 @given(st.one_of(random_trees(), random_completions()), st.booleans(), st.sampled_from([None, 1, 2, 3, 5, 100]))

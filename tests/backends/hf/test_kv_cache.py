@@ -12,20 +12,12 @@ from gspo.backends.hf.sampler import HFSampler
 from gspo.config.policy import LoraConfig
 from gspo.types import Sampling
 from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, prompts, tiny
-from tests.backends.hf.test_sampler import full_forward, same
+from tests.backends.hf.test_sampler import check_logp, same
 
 
 @pytest.fixture(autouse=True)
 def shared_however_small(monkeypatch):
     monkeypatch.setattr(sampling, "SHARED_POSITIONS", 0)
-
-
-def check_logp(model, rollouts, temperature=1.0):
-    """Against one plain forward pass over the whole row."""
-    for rollout in rollouts:
-        want = full_forward(model, rollout, temperature).gather(1, rollout.tokens[1:, None])[:, 0]
-        assert (want - rollout.logp[1:])[rollout.sampled[1:]].abs().max() < 1e-5
-        assert rollout.logp.dtype == torch.float32 and not rollout.logp[~rollout.sampled].any()
 
 
 def plain(model, *request, **kwargs):

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from gspo.backends.hf.layers import Layers
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
 from tests.backends.hf.families import FAMILIES, TOKENIZER, tiny
+from tests.backends.hf.folders import load_on, weights_in
 from tests.together import together
 
 
@@ -21,10 +21,6 @@ def all_of(layers):
     return found
 
 
-def files(folder):
-    return {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
-
-
 def same(a, b):
     return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)
 
@@ -34,7 +30,7 @@ def test_layers_are_what_the_folder_holds(family, tmp_path):
     """Stacked experts apart, a tied head left out, in many families."""
     model = tiny(family)
     model.save_whole(tmp_path)
-    assert same(all_of(model.layers()), files(tmp_path))
+    assert same(all_of(model.layers()), weights_in(tmp_path))
 
 
 def test_each_layer_comes_by_itself():
@@ -65,15 +61,13 @@ def test_matrices_of_a_recurrence_stay_as_they_are():
 
 def given(ranks, path, scale, folder):
     """The leader's layers of a model in shards, beside the files that the ranks write for an engine."""
-    from gspo.backends.hf.sharded import load_sharded
-
-    model = load_sharded(ModelConfig(path=path, device="cpu"), scale, ranks.size)
+    model = load_on(ranks, path, scale)
     layers = all_of(model.layers())
     model.save_whole(folder)
     if ranks.number:
         assert not layers
     else:
-        assert same(layers, files(folder)) and len(layers) > 20
+        assert same(layers, weights_in(folder)) and len(layers) > 20
 
 
 @pytest.mark.parametrize("experts", [1, 2])

@@ -1,6 +1,5 @@
 """Adapters: what they are, what is trained and saved, and what is refused."""
 
-import copy
 import json
 
 import pytest
@@ -9,7 +8,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
 from gspo.backends.hf.lora import Unadapted, adapted, read_model
-from gspo.backends.hf.tiny import build_tiny
 from gspo.cli.main import main
 from gspo.config.policy import LoraConfig, ModelConfig
 from tests.backends.hf.adapters import IDS, gradients, logits, with_adapters
@@ -29,23 +27,6 @@ def test_new_adapters_change_nothing_and_alone_are_trained():
     trained = {name for name, p in adapters.model.named_parameters() if p.requires_grad}
     assert trained and all("lora_" in name for name in trained)
     assert not any("lm_head" in name or "gate" in name or "experts" in name for name in trained)
-
-
-@pytest.mark.parametrize(
-    "family",
-    [{"model_type": "llama4_text", "num_local_experts": 4, "intermediate_size_mlp": 32},
-     {"model_type": "afmoe", "num_experts": 4, "num_experts_per_tok": 2, "num_dense_layers": 0}],
-)  # fmt: skip
-def test_routers_get_no_adapters(family):
-    """Some are linear layers themselves, and answer with more than one tensor."""
-    shape = {
-        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-        "intermediate_size": 32, "moe_intermediate_size": 16, "max_position_embeddings": 64,
-    }  # fmt: skip
-    adapters = adapted(build_tiny(shape | family, model().tokenizer), LoraConfig(rank=2))
-    names = [name for name, p in adapters.model.named_parameters() if p.requires_grad]
-    assert names and not any("router" in name for name in names)
-    assert logits(adapters).isfinite().all()
 
 
 def test_it_computes_what_peft_computes():
@@ -87,17 +68,6 @@ def test_an_adapter_is_saved_alone_and_loads_again(tmp_path):
     assert logits(again).equal(logits(adapters))
     with pytest.raises(ValueError, match="of other layers or targets"):
         adapted(model(), LoraConfig(rank=4, targets=["q_proj"])).load(tmp_path / "adapter")
-
-
-def test_whole_models_below_and_merged(tmp_path):
-    adapters, before = on_layers(), logits(model())
-    weights = copy.deepcopy(adapters.model.state_dict())
-    for name, merged, expected in (("below", False, before), ("merged", True, logits(adapters))):
-        adapters.save_whole(tmp_path / name, merged)
-        with torch.no_grad():
-            actual = AutoModelForCausalLM.from_pretrained(tmp_path / name)(IDS).logits
-        assert torch.allclose(actual, expected, atol=1e-5)
-    assert all(value.equal(weights[name]) for name, value in adapters.model.state_dict().items())
 
 
 def test_a_saved_adapter_is_a_model_path_also_below_another_and_from_anywhere(tmp_path, monkeypatch):

@@ -1,23 +1,22 @@
 """What ranks gather in bfloat16: which weights, and that it changes no number but of experts' grouped products."""
 
+from functools import partial
+
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from gspo.backends.hf.mixed_precision_sharding import float32_modules, narrow_gathers
 from gspo.backends.hf.policy import HFPolicy
-from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
 from gspo.distributed.ranks import whole
 from gspo.learner import layout
-from tests.backends.hf.test_sharded import Case, alone, completions, in_shards, learner_of
+from tests.backends.hf.folders import load_on
+from tests.backends.hf.test_routers import config_of
+from tests.backends.hf.test_sharded import Case, alone, completions, in_shards, learner_of, updated
 from tests.together import together
 
 CASES = (Case(), Case(checkpointing=True), Case(layout="auto"), Case(more=(("beta", 0.1),)))
-
-
-def cfg_of(path, kernel="auto", autocast="bfloat16"):
-    return ModelConfig(path=path, device="cpu", autocast=autocast, expert_kernels=kernel)
 
 
 def pass_of(model, mine):
@@ -53,10 +52,11 @@ def both(ranks, path, scale, kernel):
     from gspo.backends.hf import sharded
 
     mine, found = completions(0)[3 * ranks.number :][:3], []
-    narrow = sharded.load_sharded(cfg_of(path, kernel), scale, ranks.size)
+    load = partial(load_on, ranks, path, scale, autocast="bfloat16", expert_kernels=kernel)
+    narrow = load()
     found.append(pass_of(narrow, mine))
     real, sharded.narrow_gathers = sharded.narrow_gathers, lambda dtype: narrow_gathers(None)
-    found.append(pass_of(sharded.load_sharded(cfg_of(path, kernel), scale, ranks.size), mine))
+    found.append(pass_of(load(), mine))
     sharded.narrow_gathers = real
     return found, types_in_a_pass(narrow)
 
@@ -106,12 +106,8 @@ def test_ranks_learn_what_one_process_learns_in_bfloat16(model_of, dense, tied, 
 
 def proven(ranks, path):
     """The proof after an update, and of a weight whose gathered copy is another."""
-    from gspo.backends.hf.sharded import load_sharded
-
-    model = load_sharded(cfg_of(path), ScaleConfig(), ranks.size)
-    learner = learner_of(model, Case(), ranks)
-    learner.take([completions(0)])
-    learner.update(0)  # proves
+    model = load_on(ranks, path, autocast="bfloat16")
+    updated(learner_of(model, Case(), ranks))  # proves
     layer = model.model.model.layers[0]
     layer.unshard()
     layer.reshard()
@@ -134,9 +130,8 @@ def test_the_proof_knows_rounded_weights_from_stale_ones(model_of):
 
 
 def of_kind(kind, **more):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | more))
+        return AutoModelForCausalLM.from_config(config_of(kind, **more))
 
 
 def test_which_modules_of_a_layer_stay_wide():
@@ -146,8 +141,7 @@ def test_which_modules_of_a_layer_stay_wide():
     wide = sorted(names[id(module)] for module in float32_modules(layer))
     assert wide == ["input_layernorm", "post_attention_layernorm", "self_attn.k_norm", "self_attn.q_norm"]
     assert float32_modules(dense.model.embed_tokens) is None and float32_modules(dense.model.norm) is None
-    moe = {"num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
-    layer = of_kind("qwen3_moe", **moe).model.layers[0]
+    layer = of_kind("qwen3_moe").model.layers[0]
     names = {id(module): name for name, module in layer.named_modules()}
     assert "mlp.gate" in {names[id(module)] for module in float32_modules(layer)}  # the router
     assert float32_modules(layer.mlp.experts) == []
@@ -158,7 +152,7 @@ def test_which_modules_of_a_layer_stay_wide():
 
 def test_stacked_weights_with_others_beside_them_stay_wide():
     """Autocast rounds none of these: gates of a recurrence with its decay, and biases of experts."""
-    layer = of_kind("recurrent_gemma", lru_width=32, head_dim=16).model.layers[0]
+    layer = of_kind("recurrent_gemma", lru_width=32).model.layers[0]
     assert layer.temporal_block.rg_lru.recurrent_param.ndim == 1 and float32_modules(layer) is None
-    layer = of_kind("gpt_oss", num_local_experts=4, num_key_value_heads=2, intermediate_size=16, head_dim=16).model.layers[0]
+    layer = of_kind("gpt_oss").model.layers[0]
     assert layer.mlp.experts.down_proj_bias.ndim == 2 and float32_modules(layer.mlp.experts) is None

@@ -1,31 +1,23 @@
 """A model's head, its files, and what ends a completion."""
 
+import pytest
 import torch
 
 from gspo.backends.hf.load import wrap_model
-from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import ModelConfig
-from tests.backends.hf.families import FAMILIES, TOKENIZER, tiny
+from tests.backends.hf.families import TOKENIZER, tiny
 from tests.backends.hf.folders import load
 
 
-def test_head_is_float32_for_bfloat16_weights():
-    wrapped = build_tiny(FAMILIES["llama"], TOKENIZER)
-    wrapped = wrap_model(wrapped.model.to(torch.bfloat16), TOKENIZER, ModelConfig(device="cpu", dtype="bfloat16"))
+@pytest.mark.parametrize("key", ["dtype", "autocast"])
+def test_the_head_is_float32(key):
+    wrapped = wrap_model(tiny("llama").model, TOKENIZER, ModelConfig(device="cpu", **{key: "bfloat16"}))
     hidden = wrapped.hidden(input_ids=torch.randint(2, 40, (1, 5)))
-    assert hidden.dtype == torch.bfloat16
-    want = hidden.double() @ wrapped.model.lm_head.weight.double().T
-    assert wrapped.logits(hidden).dtype == torch.float32
-    assert torch.allclose(wrapped.logits(hidden).double(), want, rtol=1e-5, atol=1e-5)
-
-
-def test_autocast_leaves_the_head_alone():
-    wrapped = wrap_model(tiny("llama").model, TOKENIZER, ModelConfig(device="cpu", autocast="bfloat16"))
-    assert wrapped.autocast == torch.bfloat16
-    hidden = wrapped.hidden(input_ids=torch.randint(2, 40, (1, 5)))
+    assert wrapped.compute_dtype == torch.bfloat16 and (hidden.dtype == torch.bfloat16) == (key == "dtype")
     exact = hidden.double() @ wrapped.model.lm_head.weight.double().T
     with wrapped.precision():
-        assert torch.allclose(wrapped.logits(hidden).double(), exact, rtol=1e-5, atol=1e-5)
+        logits = wrapped.logits(hidden)
+    assert logits.dtype == torch.float32 and torch.allclose(logits.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 def test_save_and_load(saved):

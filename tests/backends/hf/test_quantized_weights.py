@@ -17,14 +17,13 @@ from gspo.backends.hf import experts
 from gspo.backends.hf.lora import Unadapted, adapted, packed, read_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.quantized_weights import BITS, Packed, PackedLinear
-from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.commands import check_command
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.learner import layout
-from gspo.types import Completion, Prompt, Sampling
 from tests.backends.hf.adapters import IDS, LIKE_QWEN, OTHERS, WITH_EXPERTS, gradients, logits, tiny, trained, with_adapters
+from tests.backends.hf.test_policy import completions
 from tests.backends.hf.test_routing import FAMILIES
 from tests.tiny_run import ROWS, likes_a, model, settings
 
@@ -185,9 +184,7 @@ def test_fine_tuning_on_4_bits_by_rows(tmp_path):
 
 def test_the_sampler_samples_what_the_trainer_scores():
     few = made()
-    prompts = [Prompt(str(i), "", tuple(range(5, 5 + size))) for i, size in enumerate((4, 9, 1))]
-    rollouts = HFSampler(few, 8).generate(prompts, 3, Sampling(7, stop_ids=few.stop_ids, seed=3))
-    batch = layout.build([Completion(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 1.0) for r in rollouts])
+    batch = layout.build(completions(few))
     logp = HFPolicy(few).forward(batch).logp.detach()
     assert float((logp - batch.logp_mu).abs().max()) < 1e-5
 

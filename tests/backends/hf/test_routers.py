@@ -64,12 +64,16 @@ def families():
     return found
 
 
-def built(family):
-    """A tiny model of a family, with experts in its last layer at least."""
+def config_of(family, **changes):
+    """Of a tiny model of a family, with experts in its last layer at least."""
     kind = CONFIG_MAPPING[family]
     there = {name: value for name, value in SHAPE.items() if name in kind().to_dict()}
+    return kind(**there | OF_ITS_OWN.get(family, {}) | changes)
+
+
+def built(family):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(kind(**there | OF_ITS_OWN.get(family, {}))).eval()
+    return AutoModelForCausalLM.from_config(config_of(family)).eval()
 
 
 def logits(model):

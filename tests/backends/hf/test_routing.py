@@ -6,49 +6,31 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from gspo.backends.hf import routing
 from gspo.objective.routing import changed
+from tests.backends.hf.test_routers import config_of
 
-_SHAPE = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 40,
-    "intermediate_size": 48, "moe_intermediate_size": 16, "max_position_embeddings": 64, "initializer_range": 0.3,
-    "router_jitter_noise": 0.0,
-}  # fmt: skip
-_LATENT = {
-    "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-    "num_key_value_heads": 4, "first_k_dense_replace": 0,
-}  # fmt: skip
-_GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 1}
-FAMILIES = {
-    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True},
-    "qwen2_moe": {"num_experts": 8, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 16},
-    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 3},
-    "olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
-    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 8, "sliding_window": 64},
-    "ernie4_5_moe": {"moe_num_experts": 8, "moe_k": 3, "moe_layer_start_index": 0},
-    "granitemoe": {"num_local_experts": 8, "num_experts_per_tok": 3},
-    "deepseek_v2": {**_LATENT, **_GROUPS, "topk_method": "group_limited_greedy"},
-    "deepseek_v3": {**_LATENT, **_GROUPS, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
-    "glm4_moe": {**_GROUPS, "head_dim": 8, "first_k_dense_replace": 0, "routed_scaling_factor": 1.5},
-    "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 8},
-    "afmoe": {"num_experts": 8, "num_experts_per_tok": 3, "num_dense_layers": 0, "head_dim": 8},
-    "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 3, "head_dim": 8},
-    "gemma4_text": {
-        "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "head_dim": 8, "vocab_size_per_layer_input": 40,
-        "hidden_size_per_layer_input": 0,
-    },
-    "llama4_text": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 8, "intermediate_size_mlp": 48},
-    "jamba": {"num_experts": 8, "num_experts_per_tok": 3, "expert_layer_period": 1, "expert_layer_offset": 0},
-}  # fmt: skip
+# What is other than in SHAPE: each token has three experts.
+_PLAIN = "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "gpt_oss", "granitemoe", "minimax_m2", "afmoe", "llama4_text"
+_GROUPS = {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+FAMILIES = {name: {"num_experts_per_tok": 3} for name in _PLAIN} | {
+    "ernie4_5_moe": {"moe_k": 3},
+    "hunyuan_v1_moe": {"moe_topk": 3},
+    "gemma4_text": {"top_k_experts": 3},
+    "deepseek_v2": _GROUPS | {"topk_method": "group_limited_greedy"},
+    "deepseek_v3": _GROUPS | {"routed_scaling_factor": 2.5, "norm_topk_prob": True},
+    "glm4_moe": _GROUPS | {"routed_scaling_factor": 1.5},
+    "jamba": {"num_experts_per_tok": 3, "expert_layer_period": 1, "expert_layer_offset": 0},
+}
 GROUPED = ("deepseek_v2", "deepseek_v3", "glm4_moe")
 TOKENS = torch.randint(0, 40, (3, 11), generator=torch.Generator().manual_seed(1))
 
 
 def tiny(family, seed=0, dtype=torch.float32, experts=None, **changes):
     """A model with random weights; also its correction biases, which begin at zero."""
-    config = AutoConfig.for_model(family, **_SHAPE | FAMILIES[family] | changes)
+    config = config_of(family, **FAMILIES[family] | changes)
     experts = None if family == "llama4_text" else experts  # it has kernels of its own
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation=experts)
@@ -271,7 +253,7 @@ def test_what_cannot_be_replayed_is_known_beforehand():
     model = tiny("deepseek_v3")
     routing.check(model, lambda: scored(model))
     assert all("forward" not in vars(router) and not router._forward_hooks for router in routing.routers(model))
-    dense = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", head_dim=8, **_SHAPE)).eval()
+    dense = AutoModelForCausalLM.from_config(config_of("qwen3")).eval()
     with routing.record(dense, entropy=True) as recording:
         scored(dense)
         assert not any(module._forward_hooks for module in dense.modules())
@@ -279,8 +261,7 @@ def test_what_cannot_be_replayed_is_known_beforehand():
     with pytest.raises(ValueError, match=r'Qwen3ForCausalLM is dense .*router_replay = "none"'):
         routing.check(dense, lambda: scored(dense))
     # Its routers choose by masked maxima.
-    config = AutoConfig.for_model("phimoe", **_SHAPE, num_local_experts=8, pad_token_id=0)
-    masked = AutoModelForCausalLM.from_config(config).eval()
+    masked = AutoModelForCausalLM.from_config(config_of("phimoe")).eval()
     assert recorded(masked).shape == (2, 33, 2)
     with pytest.raises(ValueError, match=r'PhimoeTopKRouter .* without a top-k.*router_replay = "none"'):
         routing.check(masked, lambda: scored(masked))

@@ -25,6 +25,15 @@ def full_forward(model, rollout, temperature):
     return (logits / temperature).log_softmax(-1)
 
 
+def check_logp(model, rollouts, temperature=1.0, **tolerance):
+    """Against one plain forward pass over the whole row."""
+    tolerance = {"rtol": 0, "atol": 1e-5} | tolerance
+    for rollout in rollouts:
+        logp = full_forward(model, rollout, temperature).gather(-1, rollout.tokens[1:, None])[:, 0]
+        torch.testing.assert_close(logp[rollout.sampled[1:]], rollout.logp[rollout.sampled], **tolerance)
+        assert rollout.logp.dtype == torch.float32 and not rollout.logp[~rollout.sampled].any()
+
+
 def same(a, b):
     return all(torch.equal(x.tokens, y.tokens) and x.stop == y.stop and x.text == y.text for x, y in zip(a, b))
 
@@ -141,7 +150,6 @@ def test_progress_and_empty():
 
 def test_new_weights():
     sampler, donor = HFSampler(tiny("llama")), tiny("llama", seed=1)
-
     sampler.load(PolicyWeights(HFPolicy(donor), version=3))
     queries, sampling = prompts(4, 6), Sampling(max_new_tokens=6)
     rollouts = sampler.generate(queries, 2, sampling)
@@ -178,9 +186,8 @@ def test_a_model_that_reads_images_samples_and_scores_text():
     config = AutoConfig.for_model("qwen2_5_vl", text_config=shape, vision_config=tower)
     torch.manual_seed(0)
     model = wrap_model(AutoModelForImageTextToText.from_config(config), TOKENIZER)
-    for rollout in HFSampler(model).generate(prompts(3, 5), 2, Sampling(max_new_tokens=6, stop_ids=(1,))):
-        logp = full_forward(model, rollout, 1.0).gather(-1, rollout.tokens[1:, None])[:, 0]
-        torch.testing.assert_close(logp[rollout.sampled[1:]], rollout.logp[rollout.sampled], rtol=1e-4, atol=1e-5)
+    rollouts = HFSampler(model).generate(prompts(3, 5), 2, Sampling(max_new_tokens=6, stop_ids=(1,)))
+    check_logp(model, rollouts, rtol=1e-4)
 
 
 _HYBRID = {
@@ -195,22 +202,17 @@ def test_a_hybrid_whose_cache_does_not_know_the_place_is_told_it():
         {"model_type": "bamba", **_HYBRID, "attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 8,
          "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}, TOKENIZER,
     )  # fmt: skip
-    for rollout in HFSampler(model).generate(prompts(3, 5, 5), 2, Sampling(max_new_tokens=20, stop_ids=model.stop_ids)):
-        logp = full_forward(model, rollout, 1.0).gather(-1, rollout.tokens[1:, None])[:, 0]
-        torch.testing.assert_close(logp[rollout.sampled[1:]], rollout.logp[rollout.sampled], rtol=1e-4, atol=2e-5)
+    rollouts = HFSampler(model).generate(prompts(3, 5, 5), 2, Sampling(max_new_tokens=20, stop_ids=model.stop_ids))
+    check_logp(model, rollouts, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(
     ("family", "why"),
-    [
-        (
-            {"model_type": "minimax", "layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 4},
-            "by t",
-        ),
-        ({"model_type": "recurrent_gemma", "lru_width": 32, "attention_window_size": 16}, "gives other results"),
-        ({"model_type": "rwkv", "hidden_size": 32, "num_hidden_layers": 2}, "gives other results"),
-    ],
-)
+    [({"model_type": "minimax", "layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 4},
+      "cannot be read token by token"),
+     ({"model_type": "recurrent_gemma", "lru_width": 32, "attention_window_size": 16}, "gives other results"),
+     ({"model_type": "rwkv", "hidden_size": 32, "num_hidden_layers": 2}, "gives other results")],
+)  # fmt: skip
 def test_a_model_whose_cache_cannot_be_used_is_refused_in_our_words(family, why):
     with pytest.raises(RuntimeError, match=f'ForCausalLM .*{why}.*: use sampler.engine = "vllm"'):
         HFSampler(build_tiny(_HYBRID | family, TOKENIZER))

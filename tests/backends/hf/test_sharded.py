@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gspo.assembly.learners import size
-from gspo.backends.hf.load import load_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, ModelConfig, ResolvedOptimizer
@@ -23,20 +21,14 @@ from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.types import Completion
-from tests.backends.hf.folders import model_in
+from tests.backends.hf.folders import load, load_on, model_in, weights_in
 from tests.tiny_run import PIECES
 from tests.together import together
 
 UPDATES = 3
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-FOLLOWED = {
-    "loss",
-    "grad_norm",
-    "lr",
-    "updates/skipped",
-    "no_signal/completions",
-    "no_signal/backward",
-}  # known to all ranks
+# Known to all ranks.
+FOLLOWED = {"loss", "grad_norm", "lr", "updates/skipped", "no_signal/completions", "no_signal/backward"}
 
 
 def completions(seed, lengths=(4, 9, 2, 7, 5, 5, 11, 3), advantages=(1.0, -1.0)):
@@ -103,6 +95,17 @@ def weights_of(learner):
     return {name: whole(p.detach()).clone() for name, p in learner.policy.model.named_parameters()}
 
 
+def furthest(weights, others):
+    return max(float((weights[name] - x).abs().max()) for name, x in others.items())
+
+
+def updated(learner, seed=0):
+    """The weights after an update."""
+    learner.take([completions(seed)])
+    learner.update(0)
+    return weights_of(learner)
+
+
 def routes_of(tokens, seed):
     """Experts of each token, by what stands before it: completions have those of their prompt in common."""
     drawn = torch.rand(997, 2, 4, generator=torch.Generator().manual_seed(seed))
@@ -115,17 +118,14 @@ def loaded_and_learned(load, case, ranks=None):
 
 def in_shards(ranks, path, scale, cases, autocast="auto"):
     """What a rank finds in each case."""
-    from gspo.backends.hf.sharded import load_sharded
-
-    load = functools.partial(load_sharded, ModelConfig(path=path, device="cpu", autocast=autocast), scale, ranks.size)
+    load = functools.partial(load_on, ranks, path, scale, autocast=autocast)
     return [loaded_and_learned(load, case, ranks) for case in cases]
 
 
 @functools.cache
 def alone(path, case, autocast="auto"):
     """The same in one process."""
-    load = functools.partial(load_model, ModelConfig(path=path, device="cpu", autocast=autocast))
-    return loaded_and_learned(load, case)
+    return loaded_and_learned(functools.partial(load, path, autocast=autocast), case)
 
 
 def compare(found, expected, leads=True):
@@ -140,7 +140,7 @@ def compare(found, expected, leads=True):
     assert gradients.keys() == gradients0.keys() and weights.keys() == weights0.keys()
     norm = torch.cat([g.flatten() for g in gradients0.values()]).norm()
     gradient = max(float((gradients[n] - g).norm() / (g.norm() + 1e-3 * norm)) for n, g in gradients0.items())
-    return gradient, max(float((weights[n] - w).abs().max()) for n, w in weights0.items())
+    return gradient, furthest(weights, weights0)
 
 
 MIXTURES = (
@@ -172,10 +172,8 @@ class Crew:
     cases: tuple
 
     def __str__(self):
-        kind = (
-            f"{'dense' if self.dense else 'mixture'}, {'' if self.tied else 'un'}tied, experts {self.scale.expert_parallel}"
-        )
-        return f"{kind}, {self.scale.data_parallel_replicas} replicas"
+        kind = f"{'dense' if self.dense else 'mixture'}, {'' if self.tied else 'un'}tied"
+        return f"{kind}, experts {self.scale.expert_parallel}, {self.scale.data_parallel_replicas} replicas"
 
 
 def crews(ranks, models):
@@ -218,8 +216,8 @@ def uneven(ranks, path):
     from gspo.backends.hf import sharded
 
     check, sharded.check_tied = sharded.check_tied, lambda *more: None
-    model = sharded.load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size)
-    assert size(model) == size(load_model(ModelConfig(path=path, device="cpu")))  # of all ranks together
+    model = load_on(ranks, path)
+    assert size(model) == size(load(path))  # of all ranks together
     learner = learner_of(model, Case(), ranks)
     learner.take([[dataclasses.replace(c, tokens=c.tokens.clamp(max=18)) for c in completions(0)]])
     errors = []
@@ -239,25 +237,19 @@ def test_tied_embeddings_that_the_ranks_do_not_divide_are_refused_and_would_be_n
 
 def drifted(ranks, path):
     """Two copies of a model, of which one is changed; and an optimizer that was made of gathered weights."""
-    from gspo.backends.hf.sharded import load_sharded
-
-    errors = []
-    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(data_parallel_replicas=2), ranks.size)
+    model = load_on(ranks, path, ScaleConfig(data_parallel_replicas=2))
     learner = learner_of(model, Case(), ranks)
-    learner.take([completions(0)])
     if ranks.number == 1:
         dict(model.named_parameters())["model.norm.weight"].data.to_local()[0] += 1e-3
-    with pytest.raises(RuntimeError) as error:
-        learner.update(0)
-    errors.append(str(error.value))
+    with pytest.raises(RuntimeError) as copies:
+        updated(learner)
     model.run(lambda: None)
     model.model.unshard()
     for module in model.model.modules():
         getattr(module, "unshard", lambda: None)()
-    gathered = list(model.model.parameters())
-    with pytest.raises(RuntimeError) as error:
-        model.prove(gathered)
-    return [*errors, str(error.value)]
+    with pytest.raises(RuntimeError) as optimizer:
+        model.prove(list(model.model.parameters()))
+    return str(copies.value), str(optimizer.value)
 
 
 def test_a_copy_that_differs_and_an_optimizer_of_other_tensors_are_noticed(model_of):
@@ -267,11 +259,9 @@ def test_a_copy_that_differs_and_an_optimizer_of_other_tensors_are_noticed(model
 
 
 def every_algorithm(ranks, path):
-    from gspo.backends.hf.sharded import load_sharded
-
     scale = ScaleConfig(expert_parallel=2)
     cases = [Case(algorithm=name) for name, row in ALGORITHMS.items() if not row.critic]
-    return [(case, learned(load_sharded(ModelConfig(path=path, device="cpu"), scale, 2), case, ranks)) for case in cases]
+    return [(case, learned(load_on(ranks, path, scale), case, ranks)) for case in cases]
 
 
 @pytest.mark.slow
@@ -302,10 +292,7 @@ def odd_updates(ranks, path, readers):
     """Updates in which one rank of two alone meets something, each in turn: metrics, then the weights, by what it is and the
     rank. readers: what each reads of a batch. ranks: None in one process.
     """
-    from gspo.backends.hf.sharded import load_sharded
-
-    config = ModelConfig(path=path, device="cpu")
-    model = load_sharded(config, ScaleConfig(expert_parallel=2), ranks.size) if ranks else load_model(config)
+    model = load_on(ranks, path, ScaleConfig(expert_parallel=2)) if ranks else load(path)
     learner = learner_of(model, Case(algorithm="grpo"), ranks)
     step, found = learner.optimizer.step, {("", 0): ({}, weights_of(learner))}
 
@@ -338,7 +325,7 @@ def test_what_one_rank_meets_alone_is_met_by_all(model_of):
             assert told["updates/skipped"] == told_one["updates/skipped"] == float(lost), (what, victim)
             kept = all(torch.equal(weights[name], x) for name, x in before.items())
             assert kept == lost == all(torch.equal(weights_in_one[n], x) for n, x in before_in_one.items()), (what, victim)
-            apart = max(float((weights[name] - x).abs().max()) for name, x in weights_in_one.items())
+            apart = furthest(weights, weights_in_one)
             assert apart < 1e-6 and (apart == 0 or not lost or "later" in what), (what, victim, apart)
             if not lost:
                 assert told["grad_norm"] == pytest.approx(told_one["grad_norm"], rel=1e-5), (what, victim)
@@ -351,39 +338,27 @@ def test_what_one_rank_meets_alone_is_met_by_all(model_of):
 
 def written(ranks, path, folder):
     """Files of a model in shards, and its learner's after an update; then both again from them."""
-    from gspo.backends.hf.sharded import load_sharded
-
-    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(expert_parallel=ranks.size), ranks.size)
-    learner = learner_of(model, Case(), ranks)
-    learner.take([completions(0)])
-    learner.update(0)
+    learner = learner_of(load_on(ranks, path, ScaleConfig(expert_parallel=ranks.size)), Case(), ranks)
+    updated(learner)
     Path(folder).mkdir(exist_ok=True)
     ranks.gathered(None)
     learner.save(Path(folder))
-    learner.take([completions(1)])
-    learner.update(0)
-    after = weights_of(learner)
+    after = updated(learner, 1)
     learner.rewind(Path(folder), 1.0)
     learner.optimizer.updates = 1
-    learner.take([completions(1)])
-    learner.update(0)
-    return after, weights_of(learner)
+    return after, updated(learner, 1)
 
 
 def resumed(ranks, folder, scale):
-    from gspo.backends.hf.sharded import load_sharded
-
-    learner = learner_of(load_sharded(ModelConfig(path=f"{folder}/model", device="cpu"), scale, ranks.size), Case(), ranks)
+    learner = learner_of(load_on(ranks, f"{folder}/model", scale), Case(), ranks)
     learner.resume(Path(folder))
-    learner.take([completions(1)])
-    learner.update(0)
-    return weights_of(learner)
+    return updated(learner, 1)
 
 
 def check_files(model, ours, theirs):
     """What ranks wrote is what transformers writes, by names, shapes and numbers, and anything can load it."""
     model.save(theirs)
-    first, second = ({k: x for file in f.glob("*.safetensors") for k, x in load_file(file).items()} for f in (ours, theirs))
+    first, second = weights_in(ours), weights_in(theirs)
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     assert (ours / "config.json").read_text() == (theirs / "config.json").read_text()
     assert AutoModelForCausalLM.from_pretrained(ours).config.architectures == ["Qwen3MoeForCausalLM"]
@@ -393,23 +368,18 @@ def check_files(model, ours, theirs):
 def test_what_two_ranks_have_written_goes_on_on_one_two_and_four(model_of, tmp_path, tied):
     path, saved = model_of(False, tied), tmp_path / "saved"
     after, rewound = together(written, 2, path, str(saved))[0]
-    assert all(torch.equal(after[name], rewound[name]) for name in after)
+    assert furthest(after, rewound) == 0
     crews = (2, ScaleConfig(expert_parallel=2), 0.0), (2, ScaleConfig(), 1e-6), (4, ScaleConfig(expert_parallel=2), 1e-6)
     for count, scale, rounding in crews:
-        weights = together(resumed, count, str(saved), scale)[0]
-        assert max(float((after[name] - x).abs().max()) for name, x in weights.items()) <= rounding
-    plain = load_model(ModelConfig(path=str(saved / "model"), device="cpu"))
+        assert furthest(after, together(resumed, count, str(saved), scale)[0]) <= rounding
+    plain = load(saved / "model")
     check_files(plain, saved / "model", tmp_path / "plain")
     whole_one = learner_of(plain, Case())
     whole_one.resume(saved)
-    whole_one.take([completions(1)])
-    whole_one.update(0)
-    assert max(float((after[name] - x.detach()).abs().max()) for name, x in whole_one.policy.weights()) < 1e-6
+    assert furthest(after, updated(whole_one, 1)) < 1e-6
     # ... and what one process has written goes on on two
     alone_folder = tmp_path / "alone"
     alone_folder.mkdir()
     whole_one.save(alone_folder)
-    whole_one.take([completions(1)])
-    whole_one.update(0)
     weights = together(resumed, 2, str(alone_folder), ScaleConfig(expert_parallel=2))[0]
-    assert max(float((weights[name] - x.detach()).abs().max()) for name, x in whole_one.policy.weights()) < 1e-6
+    assert furthest(weights, updated(whole_one, 1)) < 1e-6
