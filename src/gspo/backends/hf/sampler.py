@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -59,10 +59,12 @@ class HFSampler:
 
     def _check_cache(self) -> None:
         """Raises RuntimeError unless decoding with the cache gives the same states as a plain forward pass."""
-        was_training = self.model.model.training
+        self.shares, was_training = False, self.model.model.training
         self.model.model.eval()
         try:
-            self.shares = self.plain_cache and self.model.device.type == "cpu" and self._shares_well()
+            if self.plain_cache and self.model.device.type == "cpu":
+                with suppress(Exception):  # a model's own code may fail in any way on an unknown cache class
+                    self.shares = self._decodes_well(shared=True)
             why = "" if self._decodes_well(shared=False) else "gives other results with its key-value cache than without"
         except Exception as error:  # some model families need their own cache class
             why = f"cannot be read token by token ({str(error).strip().partition(chr(10))[0]})"
@@ -71,12 +73,6 @@ class HFSampler:
         if why:
             name = type(self.model.model).__name__
             raise RuntimeError(f'{name} {why}: use sampler.engine = "vllm", if it knows this model')
-
-    def _shares_well(self) -> bool:
-        try:
-            return self._decodes_well(shared=True)
-        except Exception:  # a model's own code may fail in any way on an unknown cache class
-            return False
 
     def _decodes_well(self, shared: bool) -> bool:
         model, tokens, start = self.model, example_token_ids(self.model, 6), 4
@@ -141,9 +137,8 @@ class HFSampler:
                     tokens, logps, ends = self._decode(prompts, rows, sampling, report, trail)
                 for at, (row, *completion) in enumerate(zip(rows, tokens, logps, ends.length, ends.stop)):
                     rollout = self._rollout(prompts[row[0]], sampling, *completion)
-                    rollouts[row] = (
-                        rollout if trail is None else replace(rollout, routes=trail.routes(at, len(rollout.tokens)))
-                    )
+                    routes = None if trail is None else trail.routes(at, len(rollout.tokens))
+                    rollouts[row] = replace(rollout, routes=routes)
         finally:
             self.model.model.train(was_training)
         return [rollouts[i, j] for i in range(len(prompts)) for j in range(n)]
