@@ -76,7 +76,7 @@ class HFModel:
         """
         if self.autocast is None:
             return nullcontext()
-        return torch.autocast(self.device.type, self.autocast, cache_enabled=not self.sharded)
+        return torch.autocast(self.device.type, self.autocast, cache_enabled=False if self.sharded else None)
 
     def run(self, work: Callable[[], T]) -> T:
         """Returns the result of `work`, a forward pass of body and head. A sharded model gathers its weights around it."""
