@@ -90,9 +90,14 @@ class MicroBatches:
     def attempt(
         self, work: Callable[[], T], completions: Sequence[Completion], share: bool, clear: Callable[[], None] = lambda: None
     ) -> T:
-        """Returns the result of `work`, which deals these completions. When out of memory, calls `clear` and retries with
-        half of `max_tokens`. Raises RuntimeError if a single completion does not fit, and OutOfMemory if there are several
-        ranks.
+        """Returns the result of `work`, retrying with half of `max_tokens` when out of memory. Raises RuntimeError if a
+        single completion does not fit, and OutOfMemory if there are several ranks.
+
+        Args:
+            work: Deals these completions and computes the result.
+            completions: Its completions.
+            share: As in `deal`.
+            clear: Called before each retry.
         """
         while True:
             try:

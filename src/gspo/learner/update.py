@@ -39,10 +39,15 @@ class Updater:
     def update(
         self, objective: Objective, completions: Sequence[Completion], readers: Readers | None = None
     ) -> tuple[Metrics, Stats]:
-        """One optimizer step on a mini-batch. When out of memory, halves the micro-batches and retries the update; raises
-        RuntimeError if that does not help. readers: which rank reads which of the `active` completions.
+        """One optimizer step on these completions. When out of memory, halves the micro-batches and retries the update;
+        raises RuntimeError if that does not help.
 
-        Returns metrics, and the statistics that they are computed from. Only rank 0 gets the statistics and their metrics.
+        Args:
+            completions: The mini-batch.
+            readers: Which rank reads which of the `active` completions.
+
+        Returns:
+            Metrics, and the statistics that they are computed from. Only rank 0 gets the statistics and their metrics.
         """
         tried = [completions[i] for i in active(objective, completions)]
         work = partial(self._gradient, objective, completions, tried, readers)

@@ -78,7 +78,13 @@ def has_signal(group: Sequence[Completion]) -> bool:
 
 
 def compute_advantages(rollouts: Sequence[Rollout], group: Tensor, algorithm: ResolvedAlgorithm) -> list[float | Tensor]:
-    """The advantage of each scored rollout, A_i or A_ik [turns]. group: the group index of each, [S]."""
+    """The advantage of each rollout, A_i or A_ik [turns].
+
+    Args:
+        rollouts: Scored rollouts.
+        group: [S]. Group index of each rollout.
+        algorithm: Sets the credit, the scale and the discount.
+    """
     scale = algorithm.scale_rewards
     if algorithm.credit == "completion":
         rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)

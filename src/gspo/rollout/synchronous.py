@@ -20,8 +20,14 @@ from gspo.types import Group, Metrics, Prompt, Rollout, Sampling
 def sample_groups(
     sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], n: int, sampling: Sampling, report: Report
 ) -> tuple[list[Group], dict[str, float]]:
-    """Samples and scores n rollouts per prompt. Returns the groups, and metrics: seconds of sampling and of scoring, and the
-    scorer's counters.
+    """Samples and scores n rollouts per prompt.
+
+    Args:
+        n: Rollouts per prompt.
+        report: Called with the phase, the number of finished completions and their total.
+
+    Returns:
+        The groups, and metrics: seconds of sampling and of scoring, and the scorer's counters.
     """
     total = len(prompts) * n
     begin = time.perf_counter()

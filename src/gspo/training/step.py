@@ -91,8 +91,15 @@ def sync(run: Run, metrics: Metrics) -> None:
 
 
 def log(run: Run, lines: Sequence[Metrics], metrics: Metrics, seconds: float) -> str:
-    """Logs the step and its rollouts, and passes its metrics to the guard. Adds times and the guard's metrics. seconds: the
-    duration of the step, evaluation included. Returns why the run has collapsed, or "".
+    """Logs the step and passes its metrics to the guard.
+
+    Args:
+        lines: Log lines of the step's rollouts.
+        metrics: The step's metrics; times and the guard's metrics are added.
+        seconds: Duration of the step, evaluation included.
+
+    Returns:
+        Why the run has collapsed, or "".
     """
     warn_of_sampling(run, metrics)
     run.log.rollouts(lines)

@@ -61,7 +61,12 @@ def converted(cfg: ModelConfig) -> ModelConfig:
 
 
 def convert(file: Path, folder: Path, dtype: str) -> None:
-    """Converts a GGUF file to a folder in Hugging Face format, unless the folder exists. If interrupted, leaves nothing.
+    """Converts a GGUF file to a folder in Hugging Face format, unless the folder exists.
+
+    Args:
+        file: The GGUF file.
+        folder: Where the model is to be.
+        dtype: "float32" or "bfloat16".
 
     Raises:
         ValueError: transformers cannot read the file.

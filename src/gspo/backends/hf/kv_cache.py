@@ -26,7 +26,11 @@ FIRST_BLOCK = 128  # positions beyond the prompt in a new buffer
 
 class SharedCache(DynamicCache):
     """The cache of a model with full attention in every layer: first filled with the prompts [P, L], then expanded to the
-    completions by `fan_out`. capacity: maximum tokens of a completion.
+    completions by `fan_out`.
+
+    Args:
+        layers: Number of layers.
+        capacity: Maximum tokens of a completion.
     """
 
     layers: list[SharedLayer]  # type: ignore[assignment]
@@ -140,8 +144,12 @@ class SharedLayer(GrowingLayer):
 
 
 class Places:
-    """The rows of a batch grouped by prompt, `prompt_of` [rows]. Every prompt has the same number of slots, that of the
-    prompt with the most completions. bias [P, L]: added to the attention scores of the prompts' positions.
+    """The rows of a batch grouped by prompt. Every prompt has the same number of slots, that of the prompt with the most
+    completions.
+
+    Args:
+        prompt_of: The prompt of each row, [rows].
+        bias: Added to the attention scores of the prompts' positions, [P, L].
     """
 
     def __init__(self, prompt_of: Tensor, bias: Tensor | None) -> None:

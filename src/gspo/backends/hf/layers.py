@@ -43,8 +43,15 @@ class Layers:
                 self._beside.setdefault(number, {})[name] = x.detach()
 
     def named(self, number: int, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """Converts a layer's unsharded weights, and its buffers, to the names and shapes of the Hugging Face folder, with
-        experts unstacked. {} for a layer that does not exist. device: of the tensors; buffers are moved to it.
+        """Converts a layer's weights and buffers to the names and shapes of the Hugging Face folder, with experts unstacked.
+
+        Args:
+            number: Index of the layer.
+            tensors: The layer's unsharded weights by name.
+            device: Device of the tensors; buffers are moved to it.
+
+        Returns:
+            Tensors by name; {} for a layer that does not exist.
         """
         here = {**tensors, **{name: x.to(device) for name, x in self._beside.get(number, {}).items()}}
         return {name: x.contiguous() for name, x in revert_weight_conversion(self._model, here).items()} if here else {}

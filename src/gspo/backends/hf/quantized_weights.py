@@ -134,9 +134,15 @@ def pack(
     model: PreTrainedModel, kind: str, device: torch.device, packs: Callable[[nn.Module], bool], make: type[Packed] = Packed
 ) -> None:
     """Quantizes linear layers and stacked experts in place, one weight at a time, on the device. Head, embeddings, routers
-    and adapters are neither changed nor moved. make: class of the packed weights.
+    and adapters are neither changed nor moved.
 
-    Raises ValueError if there are no linear layers, or experts whose module cannot read packed stacks (`packs`).
+    Args:
+        kind: "nf4" or "int8".
+        packs: Whether an experts module can read packed stacks.
+        make: Class of the packed weights.
+
+    Raises:
+        ValueError: There are experts that cannot read packed stacks, or no linear layers.
     """
     left_out = {model.get_output_embeddings()} | router_modules(model)
     whose = f'model.quantize = "{kind}": the {{}} of a {model.config.model_type} {{}}: leave it out'

@@ -264,8 +264,13 @@ class ShardedModel(HFModel):
 def write_layers(
     model: ShardedModel, folder: Path, dtype: torch.dtype | None
 ) -> tuple[dict[str, tuple[str, int]], list[str]]:
-    """Writes the weights as safetensors, one file per layer. In each round every rank gathers and writes one layer. Returns
-    file name and size in bytes for each weight, and the error messages of this rank.
+    """Writes the weights as safetensors, one file per layer. In each round every rank gathers and writes one layer.
+
+    Args:
+        dtype: As in ShardedModel.save.
+
+    Returns:
+        File name and size in bytes for each weight, and the error messages of this rank.
     """
     gathering = Gathering(model.named_parameters())
     layers, cpu = Layers(model.model, gathering.weights, dtype), torch.device("cpu")

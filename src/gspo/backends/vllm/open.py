@@ -122,7 +122,7 @@ def sampler_of(
     given, model = config.sampler, policy.model
     routers = Routers.of(policy)
     if given.urls:
-        engines = [Server(url, **timeouts(given)) for url in given.urls]
+        engines = [Server(url, sync_timeout=given.sync_timeout) for url in given.urls]
         for server in engines:
             server.check()
         beside = EXPERTS not in config.lora.targets and config.model.quantize == "none"  # theirs are the original weights
@@ -164,24 +164,11 @@ def servers(
     """
     environments = [dict[str, str]() for _ in hosts] or own_devices(given, learner, arguments)
     logs = first.parent.parent if hosts else Path(tempfile.gettempdir())
+    limits = given.start_timeout, given.sync_timeout
     return [
-        serving(
-            first,
-            given.python,
-            dtype,
-            arguments,
-            logs / f"{first.parent.name}-vllm-{number}.log",
-            host,
-            variables,
-            **timeouts(given),
-        )
-        for number, (variables, host) in enumerate(zip(environments, hosts or [LocalHost()] * given.engines))
+        serving(first, given.python, dtype, arguments, logs / f"{first.parent.name}-vllm-{i}.log", host, variables, *limits)
+        for i, (variables, host) in enumerate(zip(environments, hosts or [LocalHost()] * given.engines))
     ]
-
-
-def timeouts(given: SamplerConfig) -> dict[str, float]:
-    """The timeouts of a server."""
-    return {"start_timeout": given.start_timeout, "sync_timeout": given.sync_timeout}
 
 
 def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -301,7 +301,8 @@ def serving(
     log: Path,
     host: EngineHost,
     variables: Mapping[str, str],
-    **timeouts: float,
+    start_timeout: float,
+    sync_timeout: float,
 ) -> Server:
     """A server of ours for the model in `folder`, not yet started.
 
@@ -311,7 +312,7 @@ def serving(
         arguments: Additional vLLM arguments, such as `{gpu_memory_utilization = 0.4}`; true becomes a flag, false its
             `--no-` form.
         variables: Additional environment variables.
-        timeouts: Those of Server.
+        start_timeout: As in Server; so is sync_timeout.
     """
     command = [python or sys.executable, str(SIDE)]
     for name, value in ({"model": str(folder), "host": host.address, "dtype": dtype} | dict(arguments)).items():
@@ -320,4 +321,4 @@ def serving(
         command += [f"--no-{flag}" if value is False else f"--{flag}"]
         command += [json.dumps(each) if isinstance(each, dict) else str(each) for each in values]
     key = secrets.token_urlsafe(32)  # the server also swaps weights, and others may be able to reach its port
-    return Server(f"http://{host.address}", command, log, {**variables, KEY: key}, key, host, **timeouts)
+    return Server(f"http://{host.address}", command, log, {**variables, KEY: key}, key, host, start_timeout, sync_timeout)
