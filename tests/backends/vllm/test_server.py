@@ -22,11 +22,12 @@ def test_a_server_that_lacks_something(engine):
 def test_arguments_become_flags(tmp_path):
     given = {"gpu_memory_utilization": 0.4, "enforce_eager": True, "enable_prefix_caching": False, "dtype": "half"}
     more = {"hf_overrides": {"a": 1}, "x": ["b", "c"]}
-    one, other = (serving(tmp_path, "py", "float32", given | more, tmp_path, LocalHost(), {}) for _ in range(2))
+    one, other = (serving(tmp_path, "py", "float32", given | more, tmp_path, LocalHost(), {}, 9.0, 7.0) for _ in range(2))
     assert one.command[0] == "py" and one.command[-10:-1] == [
         "half", "--gpu-memory-utilization", "0.4", "--enforce-eager", "--no-enable-prefix-caching", "--hf-overrides",
         '{"a": 1}', "--x", "b",
     ]  # fmt: skip
+    assert (one.start_timeout, one.sync_timeout) == (9.0, 7.0)
     key = one.variables[KEY]  # nobody sees it in the list of processes
     assert len(key) > 40 and key != other.variables[KEY] and not any(key in word for word in one.command)
     assert one.headers == {"Authorization": f"Bearer {key}"} and Server("http://127.0.0.1:1").headers == {}
