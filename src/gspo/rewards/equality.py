@@ -19,6 +19,8 @@ CLOSE = Fraction(1, 10**6)  # relative difference of decimals
 DIGITS = 60  # of floats, beside twice the magnitude of what they are computed from
 MOST = 64  # items that are compared in any order
 _POINTS = ("positive", "positive", "signed", "signed", "whole", "whole", "small", "large")
+_INFINITE: Tree = ("constant", "infinity")
+_REALS: Tree = ("sequence", "(", ")", ("product", ("number", Fraction(-1), 0), _INFINITE), _INFINITE)
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "!=": "!=", "=": "="}
 
 
@@ -28,6 +30,9 @@ def equal(a: Tree, b: Tree) -> bool:
     """
     if a == b:
         return True
+    if {a[0], b[0]} == {"both", "either"}:
+        return False
+    a, b = _plain(a), _plain(b)
     if b[0] == "percent" and a[0] != "percent" and equal(a, b[1]):
         return True
     if "quantity" in (a[0], b[0]):
@@ -42,6 +47,22 @@ def equal(a: Tree, b: Tree) -> bool:
     if a[0] == b[0] and a[0] in ("difference", "matrix", "row"):
         return len(a) == len(b) and all(map(equal, a[1:], b[1:]))
     return _values(a, b)
+
+
+def _plain(tree: Tree) -> Tree:
+    """A tree in plainer terms: x > 2 and x < 5 is 2 < x < 5, and the real numbers are an interval."""
+    if tree == ("symbol", r"\mathbb{R}"):
+        return _REALS
+    if tree[0] == "difference" and _plain(tree[1]) == _REALS and _items(tree[2])[0] == "{" and len(tree[2]) == 4:
+        low, hole, high = _REALS[3], tree[2][3], _REALS[4]
+        return ("union", ("sequence", "(", ")", low, hole), ("sequence", "(", ")", hole, high))
+    if tree[0] == "both" and len(tree) == 3 and _symbols(tree[1]) == _symbols(tree[2]):
+        ends = [_interval(part) for part in tree[1:]]
+        low, high = (next((end for end in ends if end and end[i] not in _REALS), None) for i in (3, 4))
+        if low and high and low is not high:
+            signs = "<=" if low[1] == "[" else "<", "<=" if high[2] == "]" else "<"
+            return ("relation", signs, low[3], ("symbol", *_symbols(tree)), high[4])
+    return ("list", *tree[1:]) if tree[0] in ("both", "either") else tree
 
 
 def _relations(a: Tree, b: Tree) -> bool:
@@ -69,10 +90,15 @@ def _relations(a: Tree, b: Tree) -> bool:
 
 def _defined(tree: Tree) -> Sequence[Tree] | None:
     """What a relation says that a name is, as in x = 66/2 = 33, f(x) = 2x or x in (1, 2); None for other relations."""
-    named = tree[2][0] == "symbol" or (tree[2][0] == "call" and tree[2][1].startswith("function"))
+    named = tree[2][0] == "symbol" or (tree[2][0] == "call" and tree[2][1].startswith("function")) or _capitals(tree[2])
     if {*tree[1]} == {"="}:
         return tree[3:] if named else tree[2:] if not _symbols(tree) else None
     return tree[3:] if named and tree[1] == ("in",) else None
+
+
+def _capitals(tree: Tree) -> bool:
+    """Whether a tree is a name of capitals, such as the distance AB or P(A)."""
+    return all(_capitals(part) for part in tree[1:]) if tree[0] == "product" else tree[0] == "symbol" and tree[1].isupper()
 
 
 def _interval(tree: Tree) -> Tree | None:
@@ -83,14 +109,10 @@ def _interval(tree: Tree) -> Tree | None:
         return None
     if len(members) > 2 and (len(members) > 3 or places != [1]):
         return None
-    infinite: Tree = ("constant", "infinity")
-    ends: dict[bool, tuple[Tree, bool]] = {
-        True: (("product", ("number", Fraction(-1), 0), infinite), False),
-        False: (infinite, False),
-    }
+    ends: dict[bool, tuple[Tree, bool]] = {True: (_REALS[3], False), False: (_REALS[4], False)}
     for i, sign in enumerate(signs):
         constant, lower = (members[i], sign[0] == "<") if i + 1 == places[0] else (members[i + 1], sign[0] == ">")
-        if ends[lower][0] not in (infinite, ("product", ("number", Fraction(-1), 0), infinite)):
+        if ends[lower][0] not in _REALS:
             return None
         ends[lower] = constant, sign.endswith("=")
     (low, with_low), (high, with_high) = ends[True], ends[False]
@@ -106,18 +128,25 @@ def _collections(a: Tree, b: Tree) -> bool:
         parts = [_interval(item) if item[0] == "relation" else None for item in stated[1:]]
         other = _flat(b if stated is a else a, "union")
         return None not in parts and _unordered(*((parts, other) if stated is a else (other, parts)))
+    if ("symbol", r"\emptyset") in (a, b):  # not the set that has it as its element
+        return False
     (one, items), (two, others) = _items(a), _items(b)
     if one != two and not ({one, two} <= {"", "{"} or {one, two} == {"", "()"}):
         return (one in ("", "{") or two in ("", "{")) and len(items) == len(others) == 1 and equal(items[0], others[0])
     if {one, two} <= {"", "{"}:
         return _unordered(items, others) or (one == two == "{" and _unordered(_distinct(items), _distinct(others)))
-    return len(items) == len(others) and all(map(equal, items, others))
+    return len(items) == len(others) and all(map(_alike, items, others))
 
 
 def _items(tree: Tree) -> tuple[str, Sequence[Tree]]:
     if tree[0] == "sequence":
         return "{" if tree[1] == r"\{" else tree[1] + tree[2], tree[3:]
     return "", tree[1:] if tree[0] == "list" else (tree,)
+
+
+def _alike(a: Tree, b: Tree) -> bool:
+    """Whether two items are equal, where {2} is not 2."""
+    return (_items(a)[0] == "{") == (_items(b)[0] == "{") and equal(a, b)
 
 
 def _distinct(items: Sequence[Tree]) -> Sequence[Tree]:
@@ -137,7 +166,7 @@ def _unordered(items: Sequence[Any], others: Sequence[Any]) -> bool:
         return False
     left = list(others)
     for item in items:
-        found = next((i for i, other in enumerate(left) if equal(item, other)), None)
+        found = next((i for i, other in enumerate(left) if _alike(item, other)), None)
         if found is None:
             return False
         del left[found]
@@ -213,7 +242,7 @@ def _at_points(a: Tree, b: Tree) -> Iterator[tuple[Any, Any, int]]:
     names = _symbols(a) | _symbols(b)
     if any(name.startswith(("\\mathbb", "\\emptyset")) for name in names):
         raise Undefined
-    complex_ = any(part == ("constant", "i") for tree in (a, b) for part in _walk(tree))
+    complex_ = any(part == ("constant", "i") or part[:2] == ("call", "cis") for tree in (a, b) for part in _walk(tree))
     work = [WORK]
     for k, kind in enumerate(_POINTS if names else _POINTS[:1]):
         point = {name: _coordinate(k, kind, name) for name in names}

@@ -20,7 +20,7 @@ mp = mpmath.mp.clone()
 _DIRECT = {
     "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc, "arcsin": mp.asin,
     "arccos": mp.acos, "arctan": mp.atan, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "arcsinh": mp.asinh,
-    "arccosh": mp.acosh, "arctanh": mp.atanh, "abs": abs,
+    "arccosh": mp.acosh, "arctanh": mp.atanh, "abs": abs, "cis": mp.expj,
 }  # fmt: skip
 _WHOLE = {"gcd": math.gcd, "lcm": math.lcm}
 
@@ -82,7 +82,7 @@ class Evaluation:
             return as_float(self(tree[1])) * mp.pi / 180
         values = [self(part) for part in tree[1:]]
         if not all(isinstance(value, Fraction) for value in values):
-            values = [*map(as_float, values)]
+            values = [self._checked(as_float(value)) for value in values]  # of which the smallest counts too
         if kind == "sum":
             return sum(values[1:], values[0])
         if kind == "product":
@@ -127,7 +127,7 @@ class Evaluation:
             if not 0 <= n <= BITS or not k >= 0 or min(k, max(n - k, 0)) * n.bit_length() > BITS:
                 raise Undefined
             return Fraction(math.comb(n, k))
-        x, *others = map(as_float, values)
+        x, *others = (self._checked(as_float(value)) for value in values)
         if name == "abs" and isinstance(first, Fraction):
             return abs(first)
         if name in ("ln", "log", "lg"):
