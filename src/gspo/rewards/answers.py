@@ -13,7 +13,8 @@ from gspo.rewards.notation import CONSTANTS, WRAPPED, Tree, UnreadableAnswer, ba
 
 DIGITS = 4000  # Python parses no longer integers
 _BOX = re.compile(r"\\(?:fbox|boxed)(?![a-zA-Z])\s*")
-_INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+))(?:\.0*)?")
+_INTEGER = re.compile(r"[+-]?(?:[0-9]+|[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+))(?:\.0*)?")
+_DOLLARS = re.compile(r"^\s*(-?)\\?\$ ?(-?[0-9.][0-9.,{}]*)(?= ?(?:[mb]illion|thousand|hundred|per |/|\\text|$))")
 _FORMULA = re.compile(
     r"\$\$([^$]+)\$\$|(?<!\\)\$((?:\\\$|[^$\n])+)(?<!\\)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]|"
     r"(?<![\w.,^_])([-+−]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?:/[0-9]+)?(?: ?\\?%)?)"
@@ -99,7 +100,7 @@ def _trees(text: str, comma: bool = False) -> list[Tree]:
     """How a text can be read: 2e-1 is a power of ten, or e less 1. comma: 3,14 may be a decimal number, as may 0,5."""
     from gspo.rewards.reader import read
 
-    text = tidy(text)
+    text = tidy(_DOLLARS.sub(r"\1\2\\text{ dollars}", text.strip()))
     if (whole := WRAPPED.fullmatch(text)) is not None:
         text = tidy(whole[1])
     texts = [text, re.sub(r"(?<=[0-9])e(?=[+-])", " e ", text)]

@@ -7,6 +7,7 @@ A tree is nested tuples, and the first element is its kind:
 - ("sum", *terms), ("product", *factors), ("quotient", a, b), ("power", a, b), ("percent", a), ("quantity", a, unit)
 - ("relation", operators, *members): 1 < x <= 2 is ("relation", ("<", "<="), 1, x, 2)
 - ("list", *items) without brackets, ("sequence", left, right, *items) with them: tuples, sets, intervals
+- ("both" | "either", *relations): inequalities with "and" or "or" between them
 - ("union" | "intersection" | "difference", a, b), ("matrix", *rows)
 """
 
@@ -23,18 +24,42 @@ DEEPEST = 30  # brackets within brackets
 LARGEST = 5000  # exponent of 1e5
 _SUPERSCRIPTS = {ord(a): b for a, b in zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")}
 _SUPERSCRIPT = re.compile(f"[{''.join(map(chr, _SUPERSCRIPTS))}]+")
+_SUBSCRIPT = re.compile("[₀-₉ₐ-ₜ]+")
 _CHARACTERS = str.maketrans(
     {
         "−": "-", "‐": "-", "‑": "-", "⁄": "/", "∕": "/", "∶": ":", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
         "∙": r"\cdot ", "∗": "*", "÷": r"\div ", "±": r"\pm ", "∓": r"\mp ", "√": " sqrt ", "π": r"\pi ", "∞": r"\infty ",
         "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ", "∖": r"\setminus ",
-        "∅": r"\emptyset ", "∈": r"\in ", "°": r"^\circ ",
+        "∅": r"\emptyset ", "∈": r"\in ", "°": r"^\circ ", "٫": ".", "٬": ",",
     }
 )  # fmt: skip
-_LAYOUT = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<!\\)\\!|\\?\$")
+_LAYOUT = re.compile(
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<!\\)\\!|\\?\$|"
+    r"\\(?:text)?color ?\{[a-zA-Z]+\}|(?<=\\\\)\[[0-9.]+ ?[a-z]{2}\]"
+)
 _SPACE = re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])|\s")
-WRAP = r"\\(?:text(?:bf|it|rm|sf|normal)?|mbox|math(?:rm|bf|it|sf)|operatorname)\s*"
+WRAP = r"\\(?:text(?:bf|it|rm|sf|normal)?|mbox|math(?:rm|bf|it|sf)|operatorname|bm|boldsymbol|underline)\s*"
 WRAPPED = re.compile(rf"{WRAP}\{{([^{{}}]*)\}}")
+NAMED = re.compile(f" ?{WRAPPED.pattern}")
+_ENCLOSED = re.compile(r"\\\((.*)\\\)|\\\[(.*)\\\]|(\*{1,3}|[\"`])(.*)\3", re.DOTALL)  # a formula, or Markdown
+_SAME = tuple(
+    (re.compile(pattern), plain)
+    for pattern, plain in (
+        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\\[sn](?:ice)?frac(?![a-zA-Z])", r"\\frac"),
+        (r"(?<=[.0-9])\\dot ?\{?([0-9])\}?([0-9]*)\\dot ?\{?([0-9])\}?", r"\\overline{\1\2\3}"),  # a period by its ends
+        (r"(?<=[.0-9])\\(?:overline|bar|dot) ?([0-9])", r"\\overline{\1}"),
+        (r"^([+-]?[0-9]*\.[0-9]*)\(([0-9]+)\)$", r"\1\\overline{\2}"),
+        (r"^([+-]?[0-9]*\.[0-9]*?)(?:([0-9])\2\2+|([0-9]{2,}?)\3+) ?(?:\.\.\.|\\[lc]?dots)$", r"\1\\overline{\2\3}"),
+        (r"(^|\\cup ?)\](?=[^][()]*[,;][^][()]*[][])", r"\1("),  # ]1, 2[
+        (r"(?<=[([])([^][()]*[,;][^][()]*)\[(?= ?(?:\\cup|$))", r"\1)"),
+        (r"^\\\{ ?([a-z])(?: ?\\in ?\\mathbb ?\{?R\}?)? ?(?:\\mid|[|:]) ?(.*\1.*)\\\}$", r"\2"),  # a set of numbers
+        (r"(?<=m) s ?\^ ?\{-(?:1|(2))\}", lambda m: f"/s^{m[1]}" if m[1] else "/s"),
+        (r"^(?:=|\\approx) ?", ""),
+        (r"(?<=[0-9])(?=(?:[ckm]m|kg|mph|hrs?|ft|lbs?|oz|yd|[a-z]{5,})(?![a-zA-Z]))", " "),  # 5cm
+    )
+)
 
 
 class UnreadableAnswer(ValueError):
@@ -45,16 +70,28 @@ def tidy(text: str) -> str:
     """The text with ASCII digits and signs, one kind of space, and without what only changes its layout."""
     text = re.sub("[¼½¾⅐-⅞]", lambda m: r"\frac{{{}}}{{{}}}".format(*_plain(m[0]).split("⁄")), text)
     text = _SUPERSCRIPT.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = _SUBSCRIPT.sub(lambda m: f"_{{{_plain(m[0])}}}", text)
     text = _SPACE.sub(" ", _LAYOUT.sub("", _plain(text).translate(_CHARACTERS)))
     if "matrix" not in text:
         text = re.sub(r"\\\\(?=[a-zA-Z])", r"\\", text)
-    text = re.sub(" +", " ", text).strip().removesuffix(".").strip()
+    text = _ended(re.sub(" +", " ", text))
+    if (found := _ENCLOSED.fullmatch(text)) is not None:
+        text = _ended(found[1] or found[2] or found[4] or "")
     text = re.sub("^[–—] ?(?=[0-9.])", "-", text)
+    for pattern, plain in _SAME:
+        text = pattern.sub(plain, text)
+    text = re.sub(r"(?<=[0-9]) ?([€£¥₹¢])", r"\\text{\1}", text)
     return re.sub(r"^(-?) ?([€£¥₹]) ?([0-9].*)", r"\1\3\\text{\2}", text)
 
 
+def _ended(text: str) -> str:
+    """The text without the punctuation or line break after it."""
+    return re.sub(r"(?:(?<![.\\])[.,;:。]|(?<!\\)\\(?:\\|[.,;:])?)$", "", text.strip()).strip()
+
+
 def _plain(text: str) -> str:
-    return unicodedata.normalize("NFKC", text)
+    text = unicodedata.normalize("NFKC", text)
+    return text if text.isascii() else "".join(str(unicodedata.decimal(each, each)) for each in text)
 
 
 def bare(text: str) -> str:
@@ -62,10 +99,11 @@ def bare(text: str) -> str:
     text = tidy(text)
     while (plain := WRAPPED.sub(r"\1", text)) != text:
         text = plain
-    return re.sub(r"(?<![0-9]) | (?![0-9])", "", text.removesuffix("."))
+    text = re.sub(r"(?<![0-9]) | (?![0-9])", "", _ended(text))
+    return re.sub(r"mod\{([0-9]+)\}", r"mod\1", text)
 
 
-_FUNCTIONS = "arcsin arccos arctan sinh cosh tanh sin cos tan cot sec csc ln log lg exp sqrt max min gcd lcm"
+_FUNCTIONS = "arcsin arccos arctan sinh cosh tanh sin cos tan cot sec csc cis ln log lg exp sqrt max min gcd lcm"
 FUNCTIONS = _FUNCTIONS.split()
 FRACTIONS, BINOMIALS = (r"\frac", r"\dfrac", r"\tfrac", r"\cfrac"), (r"\binom", r"\dbinom", r"\tbinom")
 CONSTANTS = {r"\pi": "pi", "pi": "pi", r"\infty": "infinity", "infinity": "infinity", "inf": "infinity", "e": "e", "i": "i"}
@@ -85,7 +123,7 @@ AROUND = {
     "|": ("|", "abs"), r"\lvert": (r"\rvert", "abs"), r"\vert": (r"\vert", "abs"), r"\lfloor": (r"\rfloor", "floor"),
     r"\lceil": (r"\rceil", "ceil"),
 }  # fmt: skip
-_COUNT = r"[0-9]{1,3}(?P<comma>COMMA)[0-9]{3}(?:(?P=comma)[0-9]{3})*(?!(?P=comma)?[0-9])|[0-9]+"
+_COUNT = r"[1-9][0-9]{0,2}(?P<comma>COMMA)[0-9]{3}(?:(?P=comma)[0-9]{3})*(?!(?P=comma)?[0-9])|[0-9]+"
 _NUMBER = (
     rf"(?P<whole>{_COUNT})?(?:(?:\.|\{{,\}})(?P<decimals>[0-9]*)(?:\\(?:overline|bar|dot) ?\{{(?P<repeated>[0-9]+)\}})?)?"
     r"(?:[eE](?P<exponent>[+-]?[0-9]+)(?![0-9.]))?"
@@ -93,7 +131,7 @@ _NUMBER = (
 OUTSIDE, INSIDE = (re.compile(_NUMBER.replace("COMMA", comma)) for comma in (r",|\{,\}| ", r"\{,\}| "))
 BASE = re.compile(
     rf"(?:\((?P<a>[0-9A-F]+)\)|{WRAP}\{{(?P<b>[0-9A-F]+)\}}|(?P<c>[0-9][0-9A-F]*|[A-F][0-9A-F]+))"
-    rf" ?_ ?(?:\{{ ?(?:{WRAP}\{{)?(?P<base>\w+)\}}? ?\}}|(?P<digit>[0-9]))"
+    rf" ?_ ?(?:\{{ ?(?:{WRAP}\{{ ?)?\(?(?:base ?)?\}}? ?(?P<base>\w+)\)?\}}? ?\}}|(?P<digit>[0-9]))"
 )
 BASES = {name: base for base, name in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], 2)}
 MIXED = re.compile(r"([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])")
@@ -104,3 +142,12 @@ AND = re.compile(
     rf" ?[,;]? ?(?:{WRAP}\{{ ?(?:and|or) ?\}}|(?:and|or)(?![a-zA-Z])|\\(?:lor|land|vee|wedge)(?![a-zA-Z]))| ?[,;]"
 )
 WORD = re.compile(rf" ?([A-Za-z]{{2,3}})(?= ?(?:$|[,;)\]}}]|\\[}}]|(?:{WRAP}\{{ ?)?(?:and|or)(?![a-zA-Z])))")
+
+
+def listed(items: list[Tree], words: str) -> Tree:
+    """The tree of items beside each other. words: What stood between them."""
+    if len(items) == 1:
+        return items[0]
+    inequalities = all(item[0] == "relation" and {*item[1]}.isdisjoint(("=", "in")) for item in items)
+    kinds = [kind for kind, sign in (("both", "and|wedge"), ("either", r"\bor|lor|vee")) if re.search(sign, words)]
+    return (kinds[0] if inequalities and len(kinds) == 1 else "list", *items)

@@ -55,10 +55,10 @@ class _Reader:
         return found
 
     def items(self) -> Tree:
-        items = [self.relation()]
-        while self.match(n.AND):
-            items.append(self.relation())
-        return items[0] if len(items) == 1 else ("list", *items)
+        items, words = [self.relation()], ""
+        while found := self.match(n.AND):
+            words, items = words + found[0], [*items, self.relation()]
+        return n.listed(items, words)
 
     def relation(self) -> Tree:
         members, operators = [self.sets()], []
@@ -127,7 +127,7 @@ class _Reader:
             return False
         known = token in n.RIGHT or token in n.AROUND or token in n.SYMBOLS or token in n.CONSTANTS or token == "{"
         known = known or token in n.FRACTIONS or token in n.BINOMIALS or token == r"\sqrt" or token[1:] in n.FUNCTIONS
-        return known or token.isalpha() or bool(n.WRAPPED.match(self.text, self.at)) or token == r"\mathbb"
+        return known or token.isalpha() or bool(n.NAMED.match(self.text, self.at)) or token == r"\mathbb"
 
     def power(self) -> Tree:
         tree = self.atom()
@@ -186,7 +186,7 @@ class _Reader:
         if token == r"\mathbb":
             found = self.match(re.compile(r" ?\\mathbb ?(?:\{ ?([A-Z]) ?\}|([A-Z]))"))
             return self.named(f"\\mathbb{{{found[1] or found[2]}}}" if found else token)
-        if word := self.match(n.WRAPPED):
+        if word := self.match(n.NAMED):
             return self.named(" ".join(word[1].split()))
         return self.word()
 
@@ -210,7 +210,7 @@ class _Reader:
         if index is None and name in n.CONSTANTS:
             return ("constant", n.CONSTANTS[name])
         name = n.SYMBOLS.get(name, name if len(name) == 1 else name.casefold() if name[0] != "\\" else name)
-        name += f"_{bare(index[1] or index[2] or index[3])}" if index else ""
+        name += f"_{bare(index[1] or index[2] or index[3] or '')}" if index else ""
         if name[0] in "fgh" and self.text[self.at : self.at + 1] == "(":
             return ("call", f"function {name}", *self.arguments())
         return ("symbol", name)
@@ -282,7 +282,7 @@ class _Reader:
         return self.atom()
 
     def matrix(self) -> Tree:
-        found = self.match(re.compile(r" ?\\begin ?\{([pbB]?matrix|array)\}(?: ?\{[clr|]*\})?"))
+        found = self.match(re.compile(r" ?\\begin ?\{((?:[pbB]|small)?matrix|array)\}(?: ?\{[clr|]*\})?"))
         if not found:
             raise UnreadableAnswer("an environment")
         rows = [[self.relation()]]
@@ -337,7 +337,7 @@ class _Reader:
             raise UnreadableAnswer(f"at {self.text[self.at :]!r:.40}")
         self.at = found.end()
         scale = Fraction(10) ** (exponent - len(decimals))
-        value = int(re.sub("[^0-9]", "", whole) + decimals) * scale
+        value = int(re.sub("[^0-9]", "", whole) + decimals or "0") * scale
         if repeated := found["repeated"]:
             return ("number", value + int(repeated) * scale / (10 ** len(repeated) - 1), 0)
         return ("number", value, scale if decimals else 0)

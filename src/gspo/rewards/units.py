@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from gspo.rewards.notation import WRAP, Tree
+from gspo.rewards.notation import FUNCTIONS, WRAP, Tree
 
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _NAMES = {
@@ -13,8 +13,9 @@ _NAMES = {
     for short, names in {
         "m": "meter metre", "cm": "centimeter centimetre", "mm": "millimeter millimetre", "km": "kilometer kilometre",
         "kg": "kilogram", "g": "gram", "s": "second sec", "min": "minute", "h": "hour hr", "ft": "foot feet",
-        "in": "inch inche", "lb": "pound lbs", "l": "liter litre", "mi": "mile", "yd": "yard", "degree": "deg °",
-        "sq": "square", "yr": "year", "€": "euro", "mph": "", "oz": "ounce", "day": "", "men": "", "/": "per",
+        "in": "inch inche", "lb": "pound lbs £", "l": "liter litre", "mi": "mile", "yd": "yard", "degree": "deg °",
+        "sq": "square", "yr": "year", "€": "euro", "mph": "", "oz": "ounce", "dollar": "usd",
+        "percent": "pct", "¢": "cent", "day": "", "men": "", "/": "per",
     }.items()
     for name in (short, *names.split())
 }  # fmt: skip
@@ -24,7 +25,8 @@ _WORTH = re.compile(
 )
 _WRAPPED, _CIRCLE = rf"{WRAP}\{{((?:[^{{}}]|\{{[^{{}}]*\}})*+)\}}", r"\^ ?\{? ?\\circ ?\}?|\\degree"
 _WORD = rf"(?>{_WRAPPED}| [A-Za-z]++|(?:{_CIRCLE})(?: ?[CF](?![a-z]))?)(?: ?\^ ?\{{?-?[0-9]\}}?)?+"
-_UNIT = re.compile(rf" ?{_WORD}(?>(?> ?/ ?|\\cdot)?+ ?{_WORD}|/[A-Za-z]++)*+")
+_UNIT = re.compile(rf" ?{_WORD}(?>(?> ?/ ?|\\cdot)?+ ?{_WORD}|/[A-Za-z]++(?: ?\^ ?\{{?-?[0-9]\}}?)?+)*+")
+_RATE = re.compile(r" ?(?:[ckm]?m|mi|ft|k?g)(?:/| per )(?:s|h|l|min|sec|hour|second)(?![a-zA-Z])")  # such as 5 m/s
 _DEGREES = re.compile(rf" ?(?:{_CIRCLE}) ?[CF]?")
 _PART = re.compile(rf"{_WRAPPED}|({_CIRCLE})|([A-Za-z]+)|([/0-9-])")
 _END = re.compile(
@@ -42,11 +44,13 @@ def unit(text: str, at: int) -> tuple[list[str], int] | None:
     if not found or not (_END.match(text, found.end()) or _DEGREES.fullmatch(found[0])):
         return None
     words: list[str] = []
+    rate = _RATE.match(found[0])
     for wrapped, circle, plain, sign in _PART.findall(found[0]):
         known = plain.casefold().removesuffix("s") in _NAMES if len(plain) > 1 else plain in "CF" and "degree" in words
-        if plain and len(plain) < 4 and not known:
+        function = any(plain[:-1] == name for name in FUNCTIONS)  # sinx is none
+        if plain and not known and not rate and (len(plain) < 4 or function):
             return None
-        words += ["degree"] if circle else re.findall(r"[^\W\d_]+|[€£¥₹°/0-9-]", wrapped or plain or sign)
+        words += ["degree"] if circle else re.findall(r"[^\W\d_]+|[€£¥₹¢°/0-9-]", wrapped or plain or sign)
     return None if not words or _WORTH.search(" ".join(words).casefold()) else (words, found.end())
 
 
@@ -63,6 +67,6 @@ def measured(tree: Tree, words: list[str]) -> Tree:
             tree = ("percent", tree)
         else:
             names.append(name)
-    if names[:1] == ["sq"]:
-        names = [*names[1:], "2"]
+    if names[:1] in (["sq"], ["cubic"]):
+        names = [*names[1:], "2" if names[0] == "sq" else "3"]
     return ("quantity", tree, " ".join(names)) if names else tree
