@@ -44,7 +44,7 @@ def program_of(text: str) -> Block | None:
     for token in reversed(_MARKDOWN.parse(f"{text}\n")):
         if token.type != "fence" or token.map is None or token.content.count("\n") != token.map[1] - token.map[0] - 2:
             continue  # not a fence, or never closed
-        word = re.match(r"[\s{.]*([^\s:,{}]*)", token.info)[1].lower()  # type: ignore[index]
+        word = re.match(r"[\s{.\"']*([\w+#.-]*)", token.info)[1].lower()  # type: ignore[index]
         if CPP.fullmatch(word) or PYTHON.fullmatch(word):
             return Block(token.content, "cpp" if CPP.fullmatch(word) else "python")
         unnamed = unnamed or (None if word else Block(token.content, "python"))
