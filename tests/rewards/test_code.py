@@ -50,8 +50,8 @@ def test_the_last_complete_block_that_says_a_language_is_the_program(subtests):
         ("a\n``` C++ \nint x;\n```", ("int x;\n", "cpp")),
         *((f"```{word}\nx\n```", ("x\n", "cpp")) for word in ("c", "cc", "cxx", "cpp20", "c++17", "g++", "CPP main.cpp")),
         *((f"```{word}\nx\n```", ("x\n", "python")) for word in ("py", "Python3.11", "{.python}", "python,a", "py:a.py")),
-        *((f"```{word}\nx\n```", ("x\n", "python")) for word in ("python[a.py]", "python(a)", "python;a", "python=", '"py"')),
-        *((f"```{word}\nx\n```", None) for word in ("csharp", "cython", "text", "json", "pycon", "cmake", "css", "c#", "python-repl")),
+        *((f"```{word}\nx\n```", ("x\n", "python")) for word in ("python[a.py]", "py(a)", "python;a", "py=", '"py"')),
+        *((f"```{word}\nx\n```", None) for word in ("csharp", "cython", "text", "json", "pycon", "css", "c#", "py-repl")),
         ("So:\r\n```python\r\na = 1\r\nb = 2\r\n```\r\n", ("a = 1\nb = 2\n", "python")),
     ):  # fmt: skip
         with subtests.test(reply):

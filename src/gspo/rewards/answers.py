@@ -115,6 +115,12 @@ def _trees(text: str, comma: bool = False) -> list[Tree]:
     return trees
 
 
+def right_in(text: str) -> str:
+    """What a right answer is compared by: the content of its last box, or all of it, as bare text."""
+    box = boxed(text)
+    return bare(text if box is None else box)
+
+
 def found(text: str, right: str) -> bool:
     """Whether a text without a box or tags has the right answer: all of it is, or its result is. That is the last formula or
     number, or the first one that follows the last "answer is".

@@ -264,10 +264,15 @@ def gold(row: RewardInput, column: str) -> str:
     """The right answer of a row: the column's text, or the text after the last "#### " at the start of a line, as in GSM8K.
     Raises ValueError if it is empty.
     """
-    text = f"\n{value_in(row.columns, column)}".rpartition("\n#### ")[2].strip()
+    text = result_of(value_in(row.columns, column))
     if not text:
         raise ValueError(f"column {column!r} is empty")
     return text
+
+
+def result_of(answer: Any) -> str:
+    """What stands after the last "#### " at the start of a line of a right answer, else all of it."""
+    return f"\n{str(answer).rstrip()} ".rpartition("\n#### ")[2].strip()  # also if nothing follows
 
 
 def _exact(row: RewardInput, column: str) -> float:

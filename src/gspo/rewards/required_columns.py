@@ -11,11 +11,12 @@ from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.values import type_of
 from gspo.data.columns import judged_by, value_in
 from gspo.rewards import code as programs
-from gspo.rewards.graders import RewardFunction
+from gspo.rewards.answers import right_in
+from gspo.rewards.graders import RewardFunction, result_of
 from gspo.rewards.programs import columns_of
 from gspo.types import Prompt
 
-MISSING = ("", "nan", "NaN", "NaT", "<NA>")
+MISSING = ("", "nan", "NaN", "sNaN", "NAN", "NaT", "<NA>")
 """Texts of a missing value, as tables and arrays turn into text."""
 
 
@@ -77,15 +78,17 @@ class RequiredColumns:
                 programs.function_of(prompt.columns, programs.tests_by_stage(prompt.columns, self.code), self.code)
             except ValueError as error:
                 raise ValueError(f"{error}; mend the row, or set [code] as the data has it") from None
-        if self.compared and (problem := _uncomparable(value_in(prompt.columns, self.column))):
+        if self.compared and (problem := _uncomparable(value_in(prompt.columns, self.column), "math" in self.compared)):
             raise ValueError(f"reward.answer_column = {self.column!r} {problem}")
 
 
-def _uncomparable(value: Any) -> str:
-    """Why a right answer cannot be compared with a completion, or an empty string."""
+def _uncomparable(value: Any, by_math: bool) -> str:
+    """Why a right answer cannot be compared with a completion, or an empty string. by_math: Also by the reward `math`."""
     comparable = isinstance(value, (str, Decimal, numbers.Real)) and not isinstance(value, bool)
-    if value is None or (comparable and str(value).strip() in MISSING):
+    if value is None or (comparable and result_of(value) in MISSING):
         return f"is missing ({value!r:.20}): fill it in, or leave the row out"
+    if comparable and by_math and right_in(result_of(value)) in MISSING:
+        return f"has nothing to compare ({value!r:.40}): fill it in, or leave the row out"
     if comparable:
         return ""
     return f"holds {type_of(value)}: make it text or a number, or score with a module:function of yours"
