@@ -44,6 +44,22 @@ def test_nothing_invisible_is_left(text):
     assert visible(shown) == shown
 
 
+def test_secrets_are_hidden_within_texts_and_after_their_names(subtests):
+    for value, shown in (
+        (["--api-key", "abc", "--port", "80"], ["--api-key", HIDDEN, "--port", "80"]),
+        (["--token=abc", "--max-token=9"], [f"--token={HIDDEN}", "--max-token=9"]),
+        (["HF_TOKEN=x1", "PAD_TOKEN=x1"], [f"HF_TOKEN={HIDDEN}", "PAD_TOKEN=x1"]),
+        ("X-Api-Key: 12", f"X-Api-Key: {HIDDEN}"), ("https://x/#access_token=abc", f"https://x/#access_token={HIDDEN}"),
+        ("Authorization: Bearer abcdef123456", HIDDEN), ("Bearer of news and Basic understanding", None),
+        ("sk-proj-abcdefghijklmnop12345678", HIDDEN), (f"gsk_{'aB1' * 12}", HIDDEN), (f"npm_{'aB1' * 12}", HIDDEN),
+        ("https://hooks.slack.com/services/T0/B0/XX", HIDDEN), ({"signing_key": "x"}, {"signing_key": HIDDEN}),
+        ({"private_key_pem": "x"}, {"private_key_pem": HIDDEN}), ("Give the answer as token: value, key=3", None),
+    ):  # fmt: skip
+        with subtests.test(value):
+            assert without_secrets(value) == (value if shown is None else shown)
+            assert shown is None or hidden_keys(without_secrets(value), "k")
+
+
 def test_secrets_are_hidden_by_their_keys_and_logins_wherever_they_are():
     table = {
         "api_key": "sk-1", "hfToken": "hf_1", "X-Api-Key": "a", "password": "b", "Authorization": "Bearer c",

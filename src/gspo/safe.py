@@ -25,19 +25,26 @@ _SECRET = {
 }
 _AMBIGUOUS = {"key", "token", "pass"}  # sort key, pad token: the word before decides
 _OWNERS = {
+    *("signing", "encryption", "ssh", "app", "master", "license", "webhook", "subscription"),
     *("api", "access", "private", "session", "refresh", "client", "service", "account", "user", "deploy", "admin"),
     *("hf", "hub", "huggingface", "openai", "anthropic", "wandb", "github", "gitlab", "aws", "azure", "google", "gcp"),
     *("db", "database", "smtp", "slack", "bot", "root", *_SECRET),
 }
-_CONTAINERS = {*("list", "array", "map", "dict", "table", "value", "string", "str", "text", "header")}
+_CONTAINERS = {*("list", "array", "map", "dict", "table", "value", "string", "str", "text", "header", "pem")}
 _TOKEN = re.compile(  # secrets of a form that names itself: a JWT, keys of well-known services, a private key in PEM
     r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|(?<![\w/-])sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}|\bhf_[A-Za-z0-9]{20,}"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|\bsk-(?:proj|ant|or|svcacct)-[\w-]{16,}|\b[rs]k_(?:live|test)_\w{16,}|\bnpm_[A-Za-z0-9]{30,}|\bpypi-[\w-]{20,}"
+    r"|\b(?:gsk|nvapi|xai)[_-][\w-]{30,}|\bya29\.[\w-]{10,}|\bSG\.[\w-]{8,}\.[\w-]{8,}|\bBearer (?=\S*\d)[\w.~+/=-]{12,}"
+    r"|hooks\.slack\.com/services/\S+"
     r"|\bAIza[\w-]{30,}|\bxox[a-z]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"
 )
 _LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/?#\"']+@")
-_IN_QUERY = re.compile(r"([?&](?:[\w.-]*[_.-])?(?:key|apikey|token|secret|password|signature|sig)=)[^\s&#\"']+", re.I)
-_REPLACED = re.compile(rf"^{HIDDEN}$|//{HIDDEN}@|[?&][\w.-]+={HIDDEN}")
+_ASSIGNED = re.compile(
+    r"(?<![\w/?&.#-])((?:--)?[A-Za-z][\w-]+)(=|: )[^\s\"'&;]+"
+)  # HF_TOKEN=..., --api-key=..., X-Api-Key: ...
+_IN_QUERY = re.compile(r"([?&#](?:[\w.-]*[_.-])?(?:key|apikey|token|secret|password|signature|sig)=)[^\s&#\"']+", re.I)
+_REPLACED = re.compile(rf"^{HIDDEN}$|//{HIDDEN}@|[\w-](?:=|: ){HIDDEN}")
 
 
 def visible(text: Any) -> str:
@@ -73,7 +80,8 @@ def without_secrets(value: Any, key: str = "") -> Any:
     if isinstance(value, Mapping):
         return {name: without_secrets(item, key if secret else str(name)) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_secrets(item, key) for item in value]
+        names = [key, *(item if isinstance(item, str) and item.startswith("--") else key for item in value)]  # of options
+        return [without_secrets(item, name) for item, name in zip(value, names)]
     if not isinstance(value, str):
         return value
     return HIDDEN if value and (secret or _TOKEN.search(value)) else without_logins(value)
@@ -81,8 +89,15 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 def without_logins(text: str) -> str:
     """Replaces by HIDDEN the `user:password` and the keys in URLs, and secrets of a known form."""
-    text = _TOKEN.sub(HIDDEN, text)
+    text = _ASSIGNED.sub(_without_value, _TOKEN.sub(HIDDEN, text))
     return _IN_QUERY.sub(rf"\g<1>{HIDDEN}", _LOGIN.sub(rf"\g<1>{HIDDEN}@", text))
+
+
+def _without_value(found: re.Match[str]) -> str:
+    """An assignment without its value, if its name is one of a secret and no single word, such as `key` or `token`."""
+    name = found[1]
+    secret = _names_a_secret(name) and (len(_WORDS.findall(name)) > 1 or name.startswith("--"))
+    return f"{name}{found[2]}{HIDDEN}" if secret else found[0]
 
 
 def _names_a_secret(key: str) -> bool:
