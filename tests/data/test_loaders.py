@@ -60,11 +60,15 @@ def test_bad_files(tmp_path, subtests):
         ("a.jsonl", '{"n": ' + "9" * 5000 + "}", "a.jsonl, line 1: not valid JSON"),
         ("a.json", '[{"prompt": "x"}, 3]', "a.json, row 1: expected an object .*, got 3"),
         ("a.csv", "prompt,answer\nx,1,2\n", "a.csv, line 2: expected 2 fields"),
+        ("a.csv", "prompt,answer,answer\nx,1,2\n", "a.csv, line 1: two columns are called 'answer'"),
         ("a.jsnl", "{}", r"files can be .*, not \.jsnl"),
     ):
         (tmp_path / name).write_text(content)
         with subtests.test(message), pytest.raises(ValueError, match=message):
             load(tmp_path / name)
+    (tmp_path / "link.jsonl").symlink_to("gone.jsonl")
+    with pytest.raises(ValueError, match=r"link.jsonl'*: is a link to 'gone.jsonl', where there is no file"):
+        load(tmp_path / "link.jsonl")
     with pytest.raises(ValueError, match=r"task\.source is required"):
         load()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ def rows_of(path: Path, where: str) -> list[dict[str, Any]]:
             raise ValueError(f"{path}: the file is empty")
         return {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}[path.suffix](path)
     except FileNotFoundError:
+        if path.is_symlink():
+            raise ValueError(f"{where}: is a link to {os.readlink(path)!r}, where there is no file") from None
         siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)
         raise ValueError(f"{where}: there is no such file in {path.parent.resolve()}{close}") from None
@@ -75,10 +78,12 @@ def _csv(path: Path) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines, strict=True)
         try:
+            names = list(reader.fieldnames or ())
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise ValueError(f"{path}, line {reader.line_num}: two columns are called {twice!r}: rename one")
             for row in reader:
                 if None in row or None in row.values():
-                    want = len(reader.fieldnames or ())
-                    raise ValueError(f"{path}, line {reader.line_num}: expected {want} fields, as in the first line")
+                    raise ValueError(f"{path}, line {reader.line_num}: expected {len(names)} fields, as in the first line")
                 rows.append(row)
         except csv.Error as error:
             raise ValueError(f"{path}, line {reader.line_num + 1}: not valid CSV: {error}") from None
