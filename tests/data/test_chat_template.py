@@ -187,6 +187,9 @@ def test_a_system_message_that_the_template_takes_not_stands_in_the_first_user_m
     assert Encoder(characters(TEMPLATE), TaskConfig()).takes_system and Encoder(characters(PARTS), TaskConfig()).takes_system
     with pytest.raises(ValueError, match=r"has no user message to put task\.system into"):
         encoder.prompt([{"role": "assistant", "content": "1"}])
+    for written in ("m.content | upper", "m.content | escape"):
+        encoder = Encoder(characters(TEMPLATE.replace("m['content']", written)), TaskConfig(system="s"))
+        assert encoder.takes_system and encoder.prompt("hi")
 
 
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}

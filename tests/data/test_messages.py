@@ -17,6 +17,7 @@ def test_a_message_has_one_form_whoever_wrote_it(subtests):
           for given, read in (("", {}), (None, {}), ("null", {}), ('{"a": 1}', {"a": 1}), ({"a": None}, {"a": None}),
                               ("{oops", "{oops"), ("[" * 10**5, "[" * 10**5))),
         ({**said, "tool_calls": [{"name": "f", "type": None}]}, said | {"tool_calls": [call(arguments={}) | {"id": ""}]}),
+        ({**said, "tool_calls": call()}, said | {"tool_calls": [call(arguments={})]}),
     ]  # fmt: skip
     for message, read in cases:
         with subtests.test(message=str(message)[:80]):
@@ -28,6 +29,10 @@ def test_what_is_no_message(subtests):
         {"role": "user"},
         {"role": "assistant", "tool_calls": [3]},
         {"role": "assistant", "tool_calls": {"function": 1}},
+        {"role": "assistant", "tool_calls": [{"function": {"arguments": {}}}]},
+        {"role": "assistant", "tool_calls": [call(name=None)]},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "", "content": "a"},
     ]
     for message in turns:
         with subtests.test(message=message), pytest.raises(ValueError, match="message 0 "):

@@ -13,7 +13,7 @@ from gspo.config.suggestions import nearest
 from gspo.data.messages import Message, check_messages, templated
 
 _GIVEN = ("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "tokenize")
-_MARK = "<<<the system message>>>"
+_MARK = "probe of the system message"  # without what a template might escape
 _NOW = "strftime_now"
 
 
@@ -170,7 +170,7 @@ class Encoder:
         except Exception:  # it may check what it shows
             shown = " ".join(mark for _, mark in marks)
         for i, mark in marks:
-            if mark not in shown:
+            if mark not in shown.lower():  # a template may write all in capitals
                 what = "the tool calls of message" if messages[i].get("tool_calls") else "message"
                 raise ValueError(
                     f"{what} {i} (role {messages[i]['role']!r}) would not be read, because the chat template leaves it out: "
@@ -220,7 +220,7 @@ class Encoder:
             shown = self._rendered(messages)
         except Exception:  # templates raise anything
             return False
-        return _MARK in shown and "'text'" not in shown
+        return _MARK in shown.lower() and "'text'" not in shown
 
     def bare(self, text: str) -> list[int]:
         """Token ids without special tokens. Raises ValueError for text that the tokenizer has no tokens for."""

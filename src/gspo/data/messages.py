@@ -53,15 +53,18 @@ def content_of(message: Mapping[str, Any]) -> str:
 def role_of(message: Mapping[str, Any]) -> str:
     """The role of a message for a chat template. Raises ValueError for a message without a role."""
     role = message.get("role")
-    if not isinstance(role, str):
+    if not isinstance(role, str) or not role:
         raise ValueError(f"a message has no role: {message!r:.80}")
     return "system" if role == "developer" else role
 
 
 def calls_of(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The tool calls of a message. Raises ValueError if they are malformed."""
+    if message.get("function_call"):
+        raise ValueError("a message has function_call, which templates do not read: give it as one of tool_calls")
     calls = message.get("tool_calls") or []
-    for call in calls if isinstance(calls, list) else [calls]:
+    calls = calls if isinstance(calls, list) else [calls]
+    for call in calls:
         if not isinstance(call, dict) or not isinstance(call.get("function") or {}, dict):
             raise ValueError(f"a message has a tool call that is none: {call!r:.80}")
     return calls
@@ -85,6 +88,8 @@ def check_messages(prompt: Any) -> None:
             raise ValueError(f"message {i} is {message!r:.80}; expected {{'role': ..., 'content': ...}}")
         try:
             templated(message)
+            if not all(isinstance(name := function.get("name"), str) and name for function in functions_of(message)):
+                raise ValueError("has a tool call without a name")
         except ValueError as error:
             raise ValueError(f"message {i} {str(error).removeprefix('a message ')}") from None
 
