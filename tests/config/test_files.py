@@ -79,6 +79,17 @@ def test_what_follows_a_value_is_not_dropped(subtests):
     assert made.task.system == "a\n# b"
 
 
+def test_what_no_list_and_no_file_could_hold_is_refused(subtests):
+    for key, text, message in (
+        ("rollout.stop", ",", "expected a list of strings, got str"),
+        ("reward.weights", "1,,2", "expected a list of numbers"),
+        ("task.system", "a\udcff", "is not UTF-8 text"), ("rollout.stop", "a,\udcff", "is not UTF-8 text"),
+    ):  # fmt: skip
+        with subtests.test(key=key, text=text), pytest.raises(ValueError, match=message):
+            load(None, {key: text})
+    assert load(None, {"reward.weights": "1,2,"}).reward.weights == [1, 2]
+
+
 def test_a_key_that_was_removed_says_what_to_do_instead():
     for key, remedy in REMOVED.items():
         section, name = key.split(".")

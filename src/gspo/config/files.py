@@ -182,7 +182,10 @@ def _from_text(key: str, text: str, hint: Any) -> Any:
     if type(None) in alternatives(hint) and text in ("none", "null", ""):
         return None
     if typing.get_origin(hint) is list and not text.lstrip().startswith("["):
-        return [_from_text(key, part.strip(), typing.get_args(hint)[0]) for part in text.split(",") if part.strip()]
+        parts = [part.strip() for part in text.removesuffix(",").split(",")]
+        if not all(parts) and text.strip():  # a comma alone may be meant: [","]
+            return text
+        return [_from_text(key, part, typing.get_args(hint)[0]) for part in parts if part]
     if (value := _toml_value(text)) is not None:
         return value
     try:

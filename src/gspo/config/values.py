@@ -47,7 +47,7 @@ def typed(key: str, value: Any, hint: Any) -> Any:
         if origin is list and isinstance(value, (list, tuple)):
             return [typed(f"{key}[{i}]", item, typing.get_args(kind)[0]) for i, item in enumerate(value)]
         if origin is str and isinstance(value, (str, os.PathLike)):
-            return os.fspath(value)
+            return _text(key, os.fspath(value))
         if origin is dict and isinstance(value, dict):
             _check_table(key, value)
             return dict(value)
@@ -55,6 +55,12 @@ def typed(key: str, value: Any, hint: Any) -> Any:
             return value
     example = ", such as {name = 3}" if any(typing.get_origin(kind) is dict for kind in alternatives(hint)) else ""
     raise ValueError(f"{key} = {shown(value, key)}: expected {type_name(hint)}{example}, got {type(value).__name__}")
+
+
+def _text(key: str, text: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):  # as Python reads bytes of a command line
+        raise ValueError(f"{key} = {shown(text, key)}: is not UTF-8 text, so config.toml could not hold it")
+    return text
 
 
 def is_finite(value: Any) -> bool:
