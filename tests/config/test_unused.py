@@ -1,6 +1,7 @@
 """Every option has an effect where it is accepted: each field is flipped, with all others at their defaults."""
 
 import dataclasses
+import os
 import re
 
 import pytest
@@ -297,6 +298,8 @@ def test_what_changes_nothing_is_refused(refuses):
         *([{"at": 2, name: value}] for name, value in rollout.items()),
         *([{"at": 2, name: 9}, {"at": 3, "source": "b.jsonl"}, {"at": 5, name: 9, "source": "c.jsonl"}] for name in rollout),
         [{"at": 2, "temperature": 0.7, "num_generations": 8}], [{"at": 2, "source": "rows.jsonl"}],
+        [{"at": 2, "source": "./rows.jsonl"}],
+        [{"at": 2, "source": "b.jsonl"}, {"at": 3, "source": os.path.abspath("b.jsonl")}],
         [{"at": 2, "source": "b.jsonl"}, {"at": 3, "temperature": 1.0}, {"at": 4, "source": "b.jsonl"}],
     ]  # fmt: skip
     base = merged(BASE, {"rollout": rollout})

@@ -19,6 +19,12 @@ def test_rows_are_had_before_any_is_encoded():
     check_columns((train, held_out), TaskConfig(), NEEDS)
 
 
+def test_held_out_rows_of_the_same_file_are_cut_from_it(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    task = TaskConfig(source=f"{tmp_path}/rows.jsonl", eval_source=f"{tmp_path}/./rows.jsonl")
+    assert [len(part) for part in read_tables(task, EvalConfig(num_prompts=3))] == [37, 3]
+
+
 def test_columns_are_looked_for_before_any_model_is():
     for rows, eval_rows, message in (
         (ROWS, [{"prompt": "x"}], "the held-out data set, row 0: there is no column 'answer'"),

@@ -13,7 +13,7 @@ from gspo.config.engines import check_engine_name
 from gspo.config.field import COOLEST
 from gspo.config.rewards import NAMED, JudgeConfig, RewardModelConfig
 from gspo.config.schema import Config
-from gspo.config.source_kind import FUNCTION, VERIFIERS
+from gspo.config.source_kind import FUNCTION, VERIFIERS, same_place
 from gspo.config.stages import SETS, rollout_at
 from gspo.config.suggestions import nearest
 from gspo.config.training import TRACKERS
@@ -170,7 +170,8 @@ def check_changes(config: Config, number: int) -> None:
     if sources or not config.task.config:  # the source of a stage is read without task.config
         held["source"] = (sources or [config.task.source])[-1]
     for name, value in held.items():
-        if getattr(stage, name) == value:
+        given = getattr(stage, name)
+        if given == value or (name == "source" and given and same_place(value, given)):
             key = f"stage[{number}].{name} = {shown(value, name)}"
             raise ValueError(f"{key} has no effect: it holds before step {stage.at} already; leave it out")
 

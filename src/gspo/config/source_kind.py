@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def kind(source: str) -> str:
     if path.suffix in SUFFIXES:
         return "file"
     return "saved" if any((path / name).is_file() for name in SAVED) else "hub"
+
+
+def same_place(source: str, other: str | None) -> bool:
+    """Whether two names are of one source: `rows.jsonl` is `./rows.jsonl`."""
+    if other is None or source == other:
+        return source == other
+    return {kind(source), kind(other)} <= {"file", "saved"} and os.path.realpath(source) == os.path.realpath(other)
 
 
 def has_splits(source: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gspo.config.import_function import load_function, unknown_arguments
 from gspo.config.rollout import TaskConfig
-from gspo.config.source_kind import BENCHMARK, VERIFIERS
+from gspo.config.source_kind import BENCHMARK, VERIFIERS, same_place
 from gspo.config.stages import RefreshConfig, Stages
 from gspo.config.training import EvalConfig
 from gspo.data.columns import cell, judged_by
@@ -23,7 +23,11 @@ GENERATED = 2000
 
 def read_tables(task: TaskConfig, eval: EvalConfig, rows: Any = None, eval_rows: Any = None) -> tuple[Table, Table]:
     """The training and held-out rows, before any is encoded. Raises ValueError if there are none."""
-    own_eval = eval_rows is None and task.eval_source in (None, task.source) and task.eval_split is None
+    own_eval = (
+        eval_rows is None
+        and (task.eval_source is None or same_place(task.source, task.eval_source))
+        and task.eval_split is None
+    )
     if rows is None and not task.source:
         raise ValueError("task.source is required: set it to where the prompts come from")
     if rows is None and task.source.startswith(PREFIX):
