@@ -118,10 +118,10 @@ class Evaluation:
             return Fraction(_WHOLE[name](*map(_whole, values)))
         if name in ("floor", "ceil"):
             return self._rounded(first, name)
-        if name == "factorial":
+        if name in ("factorial", "double factorial"):
             if (n := _whole(first)) < 0 or n * max(n.bit_length(), 1) > BITS:
                 raise Undefined
-            return Fraction(math.factorial(n))
+            return Fraction(math.factorial(n) if name == "factorial" else math.prod(range(n, 1, -2)))
         if name == "binomial":
             n, k = map(_whole, values)
             if not 0 <= n <= BITS or not k >= 0 or min(k, max(n - k, 0)) * n.bit_length() > BITS:

@@ -138,8 +138,9 @@ BASE = re.compile(
     rf" ?_ ?(?:\{{ ?(?:{WRAP}\{{ ?)?\(?(?:base ?)?\}}? ?(?P<base>\w+)\)?\}}? ?\}}|(?P<digit>[0-9]))"
 )
 BASES = {name: base for base, name in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], 2)}
+FACTORIALS = {"!": "factorial", "!!": "double factorial"}
 MIXED = re.compile(r"([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])")
-TOKEN = re.compile(r" ?(\\[a-zA-Z]+|\\.|\*\*|<=|>=|!=|.)")
+TOKEN = re.compile(r" ?(\\[a-zA-Z]+|\\.|\*\*|<=|>=|!=|!!+|.)")
 NAME = re.compile(r" ?([A-Za-zͰ-Ͽ]+)")
 SUBSCRIPT = re.compile(r" ?_ ?(?:\{([^{}]*)\}|([0-9A-Za-z])|(\\[a-zA-Z]+))")
 AND = re.compile(
@@ -153,5 +154,6 @@ def listed(items: list[Tree], words: str) -> Tree:
     if len(items) == 1:
         return items[0]
     inequalities = all(item[0] == "relation" and {*item[1]}.isdisjoint(("=", "in")) for item in items)
+    logical = "\\" in words and all(item[0] == "symbol" for item in items)
     kinds = [kind for kind, sign in (("both", "and|wedge"), ("either", r"\bor|lor|vee")) if re.search(sign, words)]
-    return (kinds[0] if inequalities and len(kinds) == 1 else "list", *items)
+    return (kinds[0] if (inequalities or logical) and len(kinds) == 1 else "list", *items)

@@ -133,9 +133,9 @@ class _Reader:
         tree = self.atom()
         while True:
             token = self.peek()
-            if token == "!":
+            if token in n.FACTORIALS:
                 self.take()
-                tree = ("call", "factorial", tree)
+                tree = ("call", n.FACTORIALS[token], tree)
             elif token in ("%", r"\%"):
                 self.take()
                 tree = ("percent", tree)
