@@ -49,6 +49,7 @@ def test_secrets_are_hidden_within_texts_and_after_their_names(subtests):
         (["--api-key", "abc", "--port", "80"], ["--api-key", HIDDEN, "--port", "80"]),
         (["--token=abc", "--max-token=9"], [f"--token={HIDDEN}", "--max-token=9"]),
         (["HF_TOKEN=x1", "PAD_TOKEN=x1"], [f"HF_TOKEN={HIDDEN}", "PAD_TOKEN=x1"]),
+        ("Server=db;Password=x1;Key=3", f"Server=db;Password={HIDDEN};Key=3"), ("Say the password: open", None),
         ("X-Api-Key: 12", f"X-Api-Key: {HIDDEN}"), ("https://x/#access_token=abc", f"https://x/#access_token={HIDDEN}"),
         ("Authorization: Bearer abcdef123456", HIDDEN), ("Bearer of news and Basic understanding", None),
         ("sk-proj-abcdefghijklmnop12345678", HIDDEN), (f"gsk_{'aB1' * 12}", HIDDEN), (f"npm_{'aB1' * 12}", HIDDEN),

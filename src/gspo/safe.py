@@ -40,9 +40,8 @@ _TOKEN = re.compile(  # secrets of a form that names itself: a JWT, keys of well
     r"|\bAIza[\w-]{30,}|\bxox[a-z]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"
 )
 _LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/?#\"']+@")
-_ASSIGNED = re.compile(
-    r"(?<![\w/?&.#-])((?:--)?[A-Za-z][\w-]+)(=|: )[^\s\"'&;]+"
-)  # HF_TOKEN=..., --api-key=..., X-Api-Key: ...
+# HF_TOKEN=..., --api-key=..., X-Api-Key: ...
+_ASSIGNED = re.compile(r"(?<![\w/?&.#-])((?:--)?[A-Za-z][\w-]+)(=|: )[^\s\"'&;]+")
 _IN_QUERY = re.compile(r"([?&#](?:[\w.-]*[_.-])?(?:key|apikey|token|secret|password|signature|sig)=)[^\s&#\"']+", re.I)
 _REPLACED = re.compile(rf"^{HIDDEN}$|//{HIDDEN}@|[\w-](?:=|: ){HIDDEN}")
 
@@ -94,10 +93,11 @@ def without_logins(text: str) -> str:
 
 
 def _without_value(found: re.Match[str]) -> str:
-    """An assignment without its value, if its name is one of a secret and no single word, such as `key` or `token`."""
-    name = found[1]
-    secret = _names_a_secret(name) and (len(_WORDS.findall(name)) > 1 or name.startswith("--"))
-    return f"{name}{found[2]}{HIDDEN}" if secret else found[0]
+    """An assignment without its value, if it names a secret: `password=`, but not `key=` or `password: `, as in prose."""
+    name, sign = found[1], found[2]
+    alone = len(_WORDS.findall(name)) == 1 and not name.startswith("--")
+    secret = _names_a_secret(name) and (not alone or (sign == "=" and name.lower() not in _AMBIGUOUS))
+    return f"{name}{sign}{HIDDEN}" if secret else found[0]
 
 
 def _names_a_secret(key: str) -> bool:
