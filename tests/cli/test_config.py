@@ -27,3 +27,13 @@ def test_config_prints_a_configuration_that_reads_back(tmp_path, capsys):
     assert "# Number of rollout batches (`gspo sft`: of updates)." in text and "\nsteps = 5\n" in text
     assert main(["config", str(tmp_path / "resolved.toml")]) == 0
     assert capsys.readouterr().out == text
+
+
+def test_sections_are_printed_alone(tmp_path, capsys):
+    (tmp_path / "train.toml").write_text(TRAIN)
+    assert main(["config", "guard", str(tmp_path / "train.toml"), "train", "--train.steps=7"]) == 0
+    tables = tomllib.loads(capsys.readouterr().out)
+    assert list(tables) == ["train", "guard"] and tables["train"]["steps"] == 7
+    for words, why in ((["algoritm"], ", did you mean algorithm?"), (["a.toml", "b.toml"], "a.toml: neither")):
+        assert main(["config", *words]) == 2
+        assert why in capsys.readouterr().err

@@ -79,6 +79,11 @@ def test_code_that_leaves_does_not_pass_for_a_run_that_ended(tmp_path, monkeypat
     assert "a call of sys.exit(0) that is none of gspo's ended the run" in capsys.readouterr().err
 
 
+def test_a_misspelt_command_is_answered_with_the_nearest(capsys):
+    assert main(["trian"]) == 2
+    assert "'demo'), did you mean train?; see `gspo --help`" in capsys.readouterr().err
+
+
 def test_too_little_memory_is_an_error_with_a_remedy(tmp_path, monkeypatch, capsys):
     def fails(**_):
         raise MemoryError("Unable to allocate 9.00 TiB")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import NoReturn
 
 from gspo.config.field import SEEDS
 from gspo.config.files import from_home
+from gspo.config.suggestions import nearest
 
 FIELDS = "Set any configuration field with --section.key VALUE. `gspo config` lists all fields with meaning and unit."
 
@@ -40,8 +42,11 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports errors as ValueError, like all bad input."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises ValueError with a pointer to `--help`."""
-        raise ValueError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
+        """Raises ValueError with a pointer to `--help`, and the nearest choice for a word that is none."""
+        hint = ""
+        if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            hint = nearest(found[1], re.findall(r"'([^']*)'", found[2]))
+        raise ValueError(f"{message.removeprefix('argument ')}{hint}; see `{self.prog} --help`")
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+from pathlib import Path
 
 from gspo.cli.arguments import Command
-from gspo.config.files import load, to_toml
+from gspo.config.files import SECTIONS, load, to_toml
 from gspo.config.local_model import local_copy
+from gspo.config.suggestions import nearest
 from gspo.launch.processes import importing
 
 logger = logging.getLogger(__name__)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG.toml", nargs="?", help="configuration file")
+    parser.add_argument(
+        "what",
+        metavar="CONFIG.toml|SECTION",
+        nargs="*",
+        help="configuration file; sections to print alone",
+    )
 
 
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
@@ -24,7 +31,12 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     from gspo.config.needs import readable, warn_of_needs
     from gspo.data.splits import check_sources
 
-    config = load(arguments.config, fields)
+    chosen = [word for word in arguments.what if word in SECTIONS and not Path(word).exists()]
+    files = [word for word in arguments.what if word not in chosen]
+    for word in files:
+        if len(files) > 1 or (not Path(word).exists() and nearest(word, SECTIONS)):
+            raise ValueError(f"{word}: neither a section nor the only configuration file{nearest(word, SECTIONS)}")
+    config = load(files[0] if files else None, fields)
     check_queries(config)
     warn_of_needs(config)
     if readable(config):
@@ -35,7 +47,8 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         _, shown = checked_prompts(config, here, 1)
         if shown:
             logger.info(shown)
-    print(to_toml(dataclasses.replace(config, algorithm=resolve(config.algorithm)[1]), comments=True, secrets=True), end="")
+    config = dataclasses.replace(config, algorithm=resolve(config.algorithm)[1])
+    print(to_toml(config, comments=True, secrets=True, sections=chosen or None), end="")
     return 0
 
 

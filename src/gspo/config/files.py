@@ -12,6 +12,7 @@ import os
 import textwrap
 import tomllib
 import typing
+from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -217,18 +218,20 @@ def _set(table: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
 
 
-def to_toml(config: Config, comments: bool = False, secrets: bool = False) -> str:
+def to_toml(config: Config, comments: bool = False, secrets: bool = False, sections: Collection[str] | None = None) -> str:
     """Returns the configuration as TOML.
 
     Args:
         config: The resolved configuration.
         comments: Whether to write each field's meaning and unit above it.
         secrets: Whether to write secrets as well. Otherwise they are hidden (safe.py).
+        sections: The sections to write; None: all, and the stages.
     """
     lines: list[str] = []
     for name, cls in SECTIONS.items():
-        lines += _table(f"[{name}]", cls, getattr(config, name), comments, secrets)
-    for stage in config.stage:
+        if sections is None or name in sections:
+            lines += _table(f"[{name}]", cls, getattr(config, name), comments, secrets)
+    for stage in config.stage if sections is None else ():
         lines += _table(f"[[{STAGE}]]", StageConfig, stage, comments, secrets)
     return "\n".join(lines)
 
