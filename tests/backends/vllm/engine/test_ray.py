@@ -67,7 +67,7 @@ def processes(*words):
 
 def engines(name):
     """The servers of a run: number, actor, environment. Between a server and its actor stands who waits for it."""
-    parents, beside = all_parents(), {one[0] for one in processes("keeper.py", "gspo_vllm.py")}
+    parents, beside = all_parents(), {one[0] for one in processes("supervisor.py", "gspo_vllm.py")}
     found = processes("gspo_vllm.py", f"exchange-{name}/")
     return [(pid, parents.get(at), own) for pid, at, own in found if pid not in beside and "GSPO_OWNED" in own]
 
