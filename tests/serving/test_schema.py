@@ -32,6 +32,8 @@ def test_bad_requests_are_answered_with_the_reason(model, subtests):
             (GOOD | {"stop": [""]}, 400, "stop."),
             (GOOD | {"response_format": {"type": "json_object"}}, 400, "response_format"),
             (GOOD | {"tools": [{"type": "function"}]}, 400, "tools"),
+            (GOOD | {"min_p": False}, 400, "min_p = False cannot be granted"),
+            (GOOD | {"echo": 0}, 400, "echo = 0 cannot be granted"),
             (GOOD | {"temprature": 0.5}, 400, "did you mean temperature"),
             (GOOD | {"messages": [*ASK, {"role": "assistant", "content": "", "function_call": {}}]}, 400, "tool_calls"),
         ]

@@ -24,7 +24,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 def check_granted(body: Mapping[str, Any], granted: Collection[str]) -> None:
     """Raises ValueError if a request has an option, besides the `granted` ones, that asks for something unsupported."""
     for name, value in body.items():
-        if name not in granted and name not in HARMLESS and value is not None and value not in NEUTRAL.get(name, ()):
+        allowed = value is None or name in granted or name in HARMLESS
+        # In Python False is 0 and True is 1, in JSON they are not.
+        if not allowed and (type(value) is bool, value) not in [(type(v) is bool, v) for v in NEUTRAL.get(name, ())]:
             near = "" if name in NEUTRAL else nearest(name, [*granted, *HARMLESS, *NEUTRAL])
             raise ValueError(f"{name} = {value!r:.60} cannot be granted here: leave it out{near}")
 
