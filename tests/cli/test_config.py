@@ -29,7 +29,9 @@ def test_config_prints_a_configuration_that_reads_back(tmp_path, capsys):
     assert capsys.readouterr().out == text
 
 
-def test_sections_are_printed_alone(tmp_path, capsys):
+def test_sections_are_printed_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train").mkdir()  # a folder of that name is no configuration file
     (tmp_path / "train.toml").write_text(TRAIN)
     assert main(["config", "guard", str(tmp_path / "train.toml"), "train", "--train.steps=7"]) == 0
     tables = tomllib.loads(capsys.readouterr().out)

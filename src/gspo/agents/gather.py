@@ -102,9 +102,8 @@ class _Failures:
             raise RuntimeError(f"max_exceptions = {self.most:g}, but {self}") from error
 
     def __str__(self) -> str:
-        reasons = [f"{count} x {reason}" for reason, count in self.reasons.most_common(3)] + ["..."] * (
-            len(self.reasons) > 3
-        )
+        reasons = [f"{count} x {reason}" for reason, count in self.reasons.most_common(3)]
+        reasons += ["..."] if len(self.reasons) > 3 else []
         return f"{self.reasons.total()} of {self.total} runs of the agent failed: {', '.join(reasons)}"
 
 

@@ -17,12 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        metavar="CONFIG.toml|SECTION",
-        nargs="*",
-        help="configuration file; sections to print alone",
-    )
+    parser.add_argument("what", metavar="CONFIG.toml|SECTION", nargs="*", help="configuration file; sections to print alone")
 
 
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
@@ -31,10 +26,10 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     from gspo.config.needs import readable, warn_of_needs
     from gspo.data.splits import check_sources
 
-    chosen = [word for word in arguments.what if word in SECTIONS and not Path(word).exists()]
+    chosen = [word for word in arguments.what if word in SECTIONS and not Path(word).is_file()]
     files = [word for word in arguments.what if word not in chosen]
     for word in files:
-        if len(files) > 1 or (not Path(word).exists() and nearest(word, SECTIONS)):
+        if len(files) > 1 or (not Path(word).is_file() and nearest(word, SECTIONS)):
             raise ValueError(f"{word}: neither a section nor the only configuration file{nearest(word, SECTIONS)}")
     config = load(files[0] if files else None, fields)
     check_queries(config)

@@ -180,6 +180,7 @@ class Server:
         return found
 
     async def _response(self, request: Mapping[str, Any], timeout: float) -> Any:
+        """The response. Raises TimeoutError once the count of sampled tokens is the same at two looks, `timeout` apart."""
         sent = asyncio.ensure_future(self._client.post(f"{self.url}{GENERATE}", json=request))
         sampled: float | None = -1.0
         try:
@@ -312,7 +313,8 @@ def serving(
         arguments: Additional vLLM arguments, such as `{gpu_memory_utilization = 0.4}`; true becomes a flag, false its
             `--no-` form.
         variables: Additional environment variables.
-        start_timeout: As in Server; so is sync_timeout.
+        start_timeout: As in Server.
+        sync_timeout: As in Server.
     """
     command = [python or sys.executable, str(SIDE)]
     for name, value in ({"model": str(folder), "host": host.address, "dtype": dtype} | dict(arguments)).items():

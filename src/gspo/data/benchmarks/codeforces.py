@@ -26,7 +26,7 @@ def codeforces_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A problem as prompt, id, tests, checker (a Python program; None if outputs are compared), limits and place in its
     contest.
 
-    Raises ValueError for another schema, and Unjudgeable for incomplete tests and input other than standard input.
+    Raises ValueError for another schema, and Unjudgeable for missing fields, incomplete tests and input other than stdin.
     """
     for name in (*_NEEDED, "title", "description"):
         if name not in row or (row[name] in (None, "") and name in _NEEDED):

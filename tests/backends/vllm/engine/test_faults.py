@@ -28,7 +28,7 @@ def engine():
 
 
 def test_the_engine_counts_its_tokens(engine):
-    """That they become more is how one that takes long is told from one that hangs."""
+    """A slow engine counts on, and a hung one does not."""
     _, sampler, _ = engine
 
     def counted():
