@@ -1,4 +1,4 @@
-"""Runs all that docs/evidence.md rests on: models, sweep, choice, studies, tables, figures. What is done is kept.
+"""Runs all that lab/evidence.md rests on: models, sweep, choice, studies, tables, figures. What is done is kept.
 
     python lab/studies/evidence.py            # a few hours on two cores
     python lab/studies/evidence.py lengths    # one study; `gspo compare --only` runs single cells

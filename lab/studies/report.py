@@ -1,4 +1,4 @@
-"""Writes the tables of docs/evidence.md from results/*.json, and its figures; those of lab/mechanism.md from
+"""Writes the tables of lab/evidence.md from results/*.json, and its figures; those of lab/mechanism.md from
 results/mechanism.tar.xz and results/strong.tar.xz. `--check` only compares, `--tables` draws no figures.
 
 A table stands between `<!-- table: STUDY / SETTING + SETTING -->` and `<!-- end -->`; those of a dial follow
@@ -31,8 +31,8 @@ from gspo.compare.spec import slug
 from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
 
 HERE = Path(__file__).resolve().parent
-RESULTS, PAGE = HERE / "results", HERE.parents[1] / "docs" / "evidence.md"
-MECHANISM, IMAGES = HERE.parent / "mechanism.md", PAGE.parent / "images"
+RESULTS, PAGE = HERE / "results", HERE.parent / "evidence.md"
+MECHANISM, IMAGES = HERE.parent / "mechanism.md", HERE.parents[1] / "docs" / "images"
 TABLE = re.compile(r"(<!-- table: (\w+) / (.+?) -->\n).*?(<!-- end -->)", re.S)
 VERDICTS = re.compile(r"(<!-- verdicts -->\n).*?(<!-- end -->)", re.S)
 TRAINING = re.compile(r"(<!-- training: (\w+) -->\n).*?(<!-- end -->)", re.S)

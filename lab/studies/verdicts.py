@@ -1,4 +1,4 @@
-"""The closing table of docs/evidence.md: for each claim of GSPO's paper and each lead what was compared, on how many seeds,
+"""The closing table of lab/evidence.md: for each claim of GSPO's paper and each lead what was compared, on how many seeds,
 what was found, and how many seeds would find a difference of .05.
 """
 
@@ -19,6 +19,7 @@ from gspo.statistics.intervals import interval, paired
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZE, MOST = 0.05, 10_000  # a difference worth a change of algorithm; more seeds than that nobody runs
+LEAST = 4  # seeds: with fewer the spread is too uncertain for a verdict
 EVIDENCE, MECHANISM, STRONG = (f"`lab/studies/{name}.py`" for name in ("evidence", "mechanism", "strong"))
 Cell = tuple[str, str, str]  # study, setting, variant
 LENGTHS, RECOMPUTED = ("lengths", "100 tokens"), ("likelihoods", "int4 sampler, the paper's ranges")
@@ -72,6 +73,8 @@ def seeds_for(values: Sequence[float], size: float = SIZE) -> int | None:
 
 def power(values: Sequence[float]) -> list[str]:
     """What so many seeds find, and how many find SIZE."""
+    if len(values) < LEAST:
+        return ["", ""]
     seeds = seeds_for(values)
     return [f"{found_by(values, ALPHA):.3f}", f"{seeds:,}" if seeds else f"over {MOST:,}"]
 
@@ -79,6 +82,8 @@ def power(values: Sequence[float]) -> list[str]:
 def said(values: Sequence[float]) -> str:
     """The verdict on a difference, by its interval alone."""
     value = interval(values)
+    if len(values) < LEAST:
+        return f"not judged: {len(values)} seeds"
     if max(-value.low, value.high) < EQUAL:
         return f"equal within {EQUAL:g}"
     return ("above" if value.mean > 0 else "below") if value.resolved else "not resolved"

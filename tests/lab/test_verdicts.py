@@ -31,11 +31,12 @@ def test_the_seeds_of_a_difference_as_wide_as_its_spread_are_those_of_tables():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ([0.1, 0.11, 0.12], "above"),
-        ([-0.1, -0.11, -0.12], "below"),
-        ([0.001, -0.001, 0.0005], "equal within 0.02"),
-        ([0.0101, 0.0102, 0.0103], "equal within 0.02"),  # told apart, and too small to matter
-        ([0.5, -0.5, 0.1], "not resolved"),
+        ([0.1, 0.11, 0.12, 0.11], "above"),
+        ([-0.1, -0.11, -0.12, -0.11], "below"),
+        ([0.001, -0.001, 0.0005, 0.0], "equal within 0.02"),
+        ([0.0101, 0.0102, 0.0103, 0.0102], "equal within 0.02"),  # told apart, and too small to matter
+        ([0.5, -0.5, 0.1, 0.0], "not resolved"),
+        ([0.1, 0.11, 0.12], "not judged: 3 seeds"),
     ],
 )
 def test_a_difference_is_judged_by_its_interval(values, words):

@@ -9,7 +9,7 @@ from gspo.objective.clip_range import initial_range
 from gspo.training.state import Run
 from gspo.types import Group, Metrics
 
-# Ranges that are narrower by this factor than what fits lost reward in the study of docs/evidence.md (3e-4 at 56 and 100
+# Ranges that are narrower by this factor than what fits lost reward in the study of lab/evidence.md (3e-4 at 56 and 100
 # tokens, 3e-5 at 204); 3e-4 at 204 tokens, 23 times narrower, did not.
 NARROW = 25.0
 EQUAL_STEPS = 3  # steps of equal rewards
