@@ -1,0 +1,72 @@
+"""The study on a pretrained model: the manipulation check, the rule for the rates, and the planned comparisons."""
+
+import json
+import math
+
+import pytest
+import real
+
+
+def run(arm="GSPO", rate=1e-5, seed=0, **own):
+    return {"arm": arm, "rate": rate, "seed": seed, "mean": 0.5, "accuracy": 0.5, "broke": False} | own
+
+
+def test_the_drift_is_that_of_all_tokens_of_a_step(tmp_path):
+    rows = [(1, [0.0, 0.2]), (1, [-0.2, None]), (2, [0.1, 0.1]), (2, None), (3, [0.5])]
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "log_ratio": each}) + "\n" for step, each in rows))
+    first, second = real.drift_of(path)  # one token has no spread
+    assert first == pytest.approx((0.2, (math.expm1(0.2) + math.expm1(-0.2)) / 3))
+    assert second == pytest.approx((0.0, math.expm1(0.1) - 0.1))
+
+
+@pytest.mark.parametrize(
+    ("pilot", "rate"),
+    [
+        ([(1e-5, 0.09, 0.01), (2e-5, 0.1, 3e-3), (4e-5, 0.2, 0.1)], 2e-5),
+        ([(1e-5, 0.3, 0.002), (2e-5, 0.09, 0.01)], None),  # each passes only half of it
+        ([], None),
+    ],
+)
+def test_the_lowest_rate_passes_both_halves_of_the_manipulation_check(pilot, rate):
+    assert real.lowest([run(rate=lr, spread=spread, kl=kl) for lr, spread, kl in pilot]) == rate
+
+
+def test_a_rate_is_chosen_by_its_worse_seed_and_on_a_tie_the_lower():
+    sweep = [(1e-5, 0.5), (1e-5, 0.5), (2e-5, 0.9), (2e-5, 0.1), (4e-5, 0.5), (4e-5, 0.6)]
+    assert real.choose([run(rate=rate, mean=mean) for rate, mean in sweep] + [run("GRPO", 8e-5, mean=1.0)], "GSPO") == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "p"),
+    [([1, 1, 1, 0], [0, 0, 0, 0], 0.25), ([1, 0], [0, 1], 1.0), ([1, 0], [1, 0], 1.0), ([1] * 8, [0] * 8, 2 / 2**8)],
+)
+def test_mcnemar_counts_what_differs(one, other, p):
+    assert real.mcnemar(one, other) == pytest.approx(p)
+
+
+def test_the_comparisons_are_paired_and_say_what_they_allow():
+    noise = [0.3, -0.3, 0.1, -0.1, 0.2, -0.2, 0.0, 0.05]  # of the seeds: it is common to the arms
+    far = [run("no ratio", seed=seed, mean=0.2 + x + seed / 1000, broke=seed < 2) for seed, x in enumerate(noise)]
+    done = [run(arm, seed=seed, mean=0.5 + x + own * seed / 1000) for arm, own in (("GSPO", 1), ("GRPO", 0)) for seed, x in
+            enumerate(noise)]  # fmt: skip
+    lines = real.verdicts(done + far).splitlines()
+    assert [line.split(" | ")[4] for line in lines[2:5]] == ["higher", "higher", "higher"]
+    alike = [run(arm, seed=seed, mean=0.5 + x + (seed % 2) * own / 100) for arm, own in (("GSPO", 1), ("GRPO", -1)) for seed, x in
+             enumerate([*noise[:7], 0.05])]  # fmt: skip
+    assert "0, 2 | 0.50" in lines[4]
+    assert "GSPO - GRPO | 8 | +0.010" in real.verdicts(alike + far)
+
+
+def test_the_sweep_is_a_study_whose_arms_differ_only_in_algorithm_and_rate(tmp_path, monkeypatch):
+    (tmp_path / "real_base.toml").write_text((real.HERE / "real_base.toml").read_text())
+    monkeypatch.setattr(real, "HERE", tmp_path)
+    monkeypatch.chdir(real.RESULTS.parents[2])
+    monkeypatch.syspath_prepend(str(real.RESULTS.parents[2]))
+    real.study_file("real_sweep", {arm: [1e-5, 2e-5] for arm in real.ARMS}, [0, 1])
+    cells = real.cells_of("real_sweep")
+    assert len(cells) == 12
+    assert {cell.config.algorithm.name for cell in cells} == {"gspo", "grpo", "reinforce"}
+    assert {(cell.config.train.steps, cell.config.algorithm.epochs, cell.config.algorithm.mini_batches) for cell in cells} == {
+        (25, 4, 4)
+    }
