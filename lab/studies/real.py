@@ -209,7 +209,7 @@ def verdicts(done: list[dict[str, Any]]) -> str:
         broke = [[of_arm[arm][seed]["broke"] for seed in seeds] for arm in (one, other)]
         rows.append([
             f"{one} - {other}", str(found.n), spell(found, "+.3f"), f"{p:.3f}",
-            verdict if p < 0.05 else f"alike within {MARGIN}" if alike else "not resolved",
+            f"alike within {MARGIN}" if alike else verdict if p < 0.05 else "not resolved",
             spell(interval(differences(one, other, "accuracy")), "+.3f"), f"{sum(broke[0])}, {sum(broke[1])}",
             f"{mcnemar(*broke):.2f}",
         ])  # fmt: skip
