@@ -39,8 +39,8 @@ def test_a_reward_function_has_bounds_of_its_own():
 
 
 def test_the_documented_unit_of_a_metric_is_that_of_its_bounds():
-    """Every metric in the table of docs/algorithm.md: a share ends at 0 and 1, and what has no sign at 0."""
-    table = (ROOT / "docs" / "algorithm.md").read_text().split("## Metrics", 1)[1].split("Details that matter", 1)[0]
+    """Every metric in the table of docs/metrics.md: a share ends at 0 and 1, and what has no sign at 0."""
+    table = (ROOT / "docs" / "metrics.md").read_text().split("Details that matter", 1)[0]
     rows = [[part.strip() for part in line.split(" | ")] for line in table.splitlines() if line.startswith("| `")]
     signed = ("reward", "loss", "value/explained", "guard/signals", "moe/volatility_by_layer")
     assert len(rows) > 60
