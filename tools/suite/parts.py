@@ -1,7 +1,8 @@
 """What CI runs beside the core, and what the nightly run runs: `python -m tools.suite.parts --help`.
 
-CI runs a part a day: a quarter of `make test-all`, and one environment. A change below the paths of environments has those
-run instead of the day's, as many as fit into the time that CI has. The others are named: run them before you push.
+CI builds the site, and runs a part a day: a quarter of `make test-all`, and one environment. A change below the paths of
+environments has those run instead of the day's, as many as fit into the time that CI has. The others are named: run them
+before you push.
 """
 
 import argparse
@@ -103,14 +104,14 @@ def run(commands, done=None):
 def of_ci(day, base):
     """What CI runs on a day beside `make check` and `make test`, and what it leaves out that has changed."""
     taken, left = ([line for name in names for line in ENVIRONMENTS[name][1]] for names in of_day(day, changed(base)))
-    return [f"make test-all SHARE={day % QUARTERS}/{QUARTERS}", *taken], left
+    return ["make site", f"make test-all SHARE={day % QUARTERS}/{QUARTERS}", *taken], left
 
 
 def of_night():
     """All there is."""
     rest = [f"make test-all SLOW=1 SHARE={number}/{QUARTERS}" for number in range(QUARTERS)]
     others = [f"{line} SLOW=1" for _, lines, _ in ENVIRONMENTS.values() for line in lines]
-    return ["make check", "make test", *rest, *others, "make test-ray-vllm SLOW=1", "make campaign"]
+    return ["make check", "make site", "make test", *rest, *others, "make test-ray-vllm SLOW=1", "make campaign"]
 
 
 def main():
