@@ -11,7 +11,7 @@ READ = [
     ("judge.request.n: is set by the judge", {"reward": BY_JUDGE, "judge": JUDGE | {"request": {"n": 2}}}),
     ("reward_model.path is required", {"reward": BY_MODEL}),
     ("retries is for a server", {"reward": BY_MODEL, "reward_model": {"path": "m", "retries": 9}}),
-    ("labels go by their number", {"reward": BY_MODEL, "reward_model": {"path": "m", "url": "http://u", "label": "kind"}}),
+    ("names labels by number", {"reward": BY_MODEL, "reward_model": {"path": "m", "url": "http://u", "label": "kind"}}),
     (r"'exakt' is none of .*, did you mean exact\?", {"reward": {"functions": ["exakt"]}}),
     ("verifier is unknown, did you mean verifiers:x", {"task": {"source": "verifier:x"}}),
     ("log.dir = '': name a folder", {"log": {"dir": " "}}),

@@ -71,7 +71,7 @@ def test_the_update_is_made_again_with_smaller_micro_batches():
     done = run(SCRIPT, 60, 200 << 20)
     assert done.returncode == 0, done.stderr
     said, tokens = done.stdout.splitlines()[-2:]
-    assert said.startswith("memory did not suffice: micro-batches have at most")
+    assert said.startswith("out of memory: micro-batches have at most")
     assert 100 <= int(tokens) < 5_000
 
 

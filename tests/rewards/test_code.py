@@ -173,7 +173,7 @@ def test_rows_without_tests_are_refused_before_anything_is_sampled(subtests):
         with pytest.raises(ValueError, match="there is no column 'tests' with the tests"):
             rewards.check([rollout("").prompt])
         for name, (tests, message) in BAD.items():
-            with subtests.test(name), pytest.raises(ValueError, match=r"prompt .*: .*mend the row") as caught:
+            with subtests.test(name), pytest.raises(ValueError, match=r"prompt .*: .*correct the row") as caught:
                 rewards.check([rollout("", tests=tests).prompt])
             assert message in str(caught.value)
 

@@ -50,7 +50,7 @@ def test_what_fails_is_asked_again_and_else_no_opinion(wrong, reason):
     with listening(lambda body: wrong) as endpoint, closing(judge(endpoint, retries=1)) as judged:
         assert rewards(judged, ["a"]) == [None]
         assert len(endpoint.asked) == 2
-        with logs(match=f"judge: no opinion 1 times: {reason}"):
+        with logs(match=f"judge: not scored 1 times: {reason}"):
             assert judged.counts()["failed"] == 1
         assert rewards(judged, ["a"]) == [None]  # not kept: the next answer may be better
         assert len(endpoint.asked) == 4

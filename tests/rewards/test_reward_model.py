@@ -103,7 +103,7 @@ def test_a_server_that_says_something_else(answer, reason):
         with pytest.raises(ValueError, match=f"reward_model.url = .*{reason}"):
             model.wait()
         assert scores(model, ["a"]) == [None]
-        with logs(match=f"reward model: no opinion 1 times: {reason}"):
+        with logs(match=f"reward model: not scored 1 times: {reason}"):
             assert model.counts()["failed"] == 1
         model.close()
 

@@ -54,7 +54,7 @@ def test_a_run_with_a_judge(tmp_path, monkeypatch):
     assert all(step["scoring/judge/requests"] + step["scoring/judge/cached"] == 32 for step in steps)
     assert all("sk-hidden-7" not in path.read_text() for path in (tmp_path / "run").glob("*.*l"))
     assert any(not rollout["completion"] for rollout in rollouts) == any(
-        "no opinion" in json.dumps(event) for event in events
+        "not scored" in json.dumps(event) for event in events
     )
 
 

@@ -226,5 +226,5 @@ def test_why_what_is_left_over_has_no_reward_is_kept():
     """A group that failed wholly is refilled, so its batch does not show it."""
     source = source_of(lambda number: (None, None, None) if number == 1 else (1.0, 0.0, None), 1)
     assert batch(source) == [0, 2, 3, 4]
-    none = "no reward function had an opinion"
+    none = "no reward function scored it"
     assert source.unused == [none, none, none, None, None, none]  # of prompts 1 and 5

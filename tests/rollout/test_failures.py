@@ -18,11 +18,9 @@ def batch(*errors):
 def test_a_batch_that_failed_names_its_commonest_error():
     assert all_failed([]) == all_failed(batch(None, "x")) == ""
     why = all_failed(batch("f: one", "f: two", "f: two"))
-    assert why == (
-        "none of 3 completions got a reward; the commonest reason, of 2 (67%): f: two; mend what gives the reward"
-    )
-    assert all_failed(batch(f"f: {Late(0.1)}")).endswith("what gives the reward, or raise reward.timeout")
-    assert all_failed(batch(NO_OPINION)).endswith("had an opinion; return a number, 0 for a bad completion")
+    assert why == "none of 3 completions got a reward; the commonest reason, of 2 (67%): f: two; fix the reward function"
+    assert all_failed(batch(f"f: {Late(0.1)}")).endswith("fix the reward function, or raise reward.timeout")
+    assert all_failed(batch(NO_OPINION)).endswith("scored it; return a number, 0 for a bad completion")
     assert commonest(errors(batch(None, None))) == ("", 0)
 
 
@@ -57,7 +55,7 @@ def test_errors_that_differ_in_what_they_quote_are_of_one_kind():
     assert commonest(errors(batch("f: can't", "f: can't go", *(f"f: bad 'cut off {word}" for word in "abc"))))[1] == 3
     scored = batch(None)[0].rollouts[0]
     unscored = [Group(scored.prompt, [replace(scored, reward_parts={"f": None, "g": 1.0})])]
-    assert eval_errors(batch(None, "f: x") + unscored) == [None, "f: x", "the first reward function had no opinion"]
+    assert eval_errors(batch(None, "f: x") + unscored) == [None, "f: x", "the first reward function did not score it"]
 
 
 def test_a_failing_part_of_a_step_is_told_again_only_after_a_while():
@@ -66,8 +64,8 @@ def test_a_failing_part_of_a_step_is_told_again_only_after_a_while():
     for step in range(1, REMIND_AFTER + 2):
         text, news = failures.report(errors(batch(None, f"f: bad '{step}'", f"f: bad '{step}'", "g: gone")), step)
         assert text == (
-            f"step {step}: 3 of 4 completions got no reward; the commonest reason, of 2 (50%): f: bad '1'; mend what gives "
-            "the reward"
+            f"step {step}: 3 of 4 completions got no reward; the commonest reason, of 2 (50%): f: bad '1'; fix the reward "
+            "function"
         )
         said += [step] if news else []
     assert said == [1, REMIND_AFTER + 1]

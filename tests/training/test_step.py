@@ -61,7 +61,7 @@ def fails_mostly(what):
     ("alone", "why"),
     [
         (lambda number: 1e200 * number, r"returned 1e\+200, which is beyond 1e\+09: scale the reward down"),
-        (lambda number: None, "no reward function had an opinion; return a number"),
+        (lambda number: None, "no reward function scored it; return a number"),
     ],
 )
 def test_a_reward_that_fails_for_most_is_named_in_the_log_and_the_report(tmp_path, alone, why, refill):

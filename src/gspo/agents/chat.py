@@ -126,7 +126,7 @@ class Chat:
 
     async def _sample(self, asked: Encoded, options: TurnOptions, n: int, id: str, tools: Tools = ()) -> list[Call]:
         if not asked.tokens:
-            raise ValueError("the prompt has no tokens: there is nothing to go on from")
+            raise ValueError("the prompt has no tokens to continue from")
         number = next(self._count)
         id = id or f"call-turn-{number}"
         sampling = self._sampling(options, len(asked.tokens))

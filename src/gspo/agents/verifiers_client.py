@@ -89,7 +89,7 @@ class PolicyClient(vf.Client):
         """Samples one turn. Raises ProviderError for an unsupported request."""
         if not isinstance(dialect, ChatDialect):
             raise vf.ProviderError(
-                f"the policy speaks OpenAI's chat completions, not {type(dialect).__name__}: take a harness that does",
+                f"the policy answers OpenAI's chat completions, not {type(dialect).__name__}: take a harness that uses them",
                 status_code=400,
             )
         assert session_id is not None, "verifiers names the trace of each request"

@@ -1,4 +1,4 @@
-"""The log in the terminal: what a command tells while it works is one line each on standard error."""
+"""The log in the terminal: messages of a command, one line each, on standard error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGE = "gspo"
 
 
 def level_of(words: Sequence[str]) -> int:
-    """The level that a command line asks for. Words are enough: errors in them are logged too."""
+    """The level that a command line asks for. It reads the bare words, so that errors in them are logged too."""
     return logging.WARNING if "--quiet" in words else logging.DEBUG if "--verbose" in words else logging.INFO
 
 

@@ -1,4 +1,4 @@
-"""Answers in tags: the default system message, which asks for them if a reward looks for them, and what stands in them."""
+"""Answers in tags: the default system message, which asks for them if a reward reads them, and their content."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def check_reward_model(model: RewardModelConfig) -> None:
         if getattr(model, name) != getattr(defaults, name):
             raise ValueError(f"reward_model.{name} is of no use to a server, reward_model.url = {model.url!r}: remove it")
     if model.label is not None and not model.label.isdecimal():
-        raise ValueError(f"reward_model.label = {model.label!r}: a server's labels go by their number, such as 0")
+        raise ValueError(f"reward_model.label = {model.label!r}: a server names labels by number, such as 0")
     if (model.max_length is None) != (model.too_long == "none"):
         both = f"reward_model.max_length = {model.max_length}, reward_model.too_long = {model.too_long!r}"
         raise ValueError(f"{both}: a server cuts texts by both: give both, or neither, to have long texts refused")

@@ -38,7 +38,7 @@ class TaskConfig:
     """Column with the completion to imitate (`gspo sft`)."""
     system: str = opt("auto")
     """System message before every prompt. `auto`: with a chat template and the reward `exact` or `task`, an instruction to
-    answer between <answer> and </answer>; otherwise none. Empty: none."""
+    answer between `<answer>` and `</answer>`; otherwise none. Empty: none."""
     too_long: str = opt("refuse", choices=("refuse", "leave_out"))
     """Handling of rows whose prompt leaves no room in the model's context for the longest completion: `refuse` the data, or
     `leave_out` these rows and report their number."""

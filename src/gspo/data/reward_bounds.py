@@ -6,7 +6,7 @@ import math
 
 LARGEST = 1e9
 """Maximum magnitude of a reward: advantages and squared gradients must stay well within float32."""
-NO_OPINION = "no reward function had an opinion"
+NO_OPINION = "no reward function scored it"
 """Error of a completion for which every reward function returned None."""
 
 

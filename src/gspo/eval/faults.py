@@ -76,7 +76,7 @@ class Faults:
         """The failures by problem, and the remedies."""
         texts = [self.stopped] if self.stopped else []
         if self.refused:
-            remedy = "mend that, or count them as wrong with --refused-as-wrong, which needs replies to other problems"
+            remedy = "fix that, or count them as wrong with --refused-as-wrong, which needs replies to other problems"
             texts.append(f"it refused {named(self.refused)}: {remedy}")
         if self.failed:
             remedy = "raise --sampler.timeout or lower --sampler.batch_size if it is slow, or leave them out of --data"

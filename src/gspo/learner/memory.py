@@ -112,7 +112,7 @@ class MicroBatches:
             # Outside of the handler: the error, and the tensors that its traceback references, are released here.
             clear()
             self.max_tokens = min(most, self.max_tokens) // 2
-            self.warn(f"memory did not suffice: micro-batches have at most {self.max_tokens} tokens from here on")
+            self.warn(f"out of memory: micro-batches have at most {self.max_tokens} tokens from here on")
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

@@ -120,7 +120,7 @@ class StepTime:
 
 
 def for_this_cpu(config: Config, memory: float | None) -> bool:
-    """Whether a plan is for this CPU: model.device says so, or nothing says what else and there is no GPU."""
+    """Whether a plan is for this CPU: model.device is cpu, or auto without a GPU here or the `memory` of another."""
     if (config.scale.ranks or 1) > 1:
         return False
     device = config.model.device
@@ -128,7 +128,7 @@ def for_this_cpu(config: Config, memory: float | None) -> bool:
 
 
 def process_bytes() -> int:
-    """Memory of this process, which has imported what a run imports; 0 if the system does not tell."""
+    """Memory of this process, which has imported what a run imports; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -60,7 +60,7 @@ def report_of(folder: Path) -> None:
     try:
         write_report([folder])
     except (OSError, ValueError) as error:
-        logger.warning(f"the report could not be written ({error}): mend that, then `gspo report {folder}`")
+        logger.warning(f"the report could not be written ({error}): fix that, then `gspo report {folder}`")
 
 
 @contextmanager

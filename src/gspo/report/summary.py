@@ -64,7 +64,7 @@ def headline(summary: RunSummary) -> str:
 
 
 def _main(run: RunMetrics) -> str:
-    """The metric that tells the result: held-out accuracy, otherwise the reward, otherwise the loss; "" without any."""
+    """The metric that sums up the result: held-out accuracy, otherwise the reward, otherwise the loss; "" without any."""
     return next((key for key in ("eval/accuracy", "reward", "loss") if len(run.series(key)[0])), "")
 
 

@@ -27,7 +27,7 @@ BATCH, TOGETHER, SINGLY = 0, 1, 2
 completion, or all completions of a prompt."""
 
 Result = tuple[float | None, str | None]
-"""A value (None: no opinion) and an error (None: none)."""
+"""A value (None: not scored) and an error (None: none)."""
 
 
 class Signature(NamedTuple):

@@ -75,7 +75,7 @@ class EndpointClient:
         self.name, self.url, self.timeout = name, url.rstrip("/"), timeout
         self._key, self._errors = key, openai
         self.total: Counter[str] = Counter()  # since the last call of `counts`
-        self.reasons: Counter[str] = Counter()  # for a question without an opinion
+        self.reasons: Counter[str] = Counter()  # of unanswered questions
         self._warned: set[str] = set()
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(max_concurrent)
@@ -109,7 +109,7 @@ class EndpointClient:
         raise Failed(" ".join(cleaned.split())[:200], status)
 
     def note(self, reason: str) -> None:
-        """Counts a question that got no opinion."""
+        """Counts an unanswered question."""
         self.reasons[reason] += 1
         self.total["failed"] += 1
 
@@ -119,7 +119,7 @@ class EndpointClient:
             kind = reason[:40]
             if kind not in self._warned:
                 self._warned.add(kind)
-                logger.warning(f"{self.name}: no opinion {count} times: {reason}")
+                logger.warning(f"{self.name}: not scored {count} times: {reason}")
         total, self.total = self.total, Counter()
         return {name: float(total[name]) for name in ("requests", "cached", "retries", "failed", "tokens", "seconds")}
 

@@ -62,7 +62,7 @@ class Judge:
 
     async def score_group(self, group: Any, reference: str | None = None) -> TrajectoryGroup:
         """The group with rewards set, for `model.train`. The common prefix of all trajectories is the question, the rest of
-        each its completion. A trajectory without an opinion is left out and counted as an exception.
+        each its completion. A trajectory that it does not score is left out and counted as an exception.
         """
         transcripts = conversations(group)
         start = common_start(transcripts)
@@ -83,8 +83,8 @@ class Judge:
         self.endpoint.counts()  # excludes this request from the counts
 
     def counts(self) -> dict[str, float]:
-        """Counts since the last call: requests, cache hits, retries, questions without an opinion (failed), tokens read and
-        written, and seconds of waiting, summed over requests. Warns of new reasons for a missing opinion.
+        """Counts since the last call: requests, cache hits, retries, unanswered questions (failed), tokens read and
+        written, and seconds of waiting, summed over requests. Warns of new reasons for a missing answer.
         """
         return self.endpoint.counts()
 

@@ -104,8 +104,8 @@ def rewards(n: int, outcomes: Iterable[tuple[int, int, float]], method: str = "b
 class Preferred:
     """A reward function from pairwise comparisons by `compare(prompt, a, b, **row) -> float | None`, plain or async.
 
-    `compare` returns 1 if completion a is better, 0 if b is, 0.5 for a tie, and None for no opinion. Each pair of distinct
-    completions of a prompt is compared once; equal ones get equal rewards. `method` is that of `rewards`.
+    `compare` returns 1 if completion a is better, 0 if b is, 0.5 for a tie, and None if it cannot tell. Each pair of
+    distinct completions of a prompt is compared once; equal ones get equal rewards. `method` is that of `rewards`.
     """
 
     by_group = True

@@ -77,7 +77,7 @@ class RequiredColumns:
             try:
                 programs.function_of(prompt.columns, programs.tests_by_stage(prompt.columns, self.code), self.code)
             except ValueError as error:
-                raise ValueError(f"{error}; mend the row, or set [code] as the data has it") from None
+                raise ValueError(f"{error}; correct the row, or set [code] as the data has it") from None
         if self.compared and (problem := _uncomparable(value_in(prompt.columns, self.column), "math" in self.compared)):
             raise ValueError(f"reward.answer_column = {self.column!r} {problem}")
 

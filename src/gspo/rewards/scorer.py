@@ -134,7 +134,7 @@ class Rewards:
         return {f"scoring/{name}/{key}": value for name, counts in counted.items() for key, value in counts.items()}
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
-        """The rollouts with `reward`, `reward_parts` (by name; None: no opinion, or failed) and `error`.
+        """The rollouts with `reward`, `reward_parts` (by name; None: not scored, or failed) and `error`.
 
         `progress` is called with the number of finished rollouts. Warns of failed calls for many completions. Raises
         ValueError for a fault that affects every completion: a reward function that cannot be loaded, a missing answer

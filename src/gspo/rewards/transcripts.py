@@ -62,7 +62,7 @@ def rewarded(group: Any, values: Sequence[float | None], name: str = "preference
     results: list[Any] = []
     for trajectory, value in zip(trajectories, values):
         if value is None:
-            results.append(NoOpinion(f"{name} had no opinion on it"))
+            results.append(NoOpinion(f"{name} did not score it"))
             continue
         copied = copy.copy(trajectory)
         copied.reward, copied.metrics = float(value), {**trajectory.metrics, name: float(value)}

@@ -11,10 +11,10 @@ from gspo.interfaces import RewardsFailed
 from gspo.types import Group, Rollout
 
 FAILING = 3
-"""Number of consecutive steps without any reward after which a run ends, if rewards worked before or only had no opinion."""
+"""Number of consecutive steps without any reward after which a run ends, if rewards worked before or only returned None."""
 REMIND_AFTER = 20
 """Steps after which the most common error is reported again."""
-NO_FIRST = "the first reward function had no opinion"
+NO_FIRST = "the first reward function did not score it"
 _DETAIL = re.compile(r"""(?<!\w)(?:'[^']*(?:'|$)|"[^"]*(?:"|$))|\d[\d.,]*(?:e[-+]?\d+)?""")
 """The varying parts of an error message: numbers, and quoted parts of a completion, whose closing quote may be cut off."""
 
@@ -61,7 +61,7 @@ def cause(errors: Sequence[str | None], example: str = "") -> str:
     if why == NO_OPINION:
         remedy = "return a number, 0 for a bad completion"
     else:
-        remedy = "mend what gives the reward" + (", or raise reward.timeout" if "(reward.timeout)" in why else "")
+        remedy = "fix the reward function" + (", or raise reward.timeout" if "(reward.timeout)" in why else "")
     return f"the commonest reason, of {count} ({count / len(errors):.0%}): {example or why}; {remedy}"
 
 

@@ -59,7 +59,7 @@ def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _parts(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
-    """The values of each reward function, without completions on which it had no opinion."""
+    """The values of each reward function, without completions that it did not score."""
     parts: dict[str, list[float]] = {name: [] for name in sorted({name for r in rollouts for name in r.reward_parts})}
     for rollout in rollouts:
         for name, value in rollout.reward_parts.items():

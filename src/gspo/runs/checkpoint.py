@@ -175,6 +175,6 @@ def check_threads(state: dict[str, Any], device: str) -> None:
     before, now = state["random"]["threads"], torch.get_num_threads()
     if before != now and pick_device(device).type == "cpu":
         logger.warning(
-            f"torch had {before} threads before and has {now} now: on a CPU numbers round otherwise from here on. For those "
-            f"of an unbroken run, set OMP_NUM_THREADS={before}"
+            f"torch had {before} threads before and has {now} now: on a CPU results round differently from here on. For "
+            f"those of an unbroken run, set OMP_NUM_THREADS={before}"
         )

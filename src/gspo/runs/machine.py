@@ -1,4 +1,4 @@
-"""What this machine does slowly, said where a run could avoid it."""
+"""Warns of settings that are slow on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAITING = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"  # variables that
 @functools.cache
 def slowdown(dtype: torch.dtype) -> float:
     """Processor seconds that a matrix product in `dtype` takes, as a multiple of those in float32. Measured once, in less
-    than half a second: which processors are fast at it no flag of torch's tells.
+    than half a second, because torch has no flag for it.
     """
     seconds = []
     for kind in (torch.float32, dtype):
@@ -45,7 +45,7 @@ def warn_if_slow(setting: str, remedy: str, dtype: torch.dtype, device: torch.de
 
 
 def warn_if_busy(device: torch.device) -> None:
-    """Warns if other programs want the cores on which threads of this one wait for each other. By default they spin there,
+    """Warns if other programs need the cores on which threads of this one wait for each other. By default they spin there,
     and so keep a core from the thread that they wait for.
     """
     load, cores, threads = os.getloadavg()[0], os.cpu_count() or 1, torch.get_num_threads()

@@ -36,7 +36,7 @@ class Suppressed:
 
 def watch(pid: int, seconds: float, excess: Callable[[], bytes] = bytes) -> tuple[int, float, bytes]:
     """Waits for a process. Returns its exit status (negative: a signal), CPU seconds, and why it was killed: "timeout", what
-    `excess` said, or "".
+    `excess` returned, or "".
 
     Time spent waiting for a CPU does not count as idle.
     """

@@ -137,7 +137,7 @@ def rewind(run: Run) -> bool:
     if folder is None:
         return False
     if problem := disk.damage(folder):
-        run.log.warn(f"step {run.step}: no way back to {folder.name}: {problem}")
+        run.log.warn(f"step {run.step}: cannot go back to {folder.name}: {problem}")
         return False
     rest(run)  # loading needs memory
     run.learner.rewind(folder, run.config.guard.lr_factor)

@@ -33,7 +33,7 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     Raises RewardsFailed, once it is written down, where no completion had a reward and the run cannot go on so.
     """
     begin = time.perf_counter()
-    run.log.step = run.step + 1  # what is said from here on belongs to it
+    run.log.step = run.step + 1  # messages from here on belong to it
     groups = list(islice(source, count))  # sample
     rest(run)  # engines give up memory
     run.step, sampled = run.step + 1, time.perf_counter()
@@ -71,7 +71,7 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
 
 
 def learn(run: Run, mini_batches: int) -> Metrics:
-    """Each epoch's update on each mini-batch of the batch that the learner was given. Returns what they tell together."""
+    """Each epoch's update on each mini-batch of the batch that the learner was given. Returns their combined metrics."""
     updates, total = [], run.config.algorithm.epochs * mini_batches
     for number in range(total):
         run.screen.phase("updating", number, total)

@@ -67,7 +67,7 @@ def test_remote_code(saved, tmp_path):
 @pytest.mark.parametrize(
     ("file", "eos", "message"),
     [("config", "<eos>", "'eos_token_id' with value '<eos>' .* a token is given by its id, a number"),
-     ("generation_config", [1, "<eos>"], r"eos_token_id = \[1, '<eos>'\]: .* mend the model's generation_config")],
+     ("generation_config", [1, "<eos>"], r"eos_token_id = \[1, '<eos>'\]: .* correct the model's generation_config")],
 )  # fmt: skip
 def test_stop_tokens_that_are_no_numbers(saved, tmp_path, file, eos, message):
     path = copy(saved, tmp_path) / f"{file}.json"

@@ -158,7 +158,7 @@ def check_stop_ids(model: PreTrainedModel) -> None:
     """Raises ValueError for a non-integer eos_token_id in generation_config.json; transformers checks config.json."""
     eos = getattr(model.generation_config, "eos_token_id", None)
     if not all(id is None or type(id) is int for id in (eos if isinstance(eos, (list, tuple)) else [eos])):
-        raise ValueError(f"eos_token_id = {eos!r}: not a token's id, a number: mend the model's generation_config.json")
+        raise ValueError(f"eos_token_id = {eos!r}: not a token's id, a number: correct the model's generation_config.json")
 
 
 def check_path(cfg: ModelConfig) -> None:

@@ -81,7 +81,7 @@ def opened(
             sampler.load(weights)
             if config.algorithm.router_replay == "R3" and sampler.routers is None:
                 raise ValueError(
-                    'algorithm.router_replay = "R3": vLLM does not tell which experts its routers chose: start it with '
+                    'algorithm.router_replay = "R3": vLLM does not report which experts its routers chose: start it with '
                     f'--{FLAG.replace("_", "-")}, or set router_replay = "R2"'
                 )
             yield sampler

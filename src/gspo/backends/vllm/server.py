@@ -281,7 +281,7 @@ class Server:
         return f"{self.log} says: " + " | ".join(line[-300:] for line in quoted)
 
     def stop(self) -> None:
-        """Ends a server of ours for good; a start in progress gives up. Wakes a server that is not ours."""
+        """Stops a server of ours for good, even during its start. Wakes a server that is not ours."""
         self._over = True
         self._end()
         if self._asleep and not self.ours:

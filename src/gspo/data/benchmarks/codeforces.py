@@ -110,7 +110,7 @@ def contests_of(path: Path, where: str) -> list[Contest]:
         try:
             contest = _contest(row)
         except ValueError as error:
-            raise ValueError(f"{where}, contest {number}: {error}; mend the contest, or leave it out") from None
+            raise ValueError(f"{where}, contest {number}: {error}; correct the contest, or leave it out") from None
         if contest.id in contests:
             raise ValueError(f"{where}: contest {contest.id} comes twice: leave one out")
         contests[contest.id] = contest

@@ -197,7 +197,7 @@ def received(group: Any, device: torch.device, seconds: float, ipc: bool = False
         ended([begun(group, sizes)], seconds)
         head, total = header = tuple(sizes.tolist())
         if header == GIVEN_UP:
-            raise RuntimeError("the trainer has given up in the middle of the weights")
+            raise RuntimeError("the trainer stopped in the middle of a weight transfer")
         if header == END:
             return
         body = torch.empty(total, dtype=torch.uint8, device=there)  # a new one: vLLM keeps tensors until a layer is whole
