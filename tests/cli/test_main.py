@@ -58,6 +58,31 @@ assert "matplotlib" not in sys.modules and gc.isenabled()  # only whoever writes
     assert "COMMAND" in ended.stdout
 
 
+WITHOUT = """
+import sys
+sys.modules["torch"] = sys.modules["matplotlib"] = None
+from gspo.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train train.toml --log.dir=new", "sft cold.toml --log.dir=new", "eval train.toml", "plan train.toml",
+        "eval model --benchmark rows.jsonl", "export run", "demo",
+        "compare study.toml", "report run",
+    ],
+)  # fmt: skip
+def test_what_takes_long_is_said_before_it_begins(place, words):
+    """Here the imports fail: whatever was written came before them."""
+    command = [sys.executable, "-c", WITHOUT, *words.split()]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=place)
+    first = {"compare": "loading matplotlib", "report": "reading run"}
+    begin = first.get(words.split()[0], "loading torch and transformers")
+    assert ended.stderr.startswith(f"gspo: {begin}\n") and ended.stderr.splitlines()[-1].startswith("ModuleNotFoundError")
+
+
 def test_python_starts_it_as_a_module():
     for words, status in ((["--version"], 0), (["train", "missing.toml"], 2)):
         command = [sys.executable, "-m", "gspo", *words]
@@ -140,7 +165,7 @@ def test_head_ends_quietly(place, words):
 
 
 def test_output_that_was_closed_before_it_began_ends_no_command(place):
-    for command, status in (("config", 0), ("report run", 0), ("train missing.toml", 2)):
+    for command, status in (("config", 0), ("report run --quiet", 0), ("train missing.toml", 2)):
         words = f"exec {sys.executable} -m gspo {command} >&-"
         ended = subprocess.run(["sh", "-c", words], stderr=subprocess.PIPE, cwd=place, text=True, timeout=PATIENCE)
         assert ended.returncode == status, ended.stderr

@@ -40,4 +40,4 @@ def test_other_libraries_are_named_and_their_infos_are_not_shown(capsys):
 def test_every_command_takes_the_options(tmp_path, capsys):
     for words in (["--quiet", "report"], ["report", "--verbose"]):
         assert main([*words, str(tmp_path)]) == 2
-        assert capsys.readouterr().err.startswith("gspo: error: ")
+        assert capsys.readouterr().err.splitlines()[-1].startswith("gspo: error: ")

@@ -1,14 +1,16 @@
 """Processes of ranks that are no run: what they get, and that none is left."""
 
 import json
+import logging
 import os
+import re
 import sys
 import time
 
 import pytest
 
 from gspo.distributed.environment import PARENT
-from gspo.launch.processes import here, of_rank
+from gspo.launch.processes import here, importing, of_rank, timed
 
 
 def test_ranks_of_this_machine_know_their_numbers_and_are_killed_in_the_end(tmp_path):
@@ -24,6 +26,18 @@ def test_ranks_of_this_machine_know_their_numbers_and_are_killed_in_the_end(tmp_
         assert (found["RANK"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == (str(number), str(number), "2")
         assert found[PARENT] == str(os.getpid()) and found["WORLD_SIZE"] == "2"
     assert [process.poll() for process in started] == [-9, -9]
+
+
+def test_the_leading_rank_says_what_it_loads(caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    with timed("the model m"), importing():  # torch is there already
+        assert caplog.messages == ["loading the model m"]
+    assert re.fullmatch(r"loaded in \d+\.\d s", caplog.messages[1]) and len(caplog.messages) == 2
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with timed("the model m"):
+        pass
+    assert len(caplog.messages) == 2
 
 
 def test_ranks_share_the_cores_of_their_machine_unless_told_otherwise():

@@ -24,6 +24,7 @@ from gspo.assembly.models import (
     evaluated_prompts,
     loaded_model,
     models_of,
+    named,
     outline_of,
     prompts_of,
     trained_outline,
@@ -44,6 +45,7 @@ from gspo.data.prompts import PromptStream, digest, load_demonstrations
 from gspo.data.splits import check_columns, read_stages, read_tables, refresh_function
 from gspo.distributed.ranks import ProcessRanks
 from gspo.interfaces import Learner, Report, RolloutSource, Scorer
+from gspo.launch.processes import timed
 from gspo.launch.ray_actors import engine_hosts
 from gspo.learner.leader_follower import LeadingLearner
 from gspo.learner.learner import LocalLearner
@@ -67,8 +69,8 @@ from gspo.types import Prompt, Sampling
 
 @contextmanager
 def loading(what: str, heard: list[logging.LogRecord]) -> Iterator[None]:
-    """Shows a spinner, if there is a terminal, and collects gspo's notes and warnings."""
-    with recorded(heard.append), Console(stderr=True).status(f"loading {what}"):
+    """Logs that it loads, with a spinner if there is a terminal, and collects gspo's other notes and warnings."""
+    with timed(what), recorded(heard.append), Console(stderr=True).status(f"loading {what}"):
         yield
 
 
@@ -97,7 +99,7 @@ class Start:
     def learner(self) -> tuple[HFPolicy, LeadingLearner | LocalLearner]:
         """Loads the model, on all ranks. Returns the policy and its learner."""
         config, ranks = self.config, self.ranks
-        with loading("the model", self.heard):
+        with loading("the model" if self.given.holds_model else f"the model {named(config, self.last).path}", self.heard):
             if self.command != "sft":
                 check_copies(config, ranks.size if ranks else 1)
             kind = "sft" if self.command == "sft" else "train"
@@ -314,7 +316,7 @@ def evaluating(config: Config, given: CallInputs | None = None) -> Iterator[dict
                 raise ValueError(f"task.source = {config.task.source!r}: too few rows to hold out a tenth of them: {remedy}")
             scorer.check(held_out)
             scorer.wait()
-        with loading("the model", heard):
+        with loading("the model" if given.holds_model else f"the model {config.model.path}", heard):
             model = loaded_model(config, given)
         policy = HFPolicy(model, config.rollout.temperature)
         with evaluator_of(config, policy) as sampler, Progress(0, title="evaluation") as screen:

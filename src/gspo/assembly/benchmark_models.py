@@ -22,6 +22,7 @@ from gspo.config.import_function import pick_device
 from gspo.config.policy import ModelConfig
 from gspo.config.schema import Config
 from gspo.interfaces import seed_of
+from gspo.launch.processes import timed
 from gspo.types import Prompt, Rollout, Sampling
 
 Rows = Sequence[dict[str, Any]]
@@ -103,7 +104,8 @@ def seed_at(config: Config, prompt: int, number: int) -> int:
 @contextmanager
 def answering(config: Config, prompts: Sequence[Prompt]) -> Iterator[tuple[Begin, int]]:
     """Loads the model. Yields a function that starts a completion, and how many completions may run concurrently."""
-    model = loaded_model(config, CallInputs())
+    with timed(f"the model {config.model.path}"):
+        model = loaded_model(config, CallInputs())
     policy = HFPolicy(model, config.rollout.temperature)
     sampling = dataclasses.replace(samplings(config, model)[1], seed=0)
     with evaluator_of(config, policy) as sampler, speaker_of(config, sampler) as speaker:

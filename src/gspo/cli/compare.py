@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gspo.cli.arguments import Command, path
+from gspo.launch.processes import importing
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    from gspo.compare.compare import compare
+    with importing("matplotlib"):
+        from gspo.compare.compare import compare
 
     return compare(arguments.study, arguments.dir, arguments.only, arguments.dry_run, fields)
 

@@ -6,6 +6,7 @@ import argparse
 
 from gspo.cli.arguments import Command, path
 from gspo.config.needs import check_package
+from gspo.launch.processes import importing
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +19,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if arguments.merge:
         check_package("--merge", "peft")
-    from gspo.assembly.export import export
+    with importing():
+        from gspo.assembly.export import export
 
     print(f"model   {export(arguments.run, arguments.out, arguments.merge, arguments.push)}")
     return 0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import logging
 
 from gspo.cli.arguments import Command, path
 from gspo.safe import visible
+
+logger = logging.getLogger(__name__)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,6 +16,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
+    logger.info(f"reading {', '.join(map(str, arguments.runs))}")
     from gspo.report.page import write_report
 
     print(visible(write_report(arguments.runs)))
