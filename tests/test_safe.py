@@ -2,7 +2,6 @@
 
 import os
 import stat
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 import gspo
 from gspo.config.files import load, to_dict
 from gspo.config.names import all_keys
+from gspo.config.recipes import recipes
 from gspo.safe import HIDDEN, hidden_keys, own_folder, replace_file, visible, without_logins, without_secrets
 from tests.tiny_run import model
 from tests.tiny_run import settings as tiny_settings
@@ -143,8 +143,8 @@ def test_what_a_key_calls_a_secret_is_hidden(name, around, value):
 
 def test_no_setting_of_ours_is_taken_for_a_secret():
     assert without_secrets(settings := dict.fromkeys(all_keys(), "x")) == settings
-    for path in (Path(__file__).parents[1] / "configs").glob("*.toml"):
-        whole = to_dict(load(path))
+    for name in recipes().keys() - {"smollm2-grpo-gspo"}:
+        whole = to_dict(load(f"recipe:{name}"))
         assert without_secrets(whole) == whole
 
 

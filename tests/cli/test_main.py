@@ -14,7 +14,7 @@ from tests.cli.whole import TRAIN
 from tests.patience import PATIENCE
 from tests.tiny_run import model
 
-COMMANDS = ["train", "sft", "eval", "report", "demo", "config"]
+COMMANDS = ["train", "sft", "eval", "report", "demo", "config", "recipes"]
 
 
 def test_help_of_every_command(capsys):
@@ -71,7 +71,7 @@ main(sys.argv[1:])
     [
         "train train.toml --log.dir=new", "sft cold.toml --log.dir=new", "eval train.toml", "plan train.toml",
         "eval model --benchmark rows.jsonl", "export run", "demo",
-        "compare study.toml", "report run",
+        "compare recipe:smollm2-grpo-gspo", "report run",
     ],
 )  # fmt: skip
 def test_what_takes_long_is_said_before_it_begins(place, words):

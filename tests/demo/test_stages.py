@@ -17,12 +17,14 @@ FEWER = {
 @pytest.fixture
 def short(tmp_path, monkeypatch):
     """The demos' own configurations with small numbers."""
-    for path in stages.HERE.glob("*.toml"):
+    for path in (*stages.HERE.glob("*.toml"), stages.HERE / stages.DEMOS["sums"].file):
         text = path.read_text()
         for name, value in FEWER.items():
             text = re.sub(rf"\b{name} = \d+", f"{name} = {value}", text)
-        (tmp_path / path.name).write_text(text)
-    monkeypatch.setattr(stages, "HERE", tmp_path)
+        place = tmp_path / path.relative_to(stages.HERE.parent)
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(text)
+    monkeypatch.setattr(stages, "HERE", tmp_path / "demo")
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,13 @@ def test_the_converted_model_speaks(pretrained):
 
 
 def test_one_step_of_the_demo(pretrained, tmp_path, monkeypatch, capsys):
-    text = (stages.HERE / "sums.toml").read_text()
+    text = (stages.HERE / stages.DEMOS["sums"].file).read_text()
     for name, value in SHORT.items():
         text = re.sub(rf"\b{name} = \d+", f"{name} = {value}", text)
-    (tmp_path / "sums.toml").write_text(text)
-    monkeypatch.setattr(stages, "HERE", tmp_path)
+    for name in ("demo", "recipes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "recipes" / "smollm2-words.toml").write_text(text)
+    monkeypatch.setattr(stages, "HERE", tmp_path / "demo")
     assert stages.run_demo(tmp_path / "run") == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"the model is in {smollm2.folder()}" in printed

@@ -1,4 +1,4 @@
-"""The recipes of examples/smollm2, run as their users run them, but each for one step with few and short completions."""
+"""The recipes of SmolLM2, run as their users run them, but each for one step with few and short completions."""
 
 import importlib.util
 import os
@@ -12,7 +12,6 @@ import pytest
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "examples" / "smollm2"
 STEP = {
     "rollout.num_prompts": 4, "rollout.num_generations": 2, "rollout.max_completion_length": 8, "train.steps": 1,
     "eval.num_prompts": 2,
@@ -20,13 +19,11 @@ STEP = {
 COLD_START = {"train.steps": 1, "train.batch_size": 2}
 
 
-def command(*words, **options):
-    """Runs a command of gspo, or a Python file, in the recipes' folder. Returns what it printed."""
-    start = ["-m", "gspo"] if not words[0].endswith(".py") else []
+def command(*words, module="gspo"):
+    """Runs a command of gspo, or another module. Returns what it printed."""
     path = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, *start, *map(str, words)],
-        cwd=FOLDER,
+        [sys.executable, "-m", module, *map(str, words)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,
@@ -48,7 +45,7 @@ def trained(pretrained, tmp_path_factory):
 
     def run(name, kind="train", short=STEP, model=pretrained, **changes):
         made.append(folder := tmp_path_factory.mktemp(name))
-        command(kind, f"{name}.toml", *fields(**short | {"model.path": model, "log.dir": folder} | changes))
+        command(kind, f"recipe:smollm2-{name}", *fields(**short | {"model.path": model, "log.dir": folder} | changes))
         shutil.rmtree(folder / "checkpoints")  # 1.6 GB
         return folder / "model"
 
@@ -58,7 +55,7 @@ def trained(pretrained, tmp_path_factory):
 
 
 def test_arithmetic(trained):
-    trained("arithmetic", model=trained("arithmetic_cold_start", "sft", COLD_START))
+    trained("arithmetic", model=trained("arithmetic-cold-start", "sft", COLD_START))
 
 
 def test_lora(trained):
@@ -67,20 +64,21 @@ def test_lora(trained):
 
 def test_grpo_gspo(pretrained, tmp_path):
     printed = command(
-        "compare", "grpo_gspo.toml", "--dir", tmp_path, "--only", "*/seed0", *fields(**STEP, **{"model.path": pretrained})
-    )
+        "compare", "recipe:smollm2-grpo-gspo", "--dir", tmp_path, "--only", "*/seed0",
+        *fields(**STEP, **{"model.path": pretrained}),
+    )  # fmt: skip
     assert "GRPO" in printed and "GSPO" in printed
     shutil.rmtree(tmp_path)
 
 
 def test_upcycled(pretrained, trained, tmp_path):
     mixture, completions = tmp_path / "mixture", tmp_path / "dense.jsonl"
-    printed = command("upcycle.py", pretrained, mixture, "--experts", 2, "--noise", 0)
+    printed = command(pretrained, mixture, "--experts", 2, "--noise", 0, module="gspo.recipes.upcycle")
     changed = float(printed.split()[-1])
     assert changed < 1e-3
     source = {"model.path": pretrained, "task.eval_source": "gspo.demo.word_sums:training", "eval.num_prompts": 2}
-    command("eval", "upcycled.toml", "--out", completions, *fields(**source))
-    repaired = trained("upcycled_sft", "sft", COLD_START, mixture, **{"task.source": completions})
+    command("eval", "recipe:smollm2-upcycled", "--out", completions, *fields(**source))
+    repaired = trained("upcycled-sft", "sft", COLD_START, mixture, **{"task.source": completions})
     trained("upcycled", model=repaired)
     shutil.rmtree(mixture)
 
@@ -100,4 +98,5 @@ def test_agent(trained):
 
 
 def test_suite(pretrained):
-    assert "accuracy" in command("eval", "suite.toml", *fields(**{"model.path": pretrained, "eval.num_prompts": 2}))
+    short = fields(**{"model.path": pretrained, "eval.num_prompts": 2})
+    assert "accuracy" in command("eval", "recipe:smollm2-suite", *short)

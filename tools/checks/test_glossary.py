@@ -74,6 +74,8 @@ SHARED_NAMES = {
     "plan.py": "gspo plan",
     "policy.py": "the policy",
     "processes.py": "child processes",
+    "programs.py": "programs that a model writes",
+    "recipes.py": "the recipes by name",
     "routing.py": "which experts a token visits",
     "sampler.py": "a Sampler",
     "schema.py": "the schema of an input",

@@ -117,6 +117,7 @@ OF_THE_COMMAND_LINE = (
     "gspo.demo",
     "gspo.compare",
     "gspo.eval",
+    "gspo.recipes",
     "gspo.assembly.export",
     "gspo.backends.vllm",
     "gspo.sandbox",  # bubblewrap's and the compiler's own

@@ -14,6 +14,7 @@ from gspo.config.field import SEEDS
 from gspo.config.files import from_home
 from gspo.config.suggestions import nearest
 
+CONFIG_FILE = "configuration file, or recipe:NAME (`gspo recipes` lists them)"
 FIELDS = "Set any configuration field with --section.key VALUE. `gspo config` lists all fields with meaning and unit."
 
 
@@ -47,11 +48,6 @@ class Parser(argparse.ArgumentParser):
         if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             hint = nearest(found[1], re.findall(r"'([^']*)'", found[2]))
         raise ValueError(f"{message.removeprefix('argument ')}{hint}; see `{self.prog} --help`")
-
-
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Adds the configuration file."""
-    parser.add_argument("config", metavar="CONFIG.toml", help="configuration file")
 
 
 def path(word: str) -> Path:

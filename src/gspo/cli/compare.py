@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 
 from gspo.cli.arguments import Command, path
+from gspo.config.recipes import file_of
 from gspo.launch.processes import importing
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("study", metavar="STUDY.toml", help="study file")
+    parser.add_argument("study", metavar="STUDY.toml", help="study file, or recipe:NAME")
     parser.add_argument("--dir", type=path, help="folder of the study (default: runs/NAME)")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="cells to run, as setting/variant/seedN with * and ?")
     parser.add_argument("--dry-run", action="store_true", help="only list the cells")
@@ -19,7 +20,7 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     with importing("matplotlib"):
         from gspo.compare.compare import compare
 
-    return compare(arguments.study, arguments.dir, arguments.only, arguments.dry_run, fields)
+    return compare(file_of(arguments.study), arguments.dir, arguments.only, arguments.dry_run, fields)
 
 
 def _resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:

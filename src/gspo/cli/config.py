@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from pathlib import Path
 
-from gspo.cli.arguments import Command
+from gspo.cli.arguments import CONFIG_FILE, Command
 from gspo.config.files import SECTIONS, load, to_toml
 from gspo.config.local_model import local_copy
 from gspo.config.suggestions import nearest
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", metavar="CONFIG.toml|SECTION", nargs="*", help="configuration file; sections to print alone")
+    parser.add_argument("what", metavar="CONFIG.toml|SECTION", nargs="*", help=f"{CONFIG_FILE}; sections to print alone")
 
 
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gspo.cli.arguments import Command, path, path_or_name
+from gspo.cli.arguments import CONFIG_FILE, Command, path, path_or_name
+from gspo.cli.recipes import fetch_model
 from gspo.config.commands import check_command
 from gspo.config.files import load
+from gspo.config.recipes import file_of
 from gspo.config.schema import Config
 from gspo.config.unused import OF_TRAINING
 from gspo.launch.processes import importing
@@ -45,7 +47,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config",
         metavar="CONFIG.toml|MODEL",
-        help="configuration file; with --benchmark also a model's folder or id, or with --url its name there",
+        help=f"{CONFIG_FILE}; with --benchmark also a model's folder or id, or with --url its name there",
     )
     parser.add_argument("--out", type=path, metavar="FILE", help="write each completion to this .jsonl file")
     group = parser.add_argument_group("on a benchmark")
@@ -69,6 +71,7 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     check_typed(fields)
     config = load(arguments.config, fields)
     check_command(config, "eval")
+    fetch_model(config)
     return _held_out(config, arguments.out)
 
 
@@ -86,7 +89,7 @@ def _options_of(arguments: argparse.Namespace) -> Options:
 
     of_source = [(name, getattr(arguments, name)) for name in OF_SOURCE]
     return Options(
-        model=arguments.config, benchmark=arguments.benchmark, dir=arguments.dir, preset=arguments.preset,
+        model=file_of(arguments.config), benchmark=arguments.benchmark, dir=arguments.dir, preset=arguments.preset,
         of_source=tuple((name, value) for name, value in of_source if value is not None),
         url=arguments.url or "", key_variable=arguments.key_variable or "", refused_as_wrong=arguments.refused_as_wrong,
         against=arguments.against, contests=arguments.contests, as_published=arguments.as_published,

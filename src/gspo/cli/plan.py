@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from gspo.cli.arguments import Command, add_config, natural, positive
+from gspo.cli.arguments import CONFIG_FILE, Command, natural, positive
+from gspo.cli.recipes import fetch_model
 from gspo.config.files import load
 from gspo.config.needs import check_needs, warn_of_needs
 from gspo.launch.processes import importing
@@ -12,7 +13,7 @@ from gspo.safe import visible
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
+    parser.add_argument("config", metavar="CONFIG.toml", help=CONFIG_FILE)
     text = "memory of a GPU or rank: say whether the state fits, and exit with 1 if not (default without a GPU: this CPU's)"
     parser.add_argument("--memory", type=positive, metavar="GIB", help=text)
     text = "tokens of a prompt (default: the longest of the first 100, if model and task are on this machine; else 512)"
@@ -25,6 +26,7 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     config = load(arguments.config, fields)
     check_needs(config, "plan")
     warn_of_needs(config)
+    fetch_model(config)
     with importing():
         from gspo.plan.plan import lengths_of, render
     lengths = lengths_of(config, arguments.prompt_tokens, arguments.completion_tokens)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gspo.cli.arguments import Command, add_config
+from gspo.cli.arguments import CONFIG_FILE, Command
+from gspo.cli.recipes import fetch_model
 from gspo.config.commands import check_command
 from gspo.config.files import load
 from gspo.config.schema import Config
@@ -15,7 +16,7 @@ from gspo.safe import visible
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that all training commands share."""
-    add_config(parser)
+    parser.add_argument("config", metavar="CONFIG.toml", help=CONFIG_FILE)
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
     parser.add_argument(
         "--allow",
@@ -49,6 +50,8 @@ def take_part(config: Config, arguments: argparse.Namespace) -> int | None:
     continues.
     """
     from gspo.launch import launch
+
+    fetch_model(config)
 
     def follow(config: Config) -> None:
         with importing():

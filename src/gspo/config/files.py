@@ -22,6 +22,7 @@ import tomli_w
 
 from gspo.config.checks import check
 from gspo.config.names import REMOVED, RENAMED, nearest_key
+from gspo.config.recipes import file_of
 from gspo.config.schema import SECTIONS, STAGE, Config
 from gspo.config.stages import StageConfig
 from gspo.config.suggestions import nearest
@@ -41,7 +42,7 @@ def docs(section: type) -> dict[str, str]:
 
 
 def load(path: str | Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
-    """Returns the configuration in the TOML file `path` (None: the defaults), changed by `overrides`.
+    """Returns the configuration in the TOML file `path` (`recipe:NAME`; None: the defaults), changed by `overrides`.
 
     `overrides` maps `section.key` to a value, or to a string as typed on a command line. Raises ValueError with the key, the
     value and what is allowed.
@@ -69,7 +70,7 @@ def load_of_run(path: Path, remedy: str) -> Config:
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     """Returns the tables of a TOML file, which errors call `what`. Raises ValueError with the place of the error."""
-    place = Path(from_home(what, str(path)))
+    place = Path(from_home(what, file_of(str(path))))
     try:
         text = place.read_text(encoding="utf-8-sig")
     except FileNotFoundError:

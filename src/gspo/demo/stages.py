@@ -58,7 +58,7 @@ class Demo:
 
 DEMOS = {
     "sums": Demo(
-        "sums.toml", "SmolLM2-135M-Instruct learns to answer sums in words, from rewards alone", None,
+        "../recipes/smollm2-words.toml", "SmolLM2-135M-Instruct learns to answer sums in words, from rewards alone", None,
         {"eval/mean_length": ("Tokens", ".0f")},
     ),
     "moe": Demo(

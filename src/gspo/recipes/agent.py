@@ -14,16 +14,16 @@ from gspo.agents.environment import Step
 from gspo.data.messages import Message, content_of
 
 NAMES = ["Anna", "Ben", "Leo", "Lily", "Max", "Mia", "Nora", "Sam", "Tom"]
-THINGS = ["apple", "book", "marble", "shell", "stamp"]
-PRODUCTS = [(number, price) for number in range(2, 6) for price in range(2, 11)]
+ITEMS = ["apple", "book", "marble", "shell", "stamp"]
+PRODUCTS = [(number, cost) for number in range(2, 6) for cost in range(2, 11)]
 HELD_OUT = 8
 """Number of products that training never shows, such as 3 x 7, whoever buys what."""
 QUESTION = "How much does {} pay for {} {}s? Ask for the price first."
-PRICE = "A {} costs {} dollars."
+COST = "A {} costs {} dollars."
 EXAMPLE = [
     {"role": "user", "content": QUESTION.format("Emma", 3, "coin")},
     {"role": "assistant", "content": "price(coin)"},
-    {"role": "user", "content": PRICE.format("coin", 2)},
+    {"role": "user", "content": COST.format("coin", 2)},
     {"role": "assistant", "content": "3 x 2 = 6. Emma pays 6 dollars."},
 ]
 """Begins each episode. Without it this model never asks: 0 of 48."""
@@ -47,8 +47,8 @@ class Shop:
         text = content_of(turn).strip()
         if self.asked:
             return Step(reward=float(last_number(text) == self.row["answer"]), done=True)
-        self.asked = text == f"price({self.row['thing']})"
-        reply = {"role": "user", "content": PRICE.format(self.row["thing"], self.row["price"])}
+        self.asked = text == f"price({self.row['item']})"
+        reply = {"role": "user", "content": COST.format(self.row["item"], self.row["price"])}
         return Step([reply] if self.asked else [], done=not self.asked, metrics={"asked": self.asked})
 
 
@@ -74,11 +74,11 @@ def shuffled() -> list[tuple[int, int]]:
 
 
 def rows(products: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """A row for each product, name and thing, in a random order."""
+    """A row for each product, name and item, in a random order."""
     made = [
-        {"prompt": QUESTION.format(name, number, thing), "thing": thing, "price": price, "answer": str(number * price)}
-        for number, price in products
+        {"prompt": QUESTION.format(name, number, item), "item": item, "price": cost, "answer": str(number * cost)}
+        for number, cost in products
         for name in NAMES
-        for thing in THINGS
+        for item in ITEMS
     ]
     return random.Random(1).sample(made, len(made))

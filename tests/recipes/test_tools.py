@@ -1,34 +1,15 @@
-"""The tasks of examples/smollm2, without a model; tests/real runs their settings."""
+"""Calls of tools, on problems made here."""
 
-import asyncio
-import importlib
+import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-from gspo.config.rewards import CodeConfig
-from gspo.rewards.code import CodeReward
+from gspo.recipes import tools
 
-FOLDER = Path(__file__).parents[1] / "examples" / "smollm2"
 EMAIL = {"name": "mail.send", "description": "Sends mail.", "parameters": {"required": ["to", "hours"]}}
 PROPERTIES = {"to": "string", "hours": "float", "count": "integer", "urgent": "boolean"}
 ANSWER = {"to": ["Ann Lee", "A. Lee"], "hours": [2], "count": ["", 3], "urgent": [True, ""]}
-
-
-@pytest.fixture
-def recipe(monkeypatch):
-    """Imports a recipe's module."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-    def load(name):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        return importlib.import_module(name)
-
-    yield load
-    for name in ("agent", "programs", "tools"):
-        sys.modules.pop(name, None)
 
 
 def problem(number, tool, answer, **kinds):
@@ -47,8 +28,7 @@ def package(folder, pairs):
     (folder / "bfcl_eval" / "__init__.py").write_text("raise ImportError")
 
 
-def test_tools_read_the_package_without_importing_it(recipe, tmp_path, monkeypatch):
-    tools = recipe("tools")
+def test_tools_read_the_package_without_importing_it(tmp_path, monkeypatch):
     monkeypatch.setattr(tools, "LONGEST", 4)
     long = {"name": "long", "description": "", "parameters": {"required": []}}
     package(
@@ -71,10 +51,10 @@ def test_tools_read_the_package_without_importing_it(recipe, tmp_path, monkeypat
         assert tools.right([], [text], [rows[0]["tool"]], [rows[0]["answer"]]) == [1.0], text
 
 
-def test_tools_say_how_to_get_the_package(recipe, monkeypatch):
+def test_tools_say_how_to_get_the_package(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install --no-deps bfcl-eval"):
-        recipe("tools").training()
+        tools.training()
 
 
 @pytest.mark.parametrize(
@@ -101,62 +81,7 @@ def test_tools_say_how_to_get_the_package(recipe, monkeypatch):
         ("", False),
     ],
 )
-def test_only_right_calls_count(recipe, text, named):
-    tools = recipe("tools")
+def test_only_right_calls_count(text, named):
     answer = json.dumps(ANSWER | {"hours": [2.0]})
     assert tools.right([], [text], ["mail.send"], [answer]) == [0.0]
     assert tools.named([], [text], ["mail.send"]) == [float(named)]
-
-
-def test_tests_of_programs_tell_all_tasks_apart(recipe):
-    programs = recipe("programs")
-    seen = {}
-    for row, (text, *_) in zip(programs.rows(programs.tasks()), programs.tasks()):
-        assert json.loads(json.dumps(row)) == row
-        assert seen.setdefault(json.dumps(row["tests"]), text) == text
-    assert len(seen) == len(programs.tasks())
-    held_out = {row["prompt"] for row in programs.held_out()}
-    assert len(held_out) == 48 and held_out.isdisjoint(row["prompt"] for row in programs.training())
-
-
-def test_programs_are_graded(recipe):
-    programs = recipe("programs")
-    row = next(row for row in programs.rows(programs.tasks()) if "x times 3." in row["prompt"])
-    grade = CodeReward(CodeConfig())
-    assert grade("```python\ndef f(x):\n    return x * 3\n```\n", row) == 1
-    assert grade("```python\ndef f(x):\n    return x + 6\n```\n", row) == 0  # right for x = 3
-
-
-@pytest.mark.parametrize(
-    "turns, rewards",
-    [
-        (["price(shell)", "4 x 7 = 28. Leo pays 28 dollars."], [0, 1]),
-        ([" price(shell)\n", "28"], [0, 1]),
-        (["price(shell)", "4 x 7 = 27."], [0, 0]),
-        (["price(shell)", "price(shell)"], [0, 0]),
-        (["price(coin)"], [0]),
-        (["Leo pays 28 dollars."], [0]),  # a guess
-        ([""], [0]),
-    ],
-)
-def test_the_agent_asks_before_it_answers(recipe, turns, rewards):
-    row = {"prompt": "How much?", "thing": "shell", "price": 7, "answer": "28"}
-
-    async def episode():
-        shop = recipe("agent").Shop(row)
-        assert (await shop.start())[-1] == {"role": "user", "content": "How much?"}
-        return [await shop.step({"role": "assistant", "content": turn}) for turn in turns]
-
-    steps = asyncio.run(episode())
-    assert [step.reward for step in steps] == rewards and [step.done for step in steps] == [False, True][-len(turns) :]
-    if len(turns) == 2:
-        assert steps[0].messages[0]["content"] == "A shell costs 7 dollars."
-
-
-def test_answers_of_the_agents_rows_are_right_and_held_out_products_are_never_trained_on(recipe):
-    agent = recipe("agent")
-    products = {}
-    for name, rows in (("training", agent.training()), ("held out", agent.held_out())):
-        products[name] = {(int(row["answer"]) // row["price"], row["price"]) for row in rows}
-        assert all(f"for {int(row['answer']) // row['price']} {row['thing']}s" in row["prompt"] for row in rows)
-    assert len(products["held out"]) == 8 and not products["held out"] & products["training"]

@@ -1,4 +1,4 @@
-"""Makes a mixture of experts of a dense Llama model: python upcycle.py DENSE OUT [--experts 4] [--noise 0.1].
+"""Makes a mixture of experts of a dense Llama model: python -m gspo.recipes.upcycle DENSE OUT [--experts 4] [--noise 0.1].
 
 Each MLP is copied into all experts of its layer, so that without noise the mixture (Mixtral, top-2, weights that sum to 1)
 computes what the dense model does, whatever its new routers choose. The noise makes the experts differ.
@@ -7,6 +7,7 @@ computes what the dense model does, whatever its new routers choose. The noise m
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ def main() -> None:
     mixture = upcycled(dense, given.experts, given.noise)
     tokenizer = AutoTokenizer.from_pretrained(given.dense)
     question = [{"role": "user", "content": "How many legs have three cats?"}]
-    text = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    text: Any = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     with torch.no_grad():
         change = (mixture(**text).logits - dense(**text).logits).abs().max()
     mixture.save_pretrained(given.out)

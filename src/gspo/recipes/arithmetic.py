@@ -50,9 +50,9 @@ def row(rng: random.Random, a: int, first: str, b: int, second: str, c: int) -> 
     name, objects = rng.choice(NAMES), rng.choice(OBJECTS)
     middle = a + b if first == "+" else a - b
     answer = middle + c if second == "+" else middle - c
-    story = f"{name} has {a} {objects}, {rng.choice(VERBS[first])} {b} and then {rng.choice(VERBS[second])} {c}."
+    text = f"{name} has {a} {objects}, {rng.choice(VERBS[first])} {b} and then {rng.choice(VERBS[second])} {c}."
     return {
-        "prompt": f"{story} How many {objects} does {name} have now? Work it out in steps.",
+        "prompt": f"{text} How many {objects} does {name} have now? Work it out in steps.",
         "completion": f"{a} {first} {b} = {middle}. {middle} {second} {c} = {answer}. The answer is {answer}.",
         "answer": str(answer),
     }
