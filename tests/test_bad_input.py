@@ -55,7 +55,8 @@ def weights_read(monkeypatch):
 COMMANDS = {
     "": "COMMAND; see `gspo --help`",
     "trian recipe.toml": "invalid choice: 'trian' .choose from 'train'",
-    "train": "required: CONFIG.toml; see `gspo train --help`",
+    "plan": "required: CONFIG.toml; see `gspo plan --help`",
+    "train": "give a configuration file or recipe:NAME .*, or --model MODEL --data DATA --reward REWARD",
     "{} more.toml": "more.toml: unexpected argument",
     "{} --lr 1e-5": "--lr: unknown option; fields are given as --section.key VALUE, did you mean --optimizer.lr?",
     "{} --resum": "--resum: unknown option.*see `gspo train --help`",

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from gspo.cli.arguments import take_fields
 from gspo.cli.commands import parse
 from gspo.cli.main import main
+from gspo.cli.train import configured
 from gspo.config.files import load
 from gspo.config.names import RESUME
 from tests.patience import PATIENCE
@@ -40,6 +41,37 @@ def test_a_failed_run_ends_with_1_and_without_a_traceback(place, monkeypatch, ca
     assert main(words) == 1
     assert "gspo: error: run/metrics.jsonl has 0 bytes" in capsys.readouterr().err
     (place / "kept").rename(place / "run" / "metrics.jsonl")
+
+
+def test_a_run_without_a_file_says_where_its_settings_are(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    words = "train --model cold/model --data rows.jsonl --reward exact --log.dir=typed --model.device=cpu --train.steps=1"
+    short = "--eval.num_prompts=0 --rollout.num_prompts=4 --rollout.num_generations=2 --rollout.max_completion_length=2"
+    assert main([*words.split(), *short.split()]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[-1] == "settings typed/config.toml"
+    assert "gspo: loading the model cold/model\ngspo: loaded in " in shown.err
+    ran = load(place / "typed" / "config.toml")
+    assert (ran.model.path, ran.task.source, ran.reward.functions) == ("cold/model", "rows.jsonl", ["exact"])
+
+
+def test_short_options_go_before_the_file(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    words = "train --resume train.toml --model other --reward=math,exact --train.steps 9"
+    plain, fields = take_fields(words.split())
+    config = configured(parse(plain, fields)[1], fields)
+    assert (config.model.path, config.reward.functions, config.train.steps) == ("other", ["math", "exact"], 9)
+    assert config.task.source == "rows.jsonl"
+    for words, why in (
+        ("train", "give a configuration file or recipe:NAME (`gspo recipes`), or --model MODEL --data DATA --reward REWARD"),
+        ("sft --data rows.jsonl", "(`gspo recipes`), or --model MODEL --data DATA\n"),
+        ("serve --serve.port=1", "(`gspo recipes`), or --model MODEL\n"),
+        ("train --model a --model.path=b", "--model and --model.path: leave one of them out"),
+        ("train --model cold/model", "task.source is required"),
+        ("sft cold.toml --reward exact", "--reward: unknown option: it is of `gspo train`"),
+    ):
+        assert main(words.split()) == 2
+        assert why in capsys.readouterr().err
 
 
 FALLS = """

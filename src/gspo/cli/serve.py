@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from functools import partial
 
 from gspo.cli.arguments import Command
-from gspo.cli.train import add_arguments, resume_hint, take_part
+from gspo.cli.train import add_arguments, configured, resume_hint, take_part
 from gspo.config.commands import check_command
-from gspo.config.files import load
 from gspo.launch.processes import importing
 
 logger = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     """Serves until Ctrl-C, which saves the trained model, or until the guard ends the run."""
-    config = load(arguments.config, fields)
+    config = configured(arguments, fields)
     check_command(config, "serve")
     status = take_part(config, arguments)
     if status is not None:
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 SERVE = Command(
     "serve",
     "serve a model to agents at an OpenAI-compatible endpoint, and train it on what they return",
-    add_arguments,
+    partial(add_arguments, short=("model",)),
     run,
     resume_hint=resume_hint,
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from gspo.cli.arguments import CONFIG_FILE, Command
@@ -13,10 +15,15 @@ from gspo.config.schema import Config
 from gspo.launch.processes import importing
 from gspo.safe import visible
 
+SHORT = {"model": "model.path", "data": "task.source", "reward": "reward.functions"}
+"""Options that stand for fields, so that a run needs no file."""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that all training commands share."""
-    parser.add_argument("config", metavar="CONFIG.toml", help=CONFIG_FILE)
+
+def add_arguments(parser: argparse.ArgumentParser, short: Sequence[str] = tuple(SHORT)) -> None:
+    """Adds the arguments that all training commands share, and the options `short`."""
+    parser.add_argument("config", metavar="CONFIG.toml", nargs="?", help=f"{CONFIG_FILE}; it may be left out with --model")
+    for name in short:
+        parser.add_argument(f"--{name}", metavar=name.upper(), dest=SHORT[name], help=f"the same as --{SHORT[name]}")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
     parser.add_argument(
         "--allow",
@@ -29,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     """Trains. Returns 0 if the run finished, 1 if it collapsed, 130 if it was stopped."""
-    config = load(arguments.config, fields)
+    config = configured(arguments, fields)
     check_command(config, arguments.command)
     status = take_part(config, arguments)
     if status is not None:
@@ -42,7 +49,21 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     report = result.folder / "report.html"
     if report.is_file():
         print(visible(f"report  {report}"))
+    if arguments.config is None:
+        print(visible(f"settings {result.folder / 'config.toml'}"))
     return 0 if result.finished else 1 if result.collapsed else 130
+
+
+def configured(arguments: argparse.Namespace, fields: dict[str, str]) -> Config:
+    """The configuration of the file, if any, with --model, --data, --reward and the fields. Raises ValueError as `load`."""
+    short = {key: value for key in SHORT.values() if (value := getattr(arguments, key, None)) is not None}
+    for name, key in SHORT.items():
+        if key in short and key in fields:
+            raise ValueError(f"--{name} and --{key}: leave one of them out")
+    if arguments.config is None and "model.path" not in short | fields:
+        options = " ".join(f"--{name} {name.upper()}" for name, key in SHORT.items() if hasattr(arguments, key))
+        raise ValueError(f"give a configuration file or recipe:NAME (`gspo recipes`), or {options}")
+    return load(arguments.config, fields | short)
 
 
 def take_part(config: Config, arguments: argparse.Namespace) -> int | None:
@@ -67,7 +88,7 @@ def take_part(config: Config, arguments: argparse.Namespace) -> int | None:
 def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
     """How to continue: what `--resume` would do."""
     try:
-        folder = Path(load(arguments.config, fields).log.dir)
+        folder = Path(configured(arguments, fields).log.dir)
     except ValueError:  # the file changed in the meantime
         return ""
     if not (folder / "config.toml").exists():
@@ -83,7 +104,7 @@ TRAIN = Command(
 SFT = Command(
     "sft",
     "fine-tune a model on prompts with completions to imitate (supervised, for a cold start)",
-    add_arguments,
+    partial(add_arguments, short=("model", "data")),
     run,
     resume_hint=resume_hint,
 )
