@@ -8,6 +8,7 @@ from typing import NoReturn
 from gspo import __version__
 from gspo.cli import compare, config, demo, evaluate, export, plan, recipes, report, serve, train
 from gspo.cli.arguments import FIELDS, Command, Parser
+from gspo.cli.completion import Install
 from gspo.config.names import nearest_key
 
 COMMANDS = (
@@ -38,6 +39,7 @@ def parser() -> Parser:
         epilog="Start with `gspo demo`: it trains SmolLM2-135M in a few minutes on two CPU cores.",
     )
     top.add_argument("--version", action="version", version=f"gspo {__version__}")
+    top.add_argument("--install-completion", action=Install, nargs=0, help="install completion for bash and zsh, and exit")
     for name, text in COMMON.items():
         top.add_argument(f"--{name}", action="store_true", help=text)
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
