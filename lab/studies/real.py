@@ -220,8 +220,7 @@ def prepare() -> None:
     """The model after its cold start, on one thread, as the runs have it."""
     smollm2.fetched(print)
     if not (START / "model").exists():
-        recipe = HERE.parents[1] / "examples" / "smollm2" / "arithmetic_cold_start.toml"
-        words = ["-m", "gspo", "sft", str(recipe), "--log.dir", str(START.absolute())]
+        words = ["-m", "gspo", "sft", "recipe:smollm2-arithmetic-cold-start", "--log.dir", str(START.absolute())]
         subprocess.run([sys.executable, *words], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 

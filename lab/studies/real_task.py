@@ -1,6 +1,6 @@
 """The task of real.py, under a name of its own, so that finished runs stay valid when the recipe moves."""
 
-from examples.smollm2 import arithmetic
+from gspo.recipes import arithmetic
 
 right = arithmetic.right
 
