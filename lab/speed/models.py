@@ -54,7 +54,7 @@ def large_mixture(cfg: ModelConfig) -> HFModel:
 
 def pretrained(cfg: ModelConfig = CPU) -> HFModel:
     """SmolLM2-135M-Instruct, 30 layers of width 576."""
-    return load_model(dataclasses.replace(cfg, path=str(smollm2.fetched(print))))
+    return load_model(dataclasses.replace(cfg, path=str(smollm2.fetch_smollm2())))
 
 
 MODELS: dict[str, dict[str, Callable[[ModelConfig], HFModel]]] = {

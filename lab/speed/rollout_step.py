@@ -46,9 +46,9 @@ def model_of(task: str, scratch: Path) -> Path:
     """The folder of a task's model."""
     if not TASKS[task].pretrained:
         return chain.write_model(scratch / "model")
-    from gspo.demo.smollm2 import fetched
+    from gspo.demo.smollm2 import fetch_smollm2
 
-    return fetched(print)
+    return fetch_smollm2()
 
 
 def measure(repeats: int, warm_up: int, task: str, only: list[str] | None) -> dict[str, list[dict[str, Any]]]:

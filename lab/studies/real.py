@@ -218,7 +218,7 @@ def verdicts(done: list[dict[str, Any]]) -> str:
 
 def prepare() -> None:
     """The model after its cold start, on one thread, as the runs have it."""
-    smollm2.fetched(print)
+    smollm2.fetch_smollm2(print)
     if not (START / "model").exists():
         words = ["-m", "gspo", "sft", "recipe:smollm2-arithmetic-cold-start", "--log.dir", str(START.absolute())]
         subprocess.run([sys.executable, *words], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})

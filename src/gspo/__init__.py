@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gspo.api import evaluate as evaluate
     from gspo.api import sft as sft
     from gspo.api import train as train
+    from gspo.demo.smollm2 import fetch_smollm2 as fetch_smollm2
     from gspo.rewards.graders import by_group as by_group
     from gspo.rewards.judge import Judge as Judge
     from gspo.rewards.reward_model import RewardModel as RewardModel
@@ -29,6 +30,7 @@ WHERE = {
     "by_group": "gspo.rewards.graders",
     "Judge": "gspo.rewards.judge",
     "RewardModel": "gspo.rewards.reward_model",
+    "fetch_smollm2": "gspo.demo.smollm2",
     "gather": "gspo.agents.gather",
     "serve": "gspo.serving.start",
 }

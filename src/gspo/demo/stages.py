@@ -89,7 +89,7 @@ def run_demo(folder: Path, seed: int = 0, resume: bool = False, kind: str = "sum
     _check_folders(folder, start, resume)
     if demo.cold_start is None:
         console.print("[bold]1  The model[/]: SmolLM2-135M-Instruct, 30 layers, 135 million weights")
-        path = smollm2.fetched(lambda text: console.print(Text(visible(f"   {text}")), soft_wrap=True))
+        path = smollm2.fetch_smollm2(lambda text: console.print(Text(visible(f"   {text}")), soft_wrap=True))
     else:
         assert start is not None
         path = start / "model"
