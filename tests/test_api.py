@@ -7,6 +7,7 @@ import re
 import rlcompleter
 import signal
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,24 @@ def test_a_result_is_what_the_run_left(tmp_path):
     assert (made.folder / "model" / "model.safetensors").exists() and (made.folder / "report.html").exists()
     again = gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config, resume=True)  # nothing is left
     assert again.finished and again.metrics == made.metrics
+    page = made._repr_html_()
+    assert re.findall('<img alt="([^"]*)" width="432" src="data:image/png;base64,iVBOR', page) == ["reward"]
+    assert f"<tr><th>reward</th><td>{made.metrics['reward']:.3f}</td></tr>" in page and "<th>loss" not in page
+    assert f'<a href="{(made.folder / "report.html").as_uri()}">' in page
+
+
+def test_what_a_notebook_shows_is_escaped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path('<b>"%\u202e', "javascript:run")
+    metrics = {"step": 1, "reward": 0.5, "reward/<i>": 1.0, "reward/b": 0.0, "entropy": None}
+    made = gspo.Result(folder, None, None, metrics, finished=False)
+    page = made._repr_html_()
+    assert "<img" not in page and "<a " not in page  # nothing is there yet
+    folder.mkdir(parents=True)
+    (folder / "report.html").touch()
+    page = made._repr_html_()
+    assert "<b>" not in page and "<i>" not in page and "\u202e" not in page and "&lt;i&gt;</th><td>1.00</td>" in page
+    assert '<a href="%3Cb%3E%22%25%E2%80%AE/javascript%3Arun/report.html">' in page and "entropy" not in page
 
 
 def test_the_api_shows_itself():

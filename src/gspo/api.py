@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from gspo.assembly import assemble
 from gspo.assembly.call_inputs import CallInputs, Source, configured
@@ -18,12 +21,14 @@ from gspo.config.source_kind import GIVEN, kind
 from gspo.distributed.ranks import RankLost
 from gspo.interfaces import RewardsFailed
 from gspo.learner.memory import OutOfMemory
-from gspo.report.page import reported
+from gspo.report.page import FIRST, reported
 from gspo.report.read import read_lines
 from gspo.rollout import evaluation
 from gspo.rollout.failures import all_failed
 from gspo.runs import checkpoint
 from gspo.runs.log import is_number
+from gspo.runs.progress import shown_metrics
+from gspo.safe import visible
 from gspo.training import trainer
 from gspo.training.sft import fit
 from gspo.training.state import Run
@@ -58,6 +63,20 @@ class Result:
         numbers = ", ".join(f"{name} = {self.metrics[name]:.4g}" for name in shown if is_number(self.metrics.get(name)))
         state = "finished" if self.finished else "collapsed" if self.collapsed else "not finished"
         return f"Result({str(self.folder)!r}, {state}{': ' if numbers else ''}{numbers})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the report's first figures, the last metrics, and a link to the report."""
+        report, parts = self.folder / "report.html", [f"<p>{escape(visible(repr(self)))}</p>"]
+        for name in FIRST:
+            if (file := self.folder / "figures" / f"{name}.png").is_file():
+                data = base64.b64encode(file.read_bytes()).decode()
+                parts.append(f'<img alt="{name}" width="432" src="data:image/png;base64,{data}">')
+        rows = ((escape(visible(name)), form.format(self.metrics[key])) for key, name, form in shown_metrics(self.metrics))
+        parts += ["<table>", *(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows), "</table>"]
+        if report.is_file():
+            link = report.as_uri() if report.is_absolute() else quote(bytes(report))
+            parts.append(f'<p><a href="{link}">{escape(visible(report))}</a></p>')
+        return "\n".join(parts)
 
 
 def train(

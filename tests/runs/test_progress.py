@@ -1,5 +1,6 @@
 """The progress view: plain lines away from a terminal, a live view on one, warnings above it."""
 
+import builtins
 import io
 import math
 import os
@@ -87,6 +88,15 @@ def test_a_view_that_nobody_sees_any_more_ends_no_run(terminal):
     os.close(ours)
     _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 42, error.decode()
+
+
+def test_a_notebook_gets_plain_lines_as_text(monkeypatch, capsys):
+    """Its kernel defines get_ipython and sets FORCE_COLOR. What rich displays is cut off after 50 lines."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(builtins, "get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
+    with Progress(1) as progress:
+        progress.step({"step": 1, "reward": 0.5})
+    assert capsys.readouterr().out == "step 1/1  reward 0.500\n"
 
 
 def shown(plain, total, *metrics, start=0, width=80):

@@ -46,9 +46,9 @@ class Terminal(Console):
 class Progress:
     """Shows the progress of a run: its step, phase, newest metrics and the time left.
 
-    Prints plain lines if the output is no terminal, in CI, and with TERM=dumb. Other output appears above the live view. If
-    the output is lost (closed terminal, `| head` has ended), the run goes on without it. Shows nothing if the logger "gspo"
-    has a level above INFO (`--quiet`).
+    Prints plain lines if the output is no terminal (a notebook, for example), in CI, and with TERM=dumb. Other output
+    appears above the live view. If the output is lost (closed terminal, `| head` has ended), the run goes on without it.
+    Shows nothing if the logger "gspo" has a level above INFO (`--quiet`).
 
     Args:
         total_steps: 0 for a single phase without steps, None if unknown.
@@ -61,7 +61,9 @@ class Progress:
         self, total_steps: int | None, start_step: int = 0, title: str = "training", console: Console | None = None
     ) -> None:
         self.total, self.done, self.title = total_steps, start_step, title
-        self._console = console or Terminal(file=sys.stdout, highlight=False)
+        # Text in a notebook: JupyterLab shows only 50 of rich's outputs. Its kernel sets FORCE_COLOR, but is no terminal.
+        out = sys.stdout
+        self._console = console or Terminal(file=out, highlight=False, force_terminal=out.isatty(), force_jupyter=False)
         no_terminal = not self._console.is_terminal or os.environ.get("TERM") == "dumb"
         self.plain = no_terminal or bool(os.environ.get("CI"))
         self._quiet = logging.getLogger("gspo").level > logging.INFO
@@ -95,7 +97,7 @@ class Progress:
 
     def step(self, metrics: dict[str, Any]) -> None:
         """Show the metrics of a finished step (`step` counts from 1; 0 is an evaluation before training)."""
-        shown = _shown(metrics)
+        shown = shown_metrics(metrics)
         for key, _, _ in shown:
             self._history.setdefault(key, deque(maxlen=HISTORY)).append(float(metrics[key]))
         step = int(metrics.get("step", self.done + 1))
@@ -141,7 +143,7 @@ class Progress:
     def _line(self, metrics: dict[str, Any], step: int) -> str:
         parts = [f"step {self._count(step)}"]
         others = [(key, key, "{:.4g}") for key, value in metrics.items() if key != "step" and is_number(value)]
-        for key, name, form in _shown(metrics) or others:  # others: those that an agent logged, such as `val/reward`
+        for key, name, form in shown_metrics(metrics) or others:  # others: those that an agent logged, such as `val/reward`
             parts.append(_accuracy(metrics) if key == "eval/accuracy" else f"{name} {form.format(metrics[key])}")
         left = self._left()
         return "  ".join([*parts, left] if left else parts)
@@ -161,7 +163,7 @@ class Progress:
         if name:
             bars.add_row(*_bar(name, done, total), f"{done}/{total}" if total else "")
         numbers = _grid()
-        for key, label, form in _shown({key: values[-1] for key, values in self._history.items()}):
+        for key, label, form in shown_metrics({key: values[-1] for key, values in self._history.items()}):
             values = list(self._history[key])
             line = Text(sparkline(values[-max(1, self._console.width - 40) :]), "cyan")
             numbers.add_row(Text(visible(label), "dim"), line, form.format(values[-1]))
@@ -183,7 +185,7 @@ def _bar(name: str, done: int, total: int | None) -> tuple[RenderableType, Rende
     return Text(name, "bold", no_wrap=True, overflow="ellipsis"), bar
 
 
-def _shown(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
+def shown_metrics(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The metrics to show, as rows of SHOWN: also the parts of the reward if there are several, but no policy loss."""
     parts = [key for key in metrics if key.startswith("reward/")]
     rows = [*SHOWN, *((key, key.removeprefix("reward/"), "{:.2f}") for key in parts if len(parts) > 1)]
