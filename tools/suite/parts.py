@@ -27,8 +27,9 @@ ENVIRONMENTS = {
     ),
     "what each command needs": (12, ["make test-needs"], ["pyproject.toml", "constraints.txt", "src/gspo/config/needs.py"]),
     "a pretrained model": (
-        8, ["make test-real"],
-        ["src/gspo/demo/", "src/gspo/backends/hf/gguf", "src/gspo/recipes/", "tests/real/"],
+        10, ["make test-real", "make test-notebook"],
+        ["src/gspo/demo/", "src/gspo/backends/hf/gguf", "src/gspo/recipes/", "examples/smollm2.ipynb", "examples/ten_lines",
+         "tests/real/"],
     ),
     "ray": (10, ["make test-ray"], ["src/gspo/launch/ray_", "tests/launch/test_ray_", "tests/launch/ray_"]),
     "verifiers and benchmarks": (
