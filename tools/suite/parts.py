@@ -25,7 +25,10 @@ ENVIRONMENTS = {
         17, ["make test-vllm SHARE=1/2"],
         ["src/gspo/backends/vllm/", "tests/backends/vllm/engine/"],
     ),
-    "what each command needs": (12, ["make test-needs"], ["pyproject.toml", "constraints.txt", "src/gspo/config/needs.py"]),
+    "what each command needs": (
+        16, ["make test-needs", "make wheel-test"],
+        ["pyproject.toml", "constraints.txt", "src/gspo/config/needs.py", "tools/needs", "tools/wheel"],
+    ),
     "a pretrained model": (
         10, ["make test-real", "make test-notebook"],
         ["src/gspo/demo/", "src/gspo/backends/hf/gguf", "src/gspo/recipes/", "examples/smollm2.ipynb", "examples/ten_lines",
