@@ -1,11 +1,8 @@
-"""What all tests share: draws, threads, figures. Which of them run, and in how many processes, is tools/suite's."""
+"""What all tests share: draws and threads. Which of them run, and in how many processes, is tools/suite's."""
 
 import os
 import random
-import shutil
 import signal
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -63,31 +60,3 @@ def all_installed(monkeypatch):
 def seeded():
     """What a test draws is the same each time, alone and among others."""
     seed()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def every_figure(tmp_path_factory):
-    """The reports of runs with the same metrics show the same figures, those of the first such run of this process: to draw
-    them takes longer than a tiny run. Yields what draws them, for tests/report, which has all of its own drawn.
-    """
-    from gspo.report import plots
-    from gspo.report.read import read_run
-
-    drawn = {}
-
-    def draw(folders):
-        if len(folders) > 1:
-            return every(folders)
-        lines = read_run(folders[0]).lines
-        kind = len(lines) > 1, frozenset(name for line in lines for name in line)
-        if kind not in drawn:
-            drawn[kind] = every(folders, tmp_path_factory.mktemp("figures"))
-        out = Path(folders[0]) / "figures"
-        out.mkdir(exist_ok=True)
-        shown = ((d, Path(shutil.copy(d.light, out)), Path(shutil.copy(d.dark, out))) for d in drawn[kind])
-        return [replace(d, light=light, dark=dark) for d, light, dark in shown]
-
-    every = plots.draw
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "draw", draw)
-        yield every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from readings import Figure
 from tables import PAGE
 
-from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from canvas import DARK, LIGHT, Theme, canvas, finish
 
 IMAGES = PAGE.parent / "images"
 Figures = dict[str, dict[str, Figure]]  # by group and name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from gspo.compare.measures import NO_SIGN
-from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
 from gspo.statistics.intervals import interval
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from canvas import DARK, LIGHT, Theme, canvas, finish
 
 Series = tuple[str, Sequence[Place], Quantity, tuple[float, float]]
 """Of a curve: its label, its places from left to right, what is read there, and the bounds of what was measured."""

@@ -28,7 +28,9 @@ from strong_seen import TABLES as SEEN_OF_TRAINING
 from strong_told import TABLES as TOLD_OF_TRAINING
 
 from gspo.compare.spec import slug
-from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from canvas import DARK, LIGHT, Theme, canvas, finish
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "evidence.md"
@@ -162,10 +164,9 @@ def figures() -> None:
         draw(LIGHT, IMAGES / f"{name}.png")
         draw(DARK, IMAGES / f"{name}-dark.png")
     for setting, name in CURVES:
-        for suffix in ("", "-dark"):
-            drawn = RESULTS / "evidence" / "figures" / slug(setting) / f"{name}{suffix}.png"
-            if drawn.exists():
-                shutil.copy(drawn, IMAGES / f"evidence-{slug(setting)}-{name}{suffix}.png")
+        drawn = RESULTS / "evidence" / "figures" / slug(setting) / f"{name}.svg"  # the page still has PNGs of older ones
+        if drawn.exists():
+            shutil.copy(drawn, IMAGES / f"evidence-{slug(setting)}-{name}.svg")
 
 
 def main() -> None:

@@ -11,8 +11,7 @@ import torch
 import gspo.api  # noqa: F401
 import tests.warm  # noqa: F401
 from gspo.cli.main import main
-from gspo.compare import cells, compare
-from gspo.report import plots
+from gspo.compare import cells
 from gspo.workers.supervisor import end_with_parent
 from tests.forked import Forked
 
@@ -50,9 +49,5 @@ FORKS = SimpleNamespace(Popen=ForkedGspo, STDOUT=subprocess.STDOUT, DEVNULL=subp
 
 
 def fork_cells(patch):
-    """From here on cells are forks. Their reports, and the pages of studies, have no figures: to draw them takes longer than
-    a cell.
-    """
+    """From here on cells are forks."""
     patch.setattr(cells, "subprocess", FORKS)
-    patch.setattr(plots, "draw", lambda folders: [])
-    patch.setattr(compare, "draw_setting", lambda runs, out: [])

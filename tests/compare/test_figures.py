@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-from matplotlib.image import imread
 
-from gspo.compare.figures import FLOOR, band, draw_setting, points
+from gspo.compare.figures import FLOOR, band, points, setting_charts
 from gspo.report.read import RunMetrics
 
 
@@ -33,17 +32,18 @@ def test_a_logarithmic_band_has_a_geometric_mean_and_a_floor():
     assert mean[0] == pytest.approx(0.01) and (mean[-1], low[-1]) == (pytest.approx(FLOOR), FLOOR)
 
 
-def test_a_setting_has_the_figures_that_it_has_numbers_for(tmp_path):
+def test_a_setting_has_the_figures_that_it_has_numbers_for():
     rows = [{"reward": r, "entropy": 1.0, "clip_ratio/tokens": 0.0} for r in np.linspace(0, 1, 5)]
-    drawn = draw_setting({"GSPO": [run(*rows), run(*rows)], "GRPO": [run(*rows)]}, tmp_path / "figures")
-    assert [one.name for one in drawn] == ["reward", "entropy"]  # no tokens, no seconds, and nothing was clipped
-    for one in drawn:
-        light, dark = imread(one.light), imread(one.dark)
-        assert light.shape == dark.shape and light[..., :3].std() > 0.02
+    charts = setting_charts({"GSPO": [run(*rows), run(*rows)], "GRPO": [run(*rows)]})
+    assert [chart.name for chart in charts] == ["reward", "entropy"]  # no tokens, no seconds, and nothing was clipped
+    for chart in charts:
+        assert [(mark.style, mark.label) for mark in chart.marks] == [
+            ("band", ""), ("line", "GSPO"), ("band", ""), ("line", "GRPO")
+        ]  # fmt: skip
 
 
-def test_a_caption_says_where_lines_end_and_what_stands_on_the_floor(tmp_path):
+def test_a_caption_says_where_lines_end_and_what_stands_on_the_floor():
     rows = [{"reward": 0.5, "moe/volatility": v, "clip_ratio/tokens": 0.1} for v in (1e-7, 0.01, 0.02)]
-    told = {one.name: one.caption for one in draw_setting({"GSPO": [run(*rows), run(*rows[:2])]}, tmp_path)}
+    told = {one.name: one.caption for one in setting_charts({"GSPO": [run(*rows), run(*rows[:2])]})}
     assert all("as far as all seeds have values." in caption for caption in told.values())
     assert told["volatility"].endswith("What is below 0.001 % stands there.") and "stands there" not in told["clipped"]

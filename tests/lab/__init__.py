@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 LAB = Path(__file__).parents[2] / "lab"
-sys.path += [str(LAB / "studies"), str(LAB / "speed")]
+sys.path += [str(LAB), str(LAB / "studies"), str(LAB / "speed")]

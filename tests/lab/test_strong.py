@@ -18,7 +18,6 @@ from gspo.learner.objective import PolicyObjective
 from gspo.objective import losses
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.completions import Completions
-from gspo.report import plots
 from gspo.statistics.intervals import student
 
 
@@ -148,10 +147,9 @@ SMALL = strong.merged(
 
 @pytest.fixture
 def small(monkeypatch):
-    """Short runs, whose reports have no figures: to draw them takes longer than a run."""
+    """Short runs."""
     monkeypatch.setattr(strong, "COLD_START", 3)
     monkeypatch.setattr(strong, "RUN", SMALL)
-    monkeypatch.setattr(plots, "draw", lambda folders: [])
 
 
 def cell_of(*variants):

@@ -1,9 +1,8 @@
-"""A run folder of lines of metrics, and the axes of one of its figures."""
+"""A run folder of lines of metrics, and one of its figures."""
 
 import json
 
-from gspo.report import plots
-from gspo.report.plots import PLOTS
+from gspo.report.plots import charts
 from gspo.report.read import read_run
 
 
@@ -13,7 +12,11 @@ def write(folder, lines):
     return folder
 
 
-def axes(plot_name, *folders):
-    runs = [read_run(folder) for folder in folders]
-    plot = plots._with_keys(next(p for p in PLOTS if p.name == plot_name), runs)
-    return plots._draw_one(plot, runs).axes[0]
+def figure(name, *folders):
+    """The figure with this name of the runs in these folders."""
+    return next(chart for chart in charts([read_run(folder) for folder in folders]) if chart.name == name)
+
+
+def of(chart, *styles):
+    """Its marks of these styles."""
+    return [mark for mark in chart.marks if mark.style in styles]

@@ -1,4 +1,4 @@
-from gspo.report.events import ended, prompt, warnings
+from gspo.report.events import ended, newest, prompt, warnings
 from gspo.report.read import RunMetrics
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
@@ -50,3 +50,14 @@ def test_why_it_ended(tmp_path):
     folder = said(tmp_path / "other", (2, "collapse", "the reward fell"))
     assert not ended(folder, "error", NONE) and ended(folder, "collapse", NONE) == "the reward fell"
     assert ended(tmp_path, "error", NONE) == "" and warnings(tmp_path, NONE) == []
+
+
+def test_the_newest_events_are_listed_without_what_stands_elsewhere_and_without_secrets(tmp_path):
+    kinds = ("warning", "prompt", "error", "collapse")
+    folder = said(tmp_path / "run", *((s, "info", f"note {s}") for s in range(300)), *((301, kind, "x") for kind in kinds))
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"step": "x", "kind": ["odd"], "text": "http://me:word@host"}\n{"kind": "half')
+    found = newest(folder)
+    assert len(found) == 200
+    assert found[-2:] == [(299, "info", "note 299"), (0, "['odd']", "http://<hidden>@host")]
+    assert newest(tmp_path) == []

@@ -1,5 +1,6 @@
 from gspo.report import samples
 from gspo.report.samples import Token
+from gspo.runs.log import to_json
 from tests.report.rows import rollouts, row
 
 
@@ -82,3 +83,36 @@ def test_tokens_stand_in_the_turns_that_sampled_them(tmp_path):
     assert [(part.note, [token.text for token in part.tokens]) for part in parts(tmp_path)] == [
         ("turn 1, trained", ["a", "a"]), ("turn 2, trained", ["b"]), ("turn 3", []),
     ]  # fmt: skip
+
+
+def test_the_list_has_the_wrong_ones_first_and_says_why(tmp_path):
+    made = [
+        row(8, "old", 1.0),
+        row(9, "shaped", 1.2, reward_parts={"right": 0.0, "short": 1.2}, answer="4"),
+        row(9, "right", 0.5, reward_parts={"right": 1.0, "short": -0.5}),
+        row(9, "cut", 0.0, stop="length"),
+        row(9, "failed", None, error="no server"),
+        row(9, "none", 1.0, reward_parts={"right": None, "short": 1.0}),
+    ]
+    rollouts(tmp_path, made)
+    found = samples.listed(tmp_path, 1.0)
+    assert [line["prompt"] for line in found["rows"]] == ["none", "failed", "cut", "shaped", "right", "old"]
+    assert [line["notes"] for line in found["rows"][1:5]] == [
+        "training; no reward; no server", "training; cut off", "training; not the right answer; right 0; short 1.2",
+        "training; right 1; short -0.5",
+    ]  # fmt: skip
+    text, _, causes = found["why"].partition(": ")
+    assert text == "Of the 5 training completions of step 9 that were logged, 4 are wrong"
+    assert sorted(causes.strip(".").split(", ")) == ["1 cut off", "1 low reward", "1 no reward", "1 not the right answer"]
+    assert [line["right"] for line in samples.listed(tmp_path, 0.0)["rows"]] == [False, False, *[True] * 4]
+    (tmp_path / "evaluations.jsonl").write_bytes(to_json(row(9, "held", 1.0)))
+    found = samples.listed(tmp_path, 1.0)
+    assert found["why"] == "Of the 1 held-out completions of step 9 that were logged, 0 are wrong."
+    assert samples.listed(tmp_path / "missing", 1.0) == {"rows": [], "why": ""}
+
+
+def test_completions_that_went_wrong_are_coloured_first(tmp_path):
+    tokens = {"tokens": ["a"], "log_ratio": [0.1]}
+    rollouts(tmp_path, [row(1, prompt, reward, **tokens) for prompt, reward in (("r", 1.0), ("w", 0.0), ("f", None))])
+    cards = samples.coloured(tmp_path / "rollouts.jsonl")["cards"]
+    assert [card["parts"][0].text for _, card in cards] == ["f", "w", "r"]

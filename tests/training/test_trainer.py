@@ -32,7 +32,7 @@ def test_a_run_learns_and_leaves_what_it_promises(tmp_path):
     assert all(len(r["tokens"]) == len(r["logp"]) == len(r["log_ratio"]) == len(r["token_ids"]) for r in detailed)
     for name in ("config.toml", "report.html", "checkpoints/step_000012"):
         assert (result.folder / name).exists()
-    assert list((result.folder / "figures").glob("*.png"))
+    assert list((result.folder / "figures").glob("*.svg"))
     assert result.metrics["step"] == 12
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from gspo.compare import page, spec
 from gspo.compare.analysis import measure
 from gspo.compare.cells import CellOutcome, finished, run_cells, stopped
-from gspo.compare.figures import draw_setting
+from gspo.compare.figures import setting_charts
 from gspo.compare.measures import bounds
+from gspo.report.html import write_figures
 from gspo.report.read import RunMetrics, is_number, read_run
 from gspo.runs.progress import Progress, Terminal
 from gspo.safe import own_folder
@@ -59,8 +60,10 @@ def compare(
     summaries = {by: page.summarise(study, rows, by, limits[by]) for by in limits}
     page.write_summary(study, summaries, folder)
     figures = own_folder(folder / "figures")
-    drawn = {setting: draw_setting(each, figures / spec.slug(setting)) for setting, each in runs.items()}
-    report = page.write_html(study, rows, summaries, drawn, folder)
+    charts = {setting: setting_charts(each) for setting, each in runs.items()}
+    for setting, each in charts.items():
+        write_figures(each, own_folder(figures / spec.slug(setting)))
+    report = page.write_html(study, rows, summaries, charts, folder)
     for line in summaries["metric" if "metric" in summaries else "reward"]:
         if "verdict" in line:
             note(f"{line['setting']}: {line['verdict']}")

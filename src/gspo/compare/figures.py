@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from gspo.report.canvas import LIGHT, canvas, finish, line_style, save
-from gspo.report.plots import Drawn
+from gspo.report.chart import Chart, ChartMark
 from gspo.report.read import RunMetrics
 
 GRID = 120  # maximum points per line
@@ -60,28 +58,21 @@ def band(runs: Sequence[RunMetrics], x: str, y: str, log: bool) -> tuple[np.ndar
     return grid, np.exp(np.log(values).mean(0)), values.min(0), values.max(0)
 
 
-def draw_setting(runs: Mapping[str, Sequence[RunMetrics]], out: Path) -> list[Drawn]:
-    """Draws the figures of one setting as PNG files in `out`. `runs`: by variant."""
-    out.mkdir(parents=True, exist_ok=True)
-    drawn = []
+def setting_charts(runs: Mapping[str, Sequence[RunMetrics]]) -> list[Chart]:
+    """The figures of one setting. `runs`: by variant."""
+    charts = []
     for name, title, unit, x, y, log, caption in CURVES:
         bands = {variant: curve for variant, each in runs.items() if (curve := band(each, x, y, log)) is not None}
         if not bands or (log and all((curve[1] <= FLOOR).all() for curve in bands.values())):
             continue
-        files = out / f"{name}.png", out / f"{name}-dark.png"
         scale = 100.0 if unit == PERCENT else 1.0
-        with canvas(LIGHT) as (figure, ax):
-            for i, (variant, (grid, *values)) in enumerate(bands.items()):
-                mean, low, high = (scale * each for each in values)
-                colour, dashes = line_style(i)
-                if len(bands) <= 6:
-                    ax.fill_between(grid, low, high, color=colour, alpha=0.15, lw=0)
-                ax.plot(grid, mean, dashes, color=colour, lw=1.9, label=variant)
-            finish(figure, ax, title, unit, log=log)
-            ax.set_xlabel(NAMES[x])
-            save(figure, *files)
+        marks = []
+        for i, (variant, (grid, *values)) in enumerate(bands.items()):
+            mean, low, high = (scale * each for each in values)
+            marks += [ChartMark("", grid, high, low, i, "band")] if len(bands) <= 6 else []
+            marks.append(ChartMark(variant, grid, mean, None, i))
         words = f"{caption}. Band: from the lowest seed to the highest, as far as all seeds have values."
         if log and any((low <= FLOOR).any() for _, _, low, _ in bands.values()):
             words += f" What is below {FLOOR * scale:g}{' %' * (scale > 1)} stands there."
-        drawn.append(Drawn(name, title, words, *files))
-    return drawn
+        charts.append(Chart(name, title, unit, words, marks, x_label=NAMES[x], log=log))
+    return charts

@@ -14,8 +14,8 @@ from gspo.compare.analysis import MEANS
 from gspo.compare.measures import NO_SIGN, UNBOUNDED, better, bounds
 from gspo.compare.spec import Study
 from gspo.compare.terms import describe
+from gspo.report.chart import Chart
 from gspo.report.html import write_page
-from gspo.report.plots import Drawn
 from gspo.runs.log import finite
 from gspo.safe import replace_file
 from gspo.statistics.intervals import bootstrap, interval, of_differences, paired
@@ -113,7 +113,7 @@ def write_html(
     study: Study,
     rows: Sequence[CellRow],
     summaries: Mapping[str, list[dict[str, Any]]],
-    drawn: Mapping[str, list[Drawn]],
+    charts: Mapping[str, list[Chart]],
     folder: Path,
 ) -> Path:
     """compare.html. Returns its path."""
@@ -129,7 +129,7 @@ def write_html(
         for by, lines in summaries.items():
             here = [line for line in lines if line["setting"] == setting]
             tables.append((*_table(study, here, by), [line["verdict"] for line in here if "verdict" in line]))
-        settings.append({"name": setting, "tables": tables, "drawn": drawn.get(setting, [])})
+        settings.append({"name": setting, "tables": tables, "charts": charts.get(setting, [])})
     path = folder / "compare.html"
     shares = {cell.config.guard.collapse for cell in study.cells}
     write_page(

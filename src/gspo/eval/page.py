@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gspo.eval.results import LIKE, NEEDS_TWO, THESE, describe_sizes, percent_with_interval, unscored
-from gspo.report.canvas import LIGHT, canvas, finish, save
-from gspo.report.html import write_page
-from gspo.report.plots import Drawn
+from gspo.report.chart import Chart, ChartMark
+from gspo.report.html import write_figures, write_page
 from gspo.safe import own_folder
 from gspo.statistics.intervals import Interval
 
@@ -28,7 +29,8 @@ def write(
     """Writes benchmark.html and its figures. words: of the comparison and the rating. Returns its path."""
     n = made["samples"]
     title = f"{manifest['title']}: {percent_with_interval(made[LIKE])}"
-    path = folder / "benchmark.html"
+    path, charts = folder / "benchmark.html", charts_of(made, rows)
+    write_figures(charts, own_folder(folder / "figures"))
     write_page(
         path,
         "eval/page.html",
@@ -37,7 +39,7 @@ def write(
         leads=[_lead(made, manifest), *words],
         tiles=_tiles(made),
         intervals=[(f"avg@{n}, {which}", _interval(made[which])) for which in (THESE, LIKE)],
-        drawn=draw(made, rows, own_folder(folder / "figures")),
+        charts=charts,
         estimates=_estimates(made),
         like=LIKE,
         problems=_problems(rows),
@@ -95,34 +97,20 @@ def _problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"columns": head, "rows": lines, "left": max(0, len(rows) - MOST)}
 
 
-def draw(made: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], out: Path) -> list[Drawn]:
-    """The figures as PNG files: the problems by their share of right replies; pass@k and maj@k against k."""
-    n = made["samples"]
+def charts_of(made: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """The figures: pass@k and maj@k against k, if there are several replies; the problems by their share of right ones."""
     found = []
-    if n > 1:
-        files = out / "estimates.png", out / "estimates-dark.png"
-        with canvas(LIGHT) as (sheet, ax):
-            ks = list(made["pass"])
-            for number, name in enumerate(name for name in ("pass", "maj") if name in made):
-                points = made[name].values()
-                colour = LIGHT.series[number]
-                low, high = [point.low for point in points], [point.high for point in points]
-                ax.fill_between(ks, low, high, color=colour, alpha=0.15, lw=0)
-                ax.plot(ks, [point.mean for point in points], "o-", color=colour, lw=1.9, ms=4, label=f"{name}@k")
-            finish(sheet, ax, "Of k replies", "share of problems", top=1.02)
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(ks, [str(k) for k in ks])
-            ax.minorticks_off()
-            ax.set_xlabel("k")
-            save(sheet, *files)
+    if made["samples"] > 1:
+        marks: list[ChartMark] = []
+        for number, name in enumerate(name for name in ("pass", "maj") if name in made):
+            mean, low, high = np.array([(point.mean, point.low, point.high) for point in made[name].values()]).T
+            at = np.arange(len(mean))
+            marks += [ChartMark("", at, high, low, number, "band"), ChartMark(f"{name}@k", at, mean, None, number)]
         what = "at least one is right (pass@k)" + ("; the answer of most is right (maj@k)" if "maj" in made else "")
-        found.append(Drawn("estimates", "Of k replies", f"Of k replies {what}. Band: 95 %, {LIKE}.", *files))
-    files = out / "problems.png", out / "problems-dark.png"
-    with canvas(LIGHT) as (sheet, ax):
-        shares = sorted((row["correct"] / row["n"] for row in rows), reverse=True)
-        ax.bar(range(1, len(shares) + 1), shares, width=0.9, color=LIGHT.series[0])
-        finish(sheet, ax, "Problems, from easy to hard", "share of right replies", top=1.02)
-        ax.set_xlabel("problem")
-        save(sheet, *files)
-    caption = "Each bar is a problem: the share of its replies that are right."
-    return [*found, Drawn("problems", "Problems, from easy to hard", caption, *files)]
+        caption, ks = f"Of k replies {what}. Band: 95 %, {LIKE}.", list(map(str, made["pass"]))
+        found.append(Chart("estimates", "Of k replies", "share of problems", caption, marks, "k", top=1.02, names=ks))
+    shares = np.array(sorted((row["correct"] / row["n"] for row in rows), reverse=True))
+    edges = np.repeat(np.arange(len(shares) + 1) + 0.5, 2)[1:-1]
+    steps = [ChartMark("", edges, np.repeat(shares, 2), np.zeros(len(edges)), 0, "area")]
+    title, caption = "Problems, from easy to hard", "Of each problem the share of its replies that are right."
+    return [*found, Chart("problems", title, "share of right replies", caption, steps, "problem", top=1.02)]

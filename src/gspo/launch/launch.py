@@ -134,7 +134,7 @@ def launch(
         else:
             logger.warning(f"{ended.why}, and scale.restarts = {restarts}: go on with {RESUME}")
     if folder is not None and not ended.reported and len(signals.numbers) < 2:  # a second signal means stop now
-        from gspo.report.page import report_of  # takes half a second, and few runs need it here
+        from gspo.report.page import report_of  # few runs need it here
 
         try:
             report_of(folder)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 from gspo.report.numbers import plural, steps
 from gspo.report.read import RunMetrics, is_step, read_lines
-from gspo.safe import without_logins
+from gspo.safe import shorten, without_logins
 
 LOSSES = (
     ("rollouts/failed", "rollout", "had no reward"),
     ("groups/dropped", "group", "dropped: fewer than two rewards left"),
     ("updates/skipped", "update", "skipped: loss or gradient not finite"),
 )
+MOST_EVENTS, ELSEWHERE = 200, ("warning", "error", "collapse", "prompt")  # of the list
 _STEP = re.compile(r"^step \d+: ?")
 _NUMBER = re.compile(r"[-−+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
@@ -34,6 +37,12 @@ def warnings(folder: Path, run: RunMetrics) -> list[str]:
     return texts + [f"{plural(count, word)} {meaning}" for count, word, meaning in lost if count]
 
 
+def newest(folder: Path) -> list[tuple[int, str, str]]:
+    """Step, kind and text of the newest events, without those that the page shows elsewhere."""
+    events = (each for each in read_lines(folder / "events.jsonl") if each.get("kind") not in ELSEWHERE)
+    return [(_step(each), str(each.get("kind", "")), shorten(_text(each), 2000)) for each in deque(events, MOST_EVENTS)]
+
+
 def ended(folder: Path, kind: str, run: RunMetrics) -> str:
     """Why the run ended, by its last event of this kind ("error" or "collapse"); "" if it has none or went on later."""
     return next((text for step, text in reversed(_events(folder, kind)) if step >= steps(run)), "")
@@ -51,7 +60,12 @@ def sandbox(folder: Path) -> str:
 
 def _events(folder: Path, kind: str) -> list[tuple[int, str]]:
     """Step and text of each event of a kind."""
-    events = [event for event in read_lines(folder / "events.jsonl") if event.get("kind") == kind]
-    return [
-        (event["step"] if is_step(event.get("step")) else 0, without_logins(str(event.get("text", "")))) for event in events
-    ]
+    return [(_step(each), _text(each)) for each in read_lines(folder / "events.jsonl") if each.get("kind") == kind]
+
+
+def _step(event: dict[str, Any]) -> int:
+    return event["step"] if is_step(event.get("step")) else 0
+
+
+def _text(event: dict[str, Any]) -> str:
+    return without_logins(str(event.get("text", "")))

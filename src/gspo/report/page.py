@@ -10,21 +10,20 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
 
-from gspo.report import numbers, samples
-from gspo.report.events import prompt, sandbox, warnings
-from gspo.report.html import write_page
-from gspo.report.read import read_lines, read_run, run_names
+from gspo.report import numbers, plots, samples
+from gspo.report.chart import Chart
+from gspo.report.events import newest, prompt, sandbox, warnings
+from gspo.report.html import render, write_figures, write_page
+from gspo.report.judgements import judge
+from gspo.report.read import RunMetrics, is_number, read_lines, read_run, run_names
 from gspo.report.summary import RunSummary, get, headline, lead, origin, summarise, tiles
 from gspo.safe import own_folder, without_secrets
 
 logger = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from gspo.report.plots import Drawn
 
 FIRST = ("accuracy", "reward", "loss")  # figures that come first
 NEXT = ("completions", "reward_parts", "length", "grad_norm")  # those that come beside one that would stand alone
@@ -36,21 +35,21 @@ def write_report(run_dirs: Sequence[str | Path]) -> Path:
     One run gives `report.html`, several in the same figures `comparison.html`. Raises ValueError if a folder has no metrics,
     or if its `figures` is a link.
     """
-    from gspo.report import plots  # half a second, which ranks that write no report need not take
-
     folders = [Path(folder) for folder in run_dirs]
     runs = [read_run(folder, name) for folder, name in zip(folders, run_names(folders))]
-    own_folder(folders[0] / "figures")
-    drawn = plots.draw(folders)
-    settings, texts = zip(*map(_settings, folders))
-    summaries = [summarise(folder, run, table) for folder, run, table in zip(folders, runs, settings)]
-    if len(runs) == 1:
-        kind, values = "report", _report(folders[0], summaries[0], drawn, texts[0])
-    else:
-        kind, values = "comparison", _comparison(folders, summaries, drawn, texts)
+    figures = own_folder(folders[0] / "figures")
+    kind, prefix, values = ("report", "", _report) if len(runs) == 1 else ("comparison", "compare-", _comparison)
+    charts = plots.charts(runs)
+    write_figures(charts, figures, prefix)
     path = folders[0] / f"{kind}.html"
-    write_page(path, f"report/templates/{kind}.html", **values)
+    write_page(path, f"report/templates/{kind}.html", **values(folders, runs, charts))
     return path
+
+
+def live_page(folder: Path) -> str:
+    """The report of a run that goes on, or has no step yet, as a page that refreshes itself."""
+    runs = [read_run(folder, begun=False)]
+    return render("report/templates/report.html", live=True, **_report([folder], runs, plots.charts(runs)))
 
 
 def report_of(folder: Path) -> None:
@@ -82,10 +81,14 @@ def reported(*but: type[BaseException]) -> Iterator[list[Path]]:
         report_of(folder)
 
 
-def _report(folder: Path, summary: RunSummary, drawn: list[Drawn], text: str) -> dict[str, Any]:
+def _report(folders: list[Path], runs: list[RunMetrics], charts: list[Chart]) -> dict[str, Any]:
     """The values of templates/report.html."""
-    title = headline(summary)
-    names = [d.name for d in drawn]
+    (folder,), (run,) = folders, runs
+    settings, text = _settings(folder)
+    summary = summarise(folder, run, settings)
+    title, threshold = headline(summary), get(settings, "reward", "correct_threshold")
+    judged = [chart._replace(judgement=judge(chart.name, run)) for chart in charts]
+    names = [chart.name for chart in charts]
     first = [name for name in FIRST if name in names]
     first += [name for name in NEXT if name in names][: max(0, 2 - len(first))]
     warned, ran = warnings(folder, summary.run), sandbox(folder)
@@ -98,27 +101,29 @@ def _report(folder: Path, summary: RunSummary, drawn: list[Drawn], text: str) ->
         "failure": summary.error or summary.collapsed,
         "lead": lead(summary) + programs + below,
         "tiles": tiles(summary),
-        "first": [d for d in drawn if d.name in first],
+        "first": [chart for chart in judged if chart.name in first],
         "warnings": warned,
         "prompt": prompt(folder),
         "before_and_after": samples.before_and_after(folder),
-        "diagnostics": [d for d in drawn if d.name not in first],
+        "events": newest(folder),
+        "listed": samples.listed(folder, threshold if is_number(threshold) else 1.0),
+        "diagnostics": [chart for chart in judged if chart.name not in first],
         "coloured": samples.coloured(folder / "rollouts.jsonl"),
         "configuration": text,
     }
 
 
-def _comparison(
-    folders: list[Path], summaries: list[RunSummary], drawn: list[Drawn], texts: Sequence[str]
-) -> dict[str, Any]:
+def _comparison(folders: list[Path], runs: list[RunMetrics], charts: list[Chart]) -> dict[str, Any]:
     """The values of templates/comparison.html."""
+    settings, texts = zip(*map(_settings, folders))
+    summaries = [summarise(folder, run, table) for folder, run, table in zip(folders, runs, settings)]
     names = [one.run.name for one in summaries]
     warned = [warnings(folder, one.run) for folder, one in zip(folders, summaries)]
     return {
         "title": f"{len(summaries)} runs compared",
         "columns": ("run", "algorithm", "steps", "time", "held-out accuracy", "reward", "clipped", "completion length"),
         "rows": [_cells(one) for one in summaries],
-        "drawn": drawn,
+        "charts": charts,
         "warnings": [f"{name}: {text}" for name, each in zip(names, warned) for text in each],
         "configurations": list(zip(names, texts)),
     }

@@ -1,21 +1,18 @@
-"""Figures of one run, or of several runs on shared axes, from their run folders. Each is for a light and a dark page."""
+"""Figures of one run, or of several runs on shared axes, from their metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from gspo.report import marks
-from gspo.report.canvas import LIGHT, canvas, finish, line_style, save
-from gspo.report.read import RunMetrics, read_run, run_names
+from gspo.report.chart import VERTICAL, Chart, ChartMark
+from gspo.report.read import RunMetrics
 
 EXACT = ("accuracy", "lr", "range")  # without noise, or few points: no running mean
+SMOOTH_FROM = 150  # number of points from which a running mean is drawn over the raw line
 SHARE = 2.0  # a larger value is a count, not a share or a reward of 0 and 1 with a small bonus
 Keys = tuple[tuple[str, str], ...]
 
@@ -32,7 +29,7 @@ class Plot:
     scale: float = 1.0  # factor applied to the values
     log: bool = False  # the y axis is logarithmic
     top: float | None = None  # upper end of the y axis
-    marks: Callable[[Axes, RunMetrics], None] | None = None  # draws onto the axes of a single run what is no line
+    marks: Callable[[RunMetrics], list[ChartMark]] | None = None  # what is no line, for a single run
     only_marks: bool = False  # in place of the lines
     dots: bool = False  # points get dots and error bars
     prefix: str = ""  # every metric that begins with it becomes a key
@@ -51,17 +48,6 @@ class Plot:
         return words + (" Thin lines: a stage begins." if marks.borders(run) else "")
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A figure on disk, in both renderings."""
-
-    name: str
-    title: str
-    caption: str
-    light: Path
-    dark: Path
-
-
 CLIPS = (
     ("clip_ratio/tokens", "all"),
     ("clip_ratio/positive", "of those with A > 0"),
@@ -70,7 +56,7 @@ CLIPS = (
 )
 PLOTS = (
     Plot("accuracy", "Held-out accuracy", "% of completions", "On prompts never trained on, with 95 % intervals.",
-         (("eval/accuracy", ""),), 100, top=112, marks=marks.ends, dots=True),
+         (("eval/accuracy", ""),), 100, top=112, dots=True),
     Plot("reward", "Reward", "reward of a completion", "Mean over the completions of each step.",
          (("reward", "mean"),), marks=marks.reward_band),
     Plot("loss", "Loss", "nats per token", "Cross-entropy of the completions that are imitated.", (("loss", ""),)),
@@ -127,27 +113,13 @@ PLOTS = (
 )  # fmt: skip
 
 
-def draw(run_dirs: Sequence[str | Path], out: str | Path | None = None) -> list[Drawn]:
-    """Draws every figure that the runs have data for into `out` (default: figures/ of the first run).
-
-    Several runs share the axes, each in its own colour; their files are called `compare-NAME.png`.
-    """
-    runs = [read_run(folder, name) for folder, name in zip(run_dirs, run_names(run_dirs))]
-    out = Path(out) if out is not None else Path(run_dirs[0]) / "figures"
-    out.mkdir(parents=True, exist_ok=True)
-    drawn = []
-    for each in PLOTS:
-        plot = _with_keys(each, runs)
-        if plot is None:
-            continue
-        stem = plot.name if len(runs) == 1 else f"compare-{plot.name}"
-        files = (out / f"{stem}.png", out / f"{stem}-dark.png")
-        save(_draw_one(plot, runs), *files)
-        drawn.append(Drawn(plot.name, plot.title, plot.explained(runs), *files))
-    return drawn
+def charts(runs: Sequence[RunMetrics]) -> list[Chart]:
+    """Every figure that the runs have data for. Several runs share the axes, each in its own colour."""
+    found = [_chart(plot, runs) for each in PLOTS if (plot := _with_keys(each, runs)) is not None]
+    return [chart for chart in found if any(mark.style not in VERTICAL for mark in chart.marks)]
 
 
-def _with_keys(plot: Plot, runs: list[RunMetrics]) -> Plot | None:
+def _with_keys(plot: Plot, runs: Sequence[RunMetrics]) -> Plot | None:
     """The plot with the keys that the runs have; None if there is nothing to draw."""
     keys = plot.keys
     if plot.prefix:
@@ -167,7 +139,7 @@ def _with_keys(plot: Plot, runs: list[RunMetrics]) -> Plot | None:
     return replace(plot, keys=keys, log=plot.log and bool((values > 0).any()))
 
 
-def _alike(keys: Keys, runs: list[RunMetrics], large: bool) -> Keys:
+def _alike(keys: Keys, runs: Sequence[RunMetrics], large: bool) -> Keys:
     """Splits parts of the reward between two figures: counts would dwarf the others, so `large` has them alone."""
     counts = tuple(pair for pair in keys if any((np.abs(run.series(pair[0])[1]) > SHARE).any() for run in runs))
     others = tuple(pair for pair in keys if pair not in counts)
@@ -176,45 +148,48 @@ def _alike(keys: Keys, runs: list[RunMetrics], large: bool) -> Keys:
     return counts if large else others
 
 
-def _draw_one(plot: Plot, runs: list[RunMetrics]) -> Figure:
+def _chart(plot: Plot, runs: Sequence[RunMetrics]) -> Chart:
     several = len(runs) > 1
     key, first_label = plot.keys[0]
     if several:
         lines = [(i, run, key, run.name) for i, run in enumerate(runs) if len(run.series(key)[0])]
     else:
         lines = [(i, runs[0], key, label) for i, (key, label) in enumerate(() if plot.only_marks else plot.keys)]
-    with canvas(LIGHT) as (figure, ax):
-        windows = {_line(ax, plot, *line) for line in lines}
-        if not several:
-            if plot.marks is not None:
-                plot.marks(ax, runs[0])
-            marks.stage_lines(ax, runs[0])
-        title = plot.compare if several and plot.compare else plot.title
-        if plot.prefix and (several or len(plot.keys) == 1):
-            title += f": {first_label}"
-        how: Any = {"log": plot.log, "top": plot.top, "zero": plot.scale == 100, "dots": plot.dots, "alone": several}
-        finish(figure, ax, title, plot.unit, **how)
-        bold = f"mean of {2 * max(windows) + 1} steps" if len(windows) == 1 else "running mean, where a thin line shows"
-        ax.set_xlabel(f"step (bold: {bold})" if any(windows) else "step")
-    return figure
+    drawn, windows = [], set()
+    for line in lines:
+        found, window = _line(plot, *line)
+        drawn += found
+        windows.add(window)
+    if not several:
+        drawn = [*(plot.marks(runs[0]) if plot.marks else ()), *drawn, *marks.stages(runs[0])]
+    title = plot.compare if several and plot.compare else plot.title
+    if plot.prefix and (several or len(plot.keys) == 1):
+        title += f": {first_label}"
+    bold = f"mean of {2 * max(windows) + 1} steps" if len(windows) == 1 else "running mean, where a thin line shows"
+    return Chart(
+        plot.name, title, plot.unit, plot.explained(runs), [mark for mark in drawn if len(mark.x)],
+        x_note=f" (bold: {bold})" if any(windows) else "",
+        log=plot.log,
+        top=marks.times(runs[0])[2] if plot.name == "time" and not several else plot.top,
+        margin=0.05 if plot.dots else 0.0,
+        texts=marks.ends(runs[0]) if plot.name == "accuracy" and not several else (),
+        legend=several,
+    )  # fmt: skip
 
 
-def _line(ax: Axes, plot: Plot, number: int, run: RunMetrics, key: str, label: str) -> int:
-    """Draws a line, with a running mean if it is long. Returns the half-width of the mean's window in points, 0 for none."""
+def _line(plot: Plot, number: int, run: RunMetrics, key: str, label: str) -> tuple[list[ChartMark], int]:
+    """A line, with a running mean if it is long; and the half-width of the mean's window in points, 0 for none."""
     x, y = run.series(key)
-    colour, style = line_style(number)
     y = y * plot.scale
     if plot.log:
         x, y = x[y > 0], y[y > 0]
-    if plot.dots:
-        marks.error_bars(ax, run, colour)
-    window = len(x) // 25 if len(x) >= marks.SMOOTH_FROM and plot.name not in EXACT else 0
+    drawn = marks.intervals(run, number) if plot.dots else []
+    window = len(x) // 25 if len(x) >= SMOOTH_FROM and plot.name not in EXACT else 0
     if window:
-        ax.plot(x, y, color=colour, lw=0.7, alpha=0.3)
+        drawn.append(ChartMark("", x, y, None, number, "raw"))
         ones = np.ones(2 * window + 1)
         values = np.log(y) if plot.log else y  # geometric mean: on a logarithmic axis a spike would lift its whole window
         y = np.convolve(values, ones, mode="same") / np.convolve(np.ones(len(y)), ones, mode="same")
         y = np.exp(y) if plot.log else y
-    dot = "o" if len(x) == 1 or (plot.dots and len(x) <= marks.MOST_DOTS) else None
-    ax.plot(x, y, style, color=colour, lw=1.9, label=label, marker=dot, ms=5)
-    return window
+    dots = marks.lone(x, y, number, marks.MOST_DOTS if plot.dots else 1)
+    return [*drawn, ChartMark(label, x, y, None, number), *dots], window

@@ -60,11 +60,11 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def read_run(run_dir: str | Path, name: str | None = None) -> RunMetrics:
-    """Reads a run from its folder. Raises ValueError if it has no step yet."""
+def read_run(run_dir: str | Path, name: str | None = None, begun: bool = True) -> RunMetrics:
+    """Reads a run from its folder. Raises ValueError if it has no step yet, unless `begun` is False."""
     folder = Path(run_dir)
     lines = [_metrics(line) for line in read_lines(folder / "metrics.jsonl") if is_step(line.get("step", 0))]
-    if not lines:
+    if not lines and begun:
         errors = [event.get("text") for event in read_lines(folder / "events.jsonl") if event.get("kind") == "error"]
         why = f". This one failed before its first step: {errors[-1]}" if errors else ""
         raise ValueError(f"{folder}: no metrics.jsonl with at least one step; give the folder of a run (log.dir){why}")
@@ -87,23 +87,28 @@ def first_step(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with path.open("rb") as file:
-        return _one_step(file.read(MOST_BYTES).split(b"\n"))
+        return _one_step(map(_row, file.read(MOST_BYTES).split(b"\n")))
 
 
 def last_step(path: Path) -> list[dict[str, Any]]:
     """The rollouts of the last step in a rollouts.jsonl; [] where there is none."""
+    return _one_step(newest_rows(path))[::-1]
+
+
+def newest_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rollouts in a rollouts.jsonl, newest first; of a huge one only those near its end."""
     if not path.exists():
-        return []
+        return
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - MOST_BYTES))
-        return _one_step(reversed(file.read().split(b"\n")))[::-1]
+        lines = file.read().split(b"\n")
+    yield from filter(None, map(_row, reversed(lines)))
 
 
-def _one_step(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The rollouts in these lines, up to the first one of another step. A line that is cut off is no JSON."""
+def _one_step(found: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """The first of these rollouts, up to one of another step. None: a line that is cut off, which is no JSON."""
     rows: list[dict[str, Any]] = []
-    for line in lines:
-        row = _row(line)
+    for row in found:
         if row and rows and row["step"] != rows[0]["step"]:
             break
         rows += [row] if row else []
@@ -133,6 +138,8 @@ def _row(line: bytes) -> dict[str, Any] | None:
     kept = {"step": row["step"], "prompt": prompt if isinstance(prompt, list) else str(prompt), "reward": None}
     kept |= {key: row[key] for key in ("reward", "advantage") if is_number(row.get(key))}
     kept |= {key: str(row[key]) for key in ("completion", "stop", "error", "answer") if row.get(key) is not None}
+    if isinstance(parts := row.get("reward_parts"), dict):
+        kept["reward_parts"] = {name: value if is_number(value) else None for name, value in parts.items()}
     lists = {key: value for key, value in row.items() if isinstance(value, list)}
     kept |= {key: lists[key] for key in ("token_ids", "tokens") if key in lists}
     for key in {"log_ratio", "logp", "token_turns"} & lists.keys():

@@ -1,20 +1,23 @@
-"""Sample rollouts of a run: a completion before and after training, and tokens coloured by their log-ratio.
+"""Sample rollouts of a run: a completion before and after training, tokens coloured by their log-ratio, a list to search.
 
 What the functions return is shown by templates/samples.html.
 """
 
 from __future__ import annotations
 
-from itertools import repeat
+import math
+from collections import Counter
+from itertools import islice, repeat
 from pathlib import Path
 from statistics import median_low as median
 from typing import Any, NamedTuple
 
-from gspo.report.read import first_step, last_step
+from gspo.report.read import first_step, last_step, newest_rows
 from gspo.safe import shorten
 
 MOST_TOKENS = 2000  # shown per completion; longer ones lose their middle
 MOST_COLOURED = 6  # completions whose tokens are coloured
+MOST_LISTED, MOST_SEARCHED = 100, 20_000  # right ones, and wrong ones, of a file; those looked at
 MOST_ROWS, MOST_PROMPTS = 512, 64  # of a step that are searched for a pair
 SAME = 2.0
 SHADES = 4
@@ -59,13 +62,60 @@ def before_and_after(folder: Path) -> dict[str, Any] | None:
 
 def coloured(path: Path) -> dict[str, Any] | None:
     """Completions of the last step with tokens coloured by their log-ratios; None if none has log-ratios."""
-    rows = [row for row in last_step(path) if row.get("tokens") and row.get("log_ratio")][:MOST_COLOURED]
+    rows = [row for row in last_step(path) if row.get("tokens") and row.get("log_ratio")]
+    rows = sorted(rows, key=lambda row: -math.inf if row["reward"] is None else row["reward"])[:MOST_COLOURED]
     if not rows:
         return None
     sizes = sorted(abs(v) for row in rows for v in row["log_ratio"] if v is not None)
     top = max(sizes[int(0.98 * (len(sizes) - 1))] if sizes else 0.0, ROUNDING)
     cards = [("", _card(row, top)) for row in rows]
     return {"step": rows[0]["step"], "top": f"{top:.2g}", "scale": [shade(v, 1.0) for v in SCALE], "cards": cards}
+
+
+def listed(folder: Path, threshold: float) -> dict[str, Any]:
+    """The newest completions, held out and of training: as many right as wrong ones, the wrong ones first; and a sentence
+    about why some are wrong. threshold: what the first reward function gives to a right one at least.
+    """
+    rows, why = [], ""
+    for kind, name in (("held-out", "evaluations.jsonl"), ("training", "rollouts.jsonl")):
+        why = why or _why(kind, last_step(folder / name), threshold)
+        count = {True: 0, False: 0}
+        for row in islice(newest_rows(folder / name), MOST_SEARCHED):
+            right = not (cause := _cause(row, threshold))
+            count[right] += 1
+            if count[right] <= MOST_LISTED:
+                rows.append(_listed(row, kind, cause))
+            if min(count.values()) >= MOST_LISTED:
+                break
+    return {"rows": sorted(rows, key=lambda row: row["right"]), "why": why}
+
+
+def _cause(row: dict[str, Any], threshold: float) -> str:
+    """Why a completion is wrong, as far as is known; "" for a right one."""
+    value = next(iter(row.get("reward_parts", {}).values()), row["reward"])
+    if value is not None and value >= threshold - 1e-9:
+        return ""
+    other = "not the right answer" if row.get("answer") else "low reward"
+    return "no reward" if row["reward"] is None else "cut off" if row.get("stop") == "length" else other
+
+
+def _listed(row: dict[str, Any], kind: str, cause: str) -> dict[str, Any]:
+    """A line of the list."""
+    parts = [f"{name} {value:z.3g}" for name, value in row.get("reward_parts", {}).items() if value is not None]
+    notes = [kind, cause, row.get("error", ""), *(parts if len(parts) > 1 else [])]
+    return {
+        "right": not cause, "step": row["step"], "reward": row["reward"], "tokens": len(row.get("token_ids", ())),
+        "prompt": shorten(prompt_text(row), 600), "completion": shorten(row.get("completion", ""), 1000),
+        "answer": shorten(row.get("answer", ""), 200), "notes": shorten("; ".join(filter(None, notes)), 400),
+    }  # fmt: skip
+
+
+def _why(kind: str, rows: list[dict[str, Any]], threshold: float) -> str:
+    """How many completions of a step are wrong, and why; "" if there are none."""
+    counts = Counter(cause for row in rows if (cause := _cause(row, threshold)))
+    causes = ", ".join(f"{count} {cause}" for cause, count in counts.most_common())
+    total = f"{len(rows)} {kind} completions of step {rows[0]['step']}" if rows else ""
+    return total and f"Of the {total} that were logged, {counts.total()} are wrong{': ' if causes else ''}{causes}."
 
 
 def _card(row: dict[str, Any], top: float = 0.0) -> dict[str, Any]:

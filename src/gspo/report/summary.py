@@ -58,6 +58,8 @@ def headline(summary: RunSummary) -> str:
         return f"Failed after {of}"
     if summary.collapsed:
         return f"Collapsed: stopped after {of}"
+    if not summary.run.lines:
+        return "No step yet"
     span = f"in {plural(done, 'step')}, {numbers.duration(numbers.seconds(summary.run))}"
     result = _result(summary)
     return f"{result[:1].upper()}{result[1:]} {span}" if result else span.removeprefix("in ")

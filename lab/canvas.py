@@ -1,4 +1,4 @@
-"""The common look of all figures: size, colours for a light and a dark page, axes, legend."""
+"""The common look of the pictures in docs/ and lab/: size, colours for a light and a dark page, axes, legend."""
 
 from __future__ import annotations
 
@@ -6,28 +6,19 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
-from matplotlib.colors import to_rgb
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
-from matplotlib.image import imsave
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from gspo.safe import replace_file, visible
+from gspo.report.chart import POWERS, short
 
 SIZE = (4.8, 3.0)  # inches: small, so that the text is large on the page
-DPI = 180
-LONGEST = 46  # characters of a title or a label in the legend
-DASHES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True)
@@ -42,12 +33,6 @@ class Theme:
 
 LIGHT = Theme("#ffffff", "#24292f", "#d5dae0", ("#1a6fc4", "#d1570f", "#0b8f6c", "#9a4fb0", "#6b7280", "#b8860b"))
 DARK = Theme("#171a20", "#d9dee5", "#3a414c", ("#62b0ff", "#ff9a5c", "#3fd0a6", "#d79bea", "#9aa4b2", "#e6c34d"))
-
-
-def line_style(number: int) -> tuple[str, str]:
-    """Colour and dashes of the line with this number on a light page."""
-    dashes, colour = divmod(number, len(LIGHT.series))
-    return LIGHT.series[colour], DASHES[dashes % len(DASHES)]
 
 
 @contextmanager
@@ -65,26 +50,12 @@ def canvas(theme: Theme) -> Iterator[tuple[Figure, Axes]]:
         yield figure, ax
 
 
-def finish(
-    figure: Figure,
-    ax: Axes,
-    title: str,
-    unit: str,
-    *,
-    log: bool = False,
-    top: float | None = None,
-    zero: bool = False,
-    dots: bool = False,
-    alone: bool = False,
-) -> None:
+def finish(figure: Figure, ax: Axes, title: str, unit: str, *, log: bool = False, top: float | None = None) -> None:
     """Sets the title, the unit of the y axis, few ticks, and a legend below the axes, off the data.
 
     Args:
         log: Whether the y axis is logarithmic.
         top: Upper end of the y axis.
-        zero: Whether the y axis begins at 0.
-        dots: Whether to leave room beside the outermost points.
-        alone: Whether a single line gets a legend too.
     """
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
@@ -94,24 +65,16 @@ def finish(
     if high - low < 1:  # one step
         ax.set_xlim((low + high) / 2 - 0.6, (low + high) / 2 + 0.6)
         ax.set_xticks([round((low + high) / 2)])
-    elif dots:
-        ax.margins(x=0.08)
-    ax.set_ylabel(_scale_y(ax, unit, log, top, zero))
-    ax.set_title(_short(title), loc="left", weight="bold", fontsize=12.5, pad=9, y=1.0, parse_math=False)
+    ax.set_ylabel(_scale_y(ax, unit, log, top))
+    ax.set_title(short(title), loc="left", weight="bold", fontsize=12.5, pad=9, y=1.0, parse_math=False)
     handles, labels = ax.get_legend_handles_labels()
-    shown = [(h, _short(label)) for h, label in zip(handles, labels) if label]
-    rows = _legend(figure, shown) if len(shown) > 1 or (shown and alone) else 0
+    shown = [(h, short(label)) for h, label in zip(handles, labels) if label]
+    rows = _legend(figure, shown) if len(shown) > 1 else 0
     # Fixed margins in inches, so that the axes of all figures look alike on the page, whatever their legends.
     width, height = SIZE[0], SIZE[1] + 0.21 * rows
     figure.set_size_inches(width, height)
     figure.subplots_adjust(0.92 / width, (0.58 + 0.21 * rows) / height, 1 - 0.15 / width, 1 - 0.4 / height)
     ax.yaxis.set_label_coords(-0.7 / (width - 1.07), 0.5)
-
-
-def _short(label: str) -> str:
-    """Shortens a label to the width of a figure, by cutting its middle."""
-    label = visible(label)
-    return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}"
 
 
 def _legend(figure: Figure, shown: list[tuple[Any, str]]) -> int:
@@ -130,7 +93,7 @@ def _legend(figure: Figure, shown: list[tuple[Any, str]]) -> int:
     return -(-len(shown) // columns)
 
 
-def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> str:
+def _scale_y(ax: Axes, unit: str, log: bool, top: float | None) -> str:
     """Sets limits and ticks of the y axis, without long decimals. Returns its label."""
     if log:
         low, high = ax.dataLim.intervaly
@@ -141,59 +104,10 @@ def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> s
         return unit
     if top is not None:
         ax.set_ylim(0, top)
-    elif ax.dataLim.intervaly[0] >= 0 or zero:
+    elif ax.dataLim.intervaly[0] >= 0:
         ax.set_ylim(bottom=0)
     ax.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
     largest = max(map(abs, ax.get_ylim()))
     power = math.floor(math.log10(largest)) if 0 < largest < 0.01 else 0
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{round(v / 10**power, 6):,.10g}".replace("-", "−")))
-    digits = f"{power}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{unit}, 10{digits}" if power else unit
-
-
-def save(figure: Figure, light: Path, dark: Path) -> None:
-    """Saves `figure`, drawn in the colours of LIGHT: to `light` as it is, to `dark` in the colours of DARK. Layout takes
-    most of the time and is done once.
-    """
-    figure.dpi = DPI  # independent of matplotlib's settings outside of `canvas`
-    size = figure.canvas.get_width_height(physical=True)
-    first, second = _Recorder(*size, figure.dpi), RendererAgg(*size, figure.dpi)
-    figure.draw(first)
-    for name, gc, arguments, named in first.drawn:
-        gc.set_foreground(_darkened(gc.get_rgb()), isRGBA=True)
-        getattr(second, name)(gc, *map(_darkened, arguments), **named)
-    for path, renderer in ((light, first), (dark, second)):
-        png = BytesIO()
-        imsave(png, np.asarray(renderer.buffer_rgba()), format="png", origin="upper", dpi=figure.dpi)
-        replace_file(path, png.getvalue())
-
-
-class _Recorder(RendererAgg):
-    """A renderer that also records what it draws: (method, graphics context, arguments, named arguments)."""
-
-    def __init__(self, width: float, height: float, dpi: float):
-        super().__init__(width, height, dpi)
-        self.drawn: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = []
-        for name in ("draw_path", "draw_markers", "draw_path_collection", "draw_text"):
-            setattr(self, name, partial(self._keep, name, getattr(self, name)))
-
-    def _keep(self, name: str, method: Any, gc: Any, *arguments: Any, **named: Any) -> None:
-        kept = self.new_gc()
-        kept.copy_properties(gc)
-        self.drawn.append((name, kept, arguments, named))
-        method(gc, *arguments, **named)
-
-
-_DARK_OF = {
-    to_rgb(a): to_rgb(b)
-    for a, b in zip((LIGHT.paper, LIGHT.ink, LIGHT.faint, *LIGHT.series), (DARK.paper, DARK.ink, DARK.faint, *DARK.series))
-}
-
-
-def _darkened(value: Any) -> Any:
-    """Maps a colour of LIGHT, or an array of colours [n, 4], to DARK; anything else stays as it is."""
-    if isinstance(value, tuple) and len(value) in (3, 4):
-        return (*_DARK_OF.get(value[:3], value[:3]), *value[3:])
-    if isinstance(value, np.ndarray) and value.ndim == 2 and value.shape[1] == 4:
-        return np.array([_darkened(tuple(colour)) for colour in value.tolist()]).reshape(-1, 4)
-    return value
+    return f"{unit}, 10{f'{power}'.translate(POWERS)}" if power else unit

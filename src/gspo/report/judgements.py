@@ -1,0 +1,137 @@
+"""What the numbers behind a figure mean, in a sentence beside it.
+
+The thresholds are those of the guard (docs/stability.md); what is usual is what was measured for docs/evidence.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from gspo.report.numbers import ends, mean, percent, with_interval
+from gspo.report.read import TIMES, RunMetrics
+
+
+class Judgement(NamedTuple):
+    """A sentence; `concern`: it asks for a look."""
+
+    text: str
+    concern: bool = False
+
+
+def judge(name: str, run: RunMetrics) -> Judgement | None:
+    """The judgement of the figure with this name in `plots.PLOTS`; None if it has none, or too few numbers."""
+    found = JUDGES[name](run) if name in JUDGES else None
+    return found and Judgement(*found)
+
+
+Found = tuple[str, bool] | None
+Judge = Callable[[RunMetrics], Found]
+
+
+def _accuracy(run: RunMetrics) -> Found:
+    lines = with_interval(run)
+    if len(lines) < 2:
+        return None
+    first, last = lines[0], lines[-1]
+    points = round(100 * (last["eval/accuracy"] - first["eval/accuracy"]))
+    if last["eval/accuracy_high"] < first["eval/accuracy_low"]:
+        return f"Fell by {-points} points, more than chance explains.", True
+    if last["eval/accuracy_low"] > first["eval/accuracy_high"]:
+        return f"Rose by {points} points, more than chance explains.", False
+    return f"Changed by {points:+} points, which may be chance.".replace("-", "−"), False
+
+
+def _reward(run: RunMetrics) -> Found:
+    values = run.series("reward")[1]
+    if len(values) < 8:
+        return None
+    *_, before, last = quarters = [float(part.mean()) for part in np.array_split(values, 4)]
+    noise = 2 * float(np.std(np.diff(values))) / (len(values) // 4) ** 0.5  # of the difference of two quarters
+    if max(quarters) - last > noise:
+        return f"The last quarter, {last:.2f}, is below the best, {max(quarters):.2f}.", True
+    return ("Still rising at the end: more steps may help." if last - before > noise else "Level at the end."), False
+
+
+def _clip(run: RunMetrics) -> Found:
+    share, noise = mean(run, "clip_ratio/tokens"), mean(run, "clip_ratio/noise_only") or 0.0
+    ranges = run.series("clip/epsilon")[1]
+    if share is None or not len(ranges):
+        return None
+    text, width = f"{percent(share)} clipped: ", float(np.median(ranges))  # a range below 0.05 is one for whole completions
+    low, high = (0.03, 1 / 3) if width < 1e-3 else (2e-3, 1 / 3) if width < 0.05 else (0.0, 0.02)
+    if noise > max(0.01, share / 2):
+        return f"{text}mostly by rounding. Raise the precision.", True
+    if share > high:
+        return f"{text}much for this range; such runs learned more slowly. Widen it.", True
+    return text + ("usual for this range." if share >= low else "little for this range, so the clip hardly acts."), False
+
+
+def _of_range(run: RunMetrics, key: str) -> float | None:
+    """The median of a metric as a multiple of the clip range."""
+    x, (values, low) = run.rows((key, "clip/epsilon"))
+    return float(np.median(values / low)) if len(x) and low.all() else None
+
+
+def _ratio(run: RunMetrics) -> Found:
+    times = _of_range(run, "ratio/std")
+    if times is None:
+        return None
+    where = "far within it" if times < 0.2 else "far beyond it" if times > 10 else "about as wide as it"
+    return f"The spread is {times:.2g} times the clip range: {where}.", times > 10
+
+
+def _noise(run: RunMetrics) -> Found:
+    share = _of_range(run, "ratio/noise_floor")
+    if share is None:
+        return None
+    if share >= 1:
+        return "It reaches the clip range: rounding alone clips. Raise the precision.", True
+    return f"{percent(share)} of the range: rounding " + ("is harmless." if share < 0.1 else "matters."), False
+
+
+def _entropy(run: RunMetrics) -> Found:
+    first, last = ends(run, "entropy")[:2] if len(run.series("entropy")[0]) > 1 else (0.0, 0.0)
+    if first <= 0:
+        return None
+    text = f"At {percent(last / first)} of its start"
+    if 0.3 <= last / first <= 3:
+        return f"{text}: no sign of a collapse.", False
+    return text + (": the policy explores little." if last < first else ": the policy may be falling apart."), True
+
+
+def _experts(run: RunMetrics) -> Found:
+    share = mean(run, "moe/volatility")
+    if share is None:
+        return None
+    much = share > 0.1  # what the paper reports of 48 layers
+    return f"{percent(share)} change: " + ('much. Set algorithm.router_replay = "R3".' if much else "usual."), much
+
+
+def _time(run: RunMetrics) -> Found:
+    totals = {name: float(run.series(key)[1].sum()) for key, name in TIMES}
+    name, most = max(totals.items(), key=lambda item: item[1])
+    return (f"Most of it, {percent(most / sum(totals.values()))}, is {name}.", False) if most > 0 else None
+
+
+def _mean(key: str, limit: float, few: str, many: str, form: Callable[[float], str] = percent) -> Judge:
+    """Judges the mean of a metric by a limit."""
+
+    def judge(run: RunMetrics) -> Found:
+        value = mean(run, key)
+        return None if value is None else (f"{form(value)} {many if value > limit else few}", value > limit)
+
+    return judge
+
+
+JUDGES: dict[str, Judge] = {
+    "accuracy": _accuracy, "reward": _reward, "clip": _clip, "ratio": _ratio, "noise": _noise, "entropy": _entropy,
+    "experts": _experts, "time": _time,
+    "kl": _mean(
+        "mismatch/kl", 1e-2, "between sampler and trainer: small.", "between sampler and trainer: large.", "{:.1e}".format
+    ),
+    "truncated": _mean("completions/clipped_ratio", 0.15, "cut off: few.", "cut off: raise rollout.max_completion_length."),
+    "no_signal": _mean("frac_reward_zero_std", 0.5, "teach nothing: usual.", "teach nothing: take other prompts."),
+}  # fmt: skip

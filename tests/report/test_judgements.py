@@ -1,0 +1,80 @@
+"""The sentence beside a figure, at numbers that are known."""
+
+import pytest
+
+from gspo.report.judgements import JUDGES, judge
+from gspo.report.plots import PLOTS
+from gspo.report.read import RunMetrics
+
+
+def run(**series):
+    """A run with these values of metrics; `a__b` is the metric a/b, and a number holds in each step."""
+    steps = max(len(values) for values in series.values() if isinstance(values, list))
+    lists = {key.replace("__", "/"): v if isinstance(v, list) else [v] * steps for key, v in series.items()}
+    return RunMetrics("r", [{"step": s + 1} | {key: v[s] for key, v in lists.items()} for s in range(steps)])
+
+
+def accuracies(first, last, half):
+    values = {"eval__accuracy": [first, last], "eval__accuracy_low": [first - half, last - half]}
+    return run(**values, eval__accuracy_high=[first + half, last + half])
+
+
+def clipped(share, width, noise=0.0):
+    return run(clip_ratio__tokens=[share, share], clip__epsilon=width, clip_ratio__noise_only=noise)
+
+
+def spread(value, width=5e-4):
+    return run(ratio__std=[value, value], clip__epsilon=width)
+
+
+def floor(value, width=1e-4):
+    return run(ratio__noise_floor=[value], clip__epsilon=width)
+
+
+UP, DOWN = [0.1 * i for i in range(12)], [1.0 - 0.08 * i for i in range(12)]
+SAID = [  # the figure, the run, the sentence, whether it asks for a look
+    ("accuracy", accuracies(0.39, 0.8, 0.05), "Rose by 41 points, more than chance explains.", False),
+    ("accuracy", accuracies(0.8, 0.39, 0.05), "Fell by 41 points, more than chance explains.", True),
+    ("accuracy", accuracies(0.5, 0.45, 0.05), "Changed by −5 points, which may be chance.", False),
+    ("reward", run(reward=UP), "Still rising at the end: more steps may help.", False),
+    ("reward", run(reward=DOWN), "The last quarter, 0.20, is below the best, 0.92.", True),
+    ("reward", run(reward=[0.5, 0.6] * 6), "Level at the end.", False),
+    ("clip", clipped(0.14, 3e-4), "14 % clipped: usual for this range.", False),
+    ("clip", clipped(0.001, 0.2), "0.1 % clipped: usual for this range.", False),
+    ("clip", clipped(0.01, 3e-4), "1 % clipped: little for this range, so the clip hardly acts.", False),
+    ("clip", clipped(0.01, 3e-3), "1 % clipped: usual for this range.", False),
+    ("clip", clipped(0.4, 3e-3), "40 % clipped: much for this range; such runs learned more slowly. Widen it.", True),
+    ("clip", clipped(0.14, 0.2), "14 % clipped: much for this range; such runs learned more slowly. Widen it.", True),
+    ("clip", clipped(0.14, 3e-4, 0.1), "14 % clipped: mostly by rounding. Raise the precision.", True),
+    ("ratio", spread(1e-3), "The spread is 2 times the clip range: about as wide as it.", False),
+    ("ratio", spread(1e-2), "The spread is 20 times the clip range: far beyond it.", True),
+    ("noise", floor(1e-6), "1 % of the range: rounding is harmless.", False),
+    ("noise", floor(2e-4), "It reaches the clip range: rounding alone clips. Raise the precision.", True),
+    ("entropy", run(entropy=[2.0, 1.0]), "At 50 % of its start: no sign of a collapse.", False),
+    ("entropy", run(entropy=[2.0, 0.2]), "At 10 % of its start: the policy explores little.", True),
+    ("entropy", run(entropy=[1.0, 4.0]), "At 400 % of its start: the policy may be falling apart.", True),
+    ("experts", run(moe__volatility=[0.01]), "1 % change: usual.", False),
+    ("experts", run(moe__volatility=[0.2]), '20 % change: much. Set algorithm.router_replay = "R3".', True),
+    ("kl", run(mismatch__kl=[5e-4]), "5.0e-04 between sampler and trainer: small.", False),
+    ("truncated", run(completions__clipped_ratio=[0.2]), "20 % cut off: raise rollout.max_completion_length.", True),
+    ("no_signal", run(frac_reward_zero_std=[0.25]), "25 % teach nothing: usual.", False),
+    ("time", run(time__sample=[3.0], time__train=[1.0]), "Most of it, 75 %, is sampling.", False),
+]  # fmt: skip
+
+
+def test_what_is_said(subtests):
+    for name, made, text, concern in SAID:
+        with subtests.test(name, text=text):
+            found = judge(name, made)
+            assert (found.text.replace("\u00a0", " "), found.concern) == (text, concern)
+    assert {name for name, *_ in SAID} == JUDGES.keys() <= {plot.name for plot in PLOTS}
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e150])
+def test_nothing_is_said_of_nothing_and_odd_numbers_stop_no_judgement(value):
+    more = ("clip/epsilon", "mismatch/kl", "eval/accuracy_low", "eval/accuracy_high", "time/train")
+    metrics = [*(plot.keys[0][0] for plot in PLOTS if plot.keys), *more]
+    for lines in ([], [dict.fromkeys(metrics, value)] * 9):
+        found = [judge(plot.name, RunMetrics("r", lines)) for plot in PLOTS]
+        assert "nan" not in str(found)
+        assert lines or not any(found)
