@@ -50,7 +50,7 @@ def test_a_run_without_a_file_says_where_its_settings_are(place, monkeypatch, ca
     assert main([*words.split(), *short.split()]) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1] == "settings typed/config.toml"
-    assert "gspo: loading the model cold/model\ngspo: loaded in " in shown.err
+    assert "gspo: loading the model cold/model\ngspo: loaded the model cold/model in " in shown.err
     ran = load(place / "typed" / "config.toml")
     assert (ran.model.path, ran.task.source, ran.reward.functions) == ("cold/model", "rows.jsonl", ["exact"])
 

@@ -32,7 +32,7 @@ def test_the_leading_rank_says_what_it_loads(caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     with timed("the model m"), importing():  # torch is there already
         assert caplog.messages == ["loading the model m"]
-    assert re.fullmatch(r"loaded in \d+\.\d s", caplog.messages[1]) and len(caplog.messages) == 2
+    assert re.fullmatch(r"loaded the model m in \d+\.\d s", caplog.messages[1]) and len(caplog.messages) == 2
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with timed("the model m"):

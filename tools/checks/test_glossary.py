@@ -86,6 +86,7 @@ SHARED_NAMES = {
     "environment.py": "what an agent acts in; environment variables in distributed/",
     "load_balance.py": "completions on ranks; tokens on experts in objective/",
     "memory.py": "the micro-batch limit in learner/; a prediction in plan/",
+    "watch.py": "gspo watch; limits of a running program in sandbox/",
     "stages.py": "[[stage]] of a run; parts of the demo in demo/",
 }
 

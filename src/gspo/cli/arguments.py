@@ -84,8 +84,8 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-natural, seed = _whole(1, 10**7), _whole(0, SEEDS)
-"""A count, and a seed. Raise ArgumentTypeError, which argparse shows."""
+natural, seed, port = _whole(1, 10**7), _whole(0, SEEDS), _whole(1, 65535)
+"""A count, a seed, and a port. Raise ArgumentTypeError, which argparse shows."""
 
 
 def take_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:

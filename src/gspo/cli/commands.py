@@ -6,14 +6,14 @@ import argparse
 from typing import NoReturn
 
 from gspo import __version__
-from gspo.cli import compare, config, demo, evaluate, export, plan, recipes, report, serve, train
+from gspo.cli import compare, config, demo, evaluate, export, plan, recipes, report, serve, train, watch
 from gspo.cli.arguments import FIELDS, Command, Parser
 from gspo.cli.completion import Install
 from gspo.config.names import nearest_key
 
 COMMANDS = (
     train.TRAIN, train.SFT, serve.SERVE, evaluate.EVAL, compare.COMPARE, config.CONFIG, plan.PLAN, report.REPORT,
-    export.EXPORT, recipes.RECIPES, demo.DEMO,
+    watch.WATCH, export.EXPORT, recipes.RECIPES, demo.DEMO,
 )  # fmt: skip
 NO_PROBE = "its study found its advice no better than a blind pick; compare algorithms with `gspo compare`"
 NO_SECONDS = "gspo plan predicts seconds only of a CPU, whose rate it measures; leave it out"

@@ -40,7 +40,7 @@ def timed(what: str) -> Iterator[None]:
     logger.log(level, f"loading {what}")
     begin = time.monotonic()
     yield
-    logger.log(level, f"loaded in {time.monotonic() - begin:.1f} s")
+    logger.log(level, f"loaded {what} in {time.monotonic() - begin:.1f} s")
 
 
 class Rank(Protocol):
