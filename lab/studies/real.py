@@ -208,9 +208,9 @@ def verdicts(done: list[dict[str, Any]]) -> str:
         alike = max(-found.low, found.high) < MARGIN
         broke = [[of_arm[arm][seed]["broke"] for seed in seeds] for arm in (one, other)]
         rows.append([
-            f"{one} - {other}", str(found.n), spell(found, "+.3f"), f"{p:.3f}",
+            f"{one} - {other}", str(found.n), spell(found, "+z.3f"), f"{p:.3f}",
             f"alike within {MARGIN}" if alike else verdict if p < 0.05 else "not resolved",
-            spell(interval(differences(one, other, "accuracy")), "+.3f"), f"{sum(broke[0])}, {sum(broke[1])}",
+            spell(interval(differences(one, other, "accuracy")), "+z.3f"), f"{sum(broke[0])}, {sum(broke[1])}",
             f"{mcnemar(*broke):.2f}",
         ])  # fmt: skip
     return markdown(rows)
