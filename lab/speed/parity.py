@@ -15,9 +15,8 @@ What had to be made equal first:
 - A surrogate of the form sg[weight] A log pi has a value that means nothing: only its gradient is compared.
 - minirl: verl has no mask by pi_theta/pi_old, so it is compared with a clip range that never binds. Its mask is tested
   against a loop in tests/objective.
-- seq_mis: TRL and verl weigh a completion by the product of its token ratios. We take their geometric mean, which verl has
-as
-  a mask only: the weight is ours, what it masks is compared.
+- Corrections: TRL and verl weigh a completion by the product of its token ratios, which is `correction_ratio = "product"`
+  here. The geometric mean, the default here, verl has as a mask only: the weight is ours, what it masks is compared.
 """
 
 from __future__ import annotations
@@ -186,7 +185,8 @@ def cases() -> list[Case]:
     weighted = reinforce(SEQ_MEAN, "sequence", cap)
     lines.append(Case("reinforce_is", "verl reinforce, sequence", weighted, {}, has_value=False))
     for correction in ("tis", "icepop", "seq_mis"):
-        weighed = {"correction": correction, "old_logprobs": "recompute"}
+        # Bounds as wide as the mismatch that `compare` draws.
+        weighed = {"correction": correction, "old_logprobs": "recompute", "correction_low": 0.5, "correction_high": 2.0}
         lines.append(Case("gspo", "TRL grpo, sequence", of_trl("grpo", "sequence", *ends("gspo")), weighed))
         vanilla = of_verl("vanilla", SEQ_MEAN, *ends("grpo"), **one_clip)
         lines.append(Case("grpo", f"verl vanilla, {SEQ_MEAN}", vanilla, weighed))
@@ -216,7 +216,7 @@ def compare(case: Case, seed: int) -> tuple[float, float]:
     divisor = {"completions": len(LENGTHS), "tokens": n, "budget": len(LENGTHS) * BUDGET}[row.counts]
     ours = terms.sum() / divisor
     copy = logp.clone().requires_grad_()
-    weight = padded(stats["weight"], y) if config.correction != "none" else None
+    weight = padded(y.spread(stats["weight"]), y) if config.correction != "none" else None
     mask = padded(torch.ones(n, dtype=torch.float64), y)
     value = case.theirs(Draw(padded(copy, y), padded(old, y), padded(mu, y), A, mask, weight))
     a, b = torch.autograd.grad(ours, mine)[0], torch.autograd.grad(value, copy)[0]
@@ -233,7 +233,7 @@ def parts(seed: int) -> dict[tuple[str, str], tuple[Any, Any]]:
 
     from gspo.objective.advantages import group_advantages
     from gspo.objective.completions import Completions
-    from gspo.objective.corrections import weights
+    from gspo.objective.corrections import CORRECTIONS, ratio
     from gspo.objective.ppo import gae, value_loss, whiten
 
     draw = torch.Generator().manual_seed(seed)
@@ -241,13 +241,17 @@ def parts(seed: int) -> dict[tuple[str, str], tuple[Any, Any]]:
     mask = padded(torch.ones(n, dtype=torch.float64), y)
     old = torch.randn(n, generator=draw, dtype=torch.float64)
     mu = old + y.spread(torch.randn(S, generator=draw, dtype=torch.float64)) + 0.3 * old
-    ratio, pairs = padded(old - mu, y), {}
-    for name, bound in (("tis", 2.0), ("icepop", "0.5_5.0")):
-        theirs = compute_rollout_correction_weights(ratio, mask, "token", bound)[0]
-        pairs[name, "verl rollout correction, token"] = padded(weights(name, "token", old, mu, y), y), theirs
-    accepted = (weights("seq_mis", "sequence", old, mu, y) > 0).double()
+    gap, pairs = padded(old - mu, y), {}
+    for name, low, high, bound in (("tis", None, 2.0, 2.0), ("icepop", 0.5, 5.0, "0.5_5.0")):
+        theirs = compute_rollout_correction_weights(gap, mask, "token", bound)[0]
+        weight = CORRECTIONS[name](ratio("token", "mean", old, mu, y), low, high)
+        pairs[name, "verl rollout correction, token"] = padded(weight, y), theirs
+    theirs = compute_rollout_correction_weights(gap, mask, "sequence", 2.0)[0]
+    weight = CORRECTIONS["tis"](ratio("sequence", "product", old, mu, y), None, 2.0)
+    pairs["tis, product", "verl rollout correction, sequence"] = padded(y.spread(weight), y), theirs
+    accepted = (CORRECTIONS["seq_mis"](ratio("sequence", "mean", old, mu, y), None, 2.0) > 0).double()
     # verl bounds mu/pi_old from below where we bound pi_old/mu from above
-    theirs = compute_rollout_rejection_mask(ratio, mask, "seq_mean_k1", f"0.5_{NEVER}")[0]
+    theirs = compute_rollout_rejection_mask(gap, mask, "seq_mean_k1", f"0.5_{NEVER}")[0]
     pairs["seq_mis (what is kept)", "verl rejection, seq_mean_k1"] = padded(y.spread(accepted), y), theirs
     rewards, values = (torch.randn(k, generator=draw, dtype=torch.float64) for k in (S, n))
     by_token = padded(torch.zeros(n, dtype=torch.float64), y)

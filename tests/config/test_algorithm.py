@@ -34,6 +34,7 @@ def test_constants_of_a_row_can_be_changed():
     assert dual.constants == {"clip_c": 1.28} and ALGORITHMS["grpo_dual"].constants == {"clip_c": 3.0}
 
 
+TIS = {"correction": "tis", "old_logprobs": "recompute"}
 REFUSED = [
     ("set algorithm.epsilon_high too", {"epsilon": 0.1}),
     ("set algorithm.epsilon too", {"epsilon_high": 0.1}),
@@ -56,12 +57,29 @@ REFUSED = [
     ("gspo has no use for one", {"critic": "shared"}),
     ("every weight is 1.*recompute", {"correction": "tis"}),
     ("weighs by pi_theta/mu.*twice", {"name": "minirl", "correction": "tis", "old_logprobs": "recompute"}),
+    ("correction_ratio = 'product': grpo weighs tokens", TIS | {"name": "grpo", "correction_ratio": "product"}),
     ("dppo_tv weighs by pi_theta/mu", {"name": "dppo_tv", "correction": "icepop", "old_logprobs": "recompute"}),
 ]
 
 
 def test_what_is_no_longer_the_algorithm_is_an_error(refuses):
     refuses(resolved_with, REFUSED)
+
+
+def test_a_correction_has_bounds_that_fit_what_it_weighs():
+    def bounds(**settings):
+        config = resolved_with(TIS | settings)[1]
+        assert resolve(config)[1] == config
+        return config.correction_low, config.correction_high
+
+    assert bounds() == (None, 1.01) and bounds(correction_ratio="product") == bounds(name="grpo") == (None, 2.0)
+    assert bounds(correction="icepop") == bounds(correction="seq_mis", name="grpo") == (0.99, 1.01)
+    assert bounds(correction="icepop", name="grpo") == (0.5, 5.0)
+    assert bounds(correction="seq_mis", name="grpo", correction_ratio="product") == (None, 2.0)
+    assert bounds(correction="icepop", correction_high=1.002) == (0.99, 1.002)
+    assert bounds(correction="icepop", correction_low=0.998, correction_high=1.002) == (0.998, 1.002)
+    plain = resolve(AlgorithmConfig())[1]
+    assert plain.correction_low is plain.correction_high is None
 
 
 WARNED = [

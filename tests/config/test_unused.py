@@ -106,6 +106,10 @@ NEEDS = by_key(
     ({"algorithm": {"name": "grpo", "credit": "turn"}, **PLAYED}, "algorithm.discount"),
     ({"algorithm": {"epsilon": "auto"}}, "algorithm.clip_target"),
     ({"algorithm": {"old_logprobs": "recompute"}}, "algorithm.correction"),
+    (
+        {"algorithm": {"old_logprobs": "recompute", "correction": "tis"}},
+        "algorithm.correction_ratio algorithm.correction_low algorithm.correction_high",
+    ),
     ({"algorithm": {"name": "ppo"}}, "algorithm.critic"),
     ({"algorithm": {"name": "sapo"}}, "algorithm.constants"),
     ({"optimizer": {"schedule": "cosine"}}, "optimizer.min_lr"),
@@ -133,6 +137,7 @@ BLOCKED = by_key(
     ({"task": {"source": "verifiers:v"}, "reward": {"functions": ["task"]}}, "task.system"),
     ({"algorithm": {"name": "sapo"}}, "algorithm.epsilon"),
     ({"algorithm": {"name": "dppo_tv", "old_logprobs": "recompute"}}, "algorithm.correction"),
+    ({"algorithm": {"name": "grpo", "old_logprobs": "recompute", "correction": "tis"}}, "algorithm.correction_ratio"),
     ({"algorithm": {"name": "ppo"}}, "rollout.dynamic_sampling_rounds"),
     (RUNNING, "sampler.engine_args sampler.engines"),
     (merged(RUNNING, {"sampler": {"weight_transfer": "broadcast"}}), "sampler.weight_dir"),
@@ -145,7 +150,8 @@ VALUES = {
     "algorithm.epsilon": 2e-3, "algorithm.epsilon_high": 2e-3, "algorithm.constants": {"tau_neg": 1.2}, "optimizer.lr": 1e-3,
     "log.trackers": ["wandb"], "sampler.engine": "vllm",
     "sampler.urls": ["http://127.0.0.1:9000"], "reward_model.url": "http://127.0.0.1:9000", "judge.url": "http://127.0.0.1:9000",
-    "algorithm.critic": "copy", "algorithm.mini_batches": 2, "rollout.num_prompts": 64,
+    "algorithm.critic": "copy", "algorithm.mini_batches": 2,
+    "algorithm.correction_low": 0.9, "algorithm.correction_high": 1.1, "rollout.num_prompts": 64,
     "task.benchmarks": ["aime.txt"], "refresh.drop_below": 0.1, "refresh.source": "rows:new",
     "reward_model.label": "0", "judge.request": {"seed": 1},
 }  # fmt: skip

@@ -18,7 +18,7 @@ from gspo.types import Completion
 from tests.bigram import Bigram
 from tests.learner.cases import LENGTHS, completions, objective_of, updater_of
 from tests.runs.events import texts
-from tests.tiny_run import dials, model
+from tests.tiny_run import dials, model, sharpened
 from tests.training.whole import numbers, train
 
 
@@ -90,7 +90,7 @@ def test_what_numerics_alone_would_clip_by_hand(settings, share):
 
 
 def test_a_correction_weighs_terms_and_no_ratio(subtests):
-    """Where mu is pi_old it changes nothing; where mu is half of it, tis doubles every term."""
+    """Where mu is pi_old it changes nothing; where mu is half of it, every term is doubled within wide bounds."""
     names = [name for name, row in ALGORITHMS.items() if "logp_mu" not in row.likelihoods]
     for name, correction in product(names, ["tis", "icepop", "seq_mis"]):
         with subtests.test(name=name, correction=correction):
@@ -100,10 +100,31 @@ def test_a_correction_weighs_terms_and_no_ratio(subtests):
             assert torch.equal(plain, same) and metrics["correction/weight_mean"] == 1 and metrics["correction/zero"] == 0
             half = [replace(r, logp_mu=r.logp_old - math.log(2.0)) for r in batch]
             plain, _, ratios = update(half, name=name)
-            twice, metrics, stats = update(half, name=name, correction=correction, old_logprobs="recompute")
+            wide = {"correction": correction, "old_logprobs": "recompute", "correction_high": 3.0}
+            twice, metrics, stats = update(half, name=name, **wide)
             assert torch.equal(stats["ratio"], ratios["ratio"])
             assert metrics["correction/weight_mean"] == pytest.approx(2, rel=1e-6)
             torch.testing.assert_close(twice, 2 * plain, rtol=1e-6, atol=1e-9)
+
+
+def test_what_the_bounds_take_is_counted_in_what_is_weighed():
+    """Completions of 3, 1, 7, 4, 2 and 5 tokens whose tokens have r = e^.3, e^-.2, 1, 1, 1 and 1."""
+    r = [math.exp(0.3), math.exp(-0.2), 1.0, 1.0, 1.0, 1.0]
+    batch = [replace(c, logp_mu=c.logp_old - math.log(x)) for c, x in zip(completions(), r)]
+    settings = {"correction": "icepop", "old_logprobs": "recompute"}
+    ends = {"correction/ratio_min": pytest.approx(r[1]), "correction/ratio_max": pytest.approx(r[0])}
+    for more, low, high, zero in (
+        ({}, 1 / 6, 1 / 6, 1 / 3),  # geometric means of completions
+        ({"correction_low": 0.8, "correction_high": 1.3}, 0, 1 / 6, 1 / 6),
+        ({"correction": "tis", "correction_low": 0.9}, 1 / 6, 1 / 6, 0),  # held, not masked
+        ({"correction_ratio": "product"}, 0, 1 / 6, 1 / 6),  # e^.9 of the first is above 2
+        ({"name": "grpo", "correction_high": 1.2}, 0, 3 / 22, 3 / 22),  # of tokens
+        ({"name": "grpo", "correction": "seq_mis"}, 1 / 6, 1 / 6, 1 / 3),
+    ):
+        _, metrics, _ = update(batch, **settings | more)
+        found = [metrics[f"correction/{name}"] for name in ("low", "high", "zero")]
+        assert found == pytest.approx([low, high, zero]), more
+        assert {key: metrics[key] for key in ends} == ends or "correction_ratio" in more
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -143,6 +164,15 @@ def test_stale_and_coarse_rollouts_are_told_apart(tmp_path):
     assert stale["clip_ratio/staleness"] > 0.1 > 0.001 > stale["clip_ratio/noise_only"]
     coarse = numbers(train(tmp_path / "b", sampler=dials(kind="int4"), **options).folder)[-1]
     assert coarse["clip_ratio/noise_only"] > 0.1
+
+
+def test_a_correction_acts_on_a_coarse_sampler_and_a_run_says_where_it_does_not(tmp_path):
+    settings = {"algorithm": {"correction": "icepop", "old_logprobs": "recompute"}, "eval": {"every": 0}}
+    idle = train(tmp_path / "exact", train={"steps": 10}, **settings)
+    assert any("algorithm.correction has changed nothing in 10 steps" in text for text in texts(idle.folder))
+    assert all(line["correction/low"] + line["correction/high"] == 0 for line in numbers(idle.folder))
+    acts = train(tmp_path / "int4", train={"steps": 1}, tiny=sharpened(2), sampler=dials(kind="int4"), **settings)
+    assert numbers(acts.folder)[0]["correction/zero"] > 0.1
 
 
 def router_gradients(micro_batch_tokens, aux_loss, **changes):

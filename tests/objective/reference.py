@@ -81,3 +81,18 @@ def token(name, w, logp, logp_mu, a, n, low, high, constants):
     }[name] > constants["delta"]
     away = far and ((a > 0 and p > mu) or (a < 0 and p < mu))
     return (0.0 if away else min(p / mu, constants["w_max"])) * a * logp
+
+
+def correction(name, over, old, mu, lengths, low, high):
+    """Weights of pi_old/mu: one per token if `over` is "token", else one per completion, of the mean or the product."""
+    weights, start = [], 0
+    for n in lengths:
+        r = [math.exp(old[t].item()) / math.exp(mu[t].item()) for t in range(start, start + n)]
+        product = math.prod(r)
+        whole = {"token": r, "mean": [product ** (1.0 / n)], "product": [product]}[over]
+        if name == "tis":
+            weights += [min(high, x if low is None else max(low, x)) for x in whole]
+        else:
+            weights += [x if x <= high and (low is None or x >= low) else 0.0 for x in whole]
+        start += n
+    return weights

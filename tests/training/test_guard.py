@@ -151,6 +151,25 @@ def test_a_range_that_clips_too_much_is_named_once():
         assert guard.observe(QUIET_STEP | moving).warnings == []
 
 
+IDLE = {"correction/low": 0.0, "correction/high": 0.0, "correction/ratio_min": 0.9993, "correction/ratio_max": 1.0008}
+
+
+def test_a_correction_that_changes_nothing_is_named_once():
+    assert stood(Guard(GuardConfig()), 9, kl=1e-3, **IDLE) == []
+    (text,) = stood(Guard(GuardConfig()), 60, kl=1e-3, **IDLE)
+    assert text == (
+        "step 10: algorithm.correction has changed nothing in 10 steps: pi_old/mu lay between 0.999300 and 1.000800, within "
+        "its bounds: leave it out, or move algorithm.correction_low and correction_high into that range"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes", [{"correction/low": 0.001}, {"correction/ratio_max": 1.2}, {"correction/ratio_min": 0.8}]
+)
+def test_a_correction_that_takes_or_weighs_something_is_left_alone(changes):
+    assert stood(Guard(GuardConfig()), 60, kl=1e-3, **IDLE | changes) == []
+
+
 def test_off_sees_nothing():
     verdict = Guard(GuardConfig(action="off")).observe({"mismatch/kl": 10.0})
     assert verdict.good and not verdict.metrics and not verdict.warnings

@@ -32,6 +32,12 @@ def test_updates_that_read_nothing_count_where_they_have_a_number():
     assert metrics["entropy"] is metrics["mismatch/kl"] is metrics["clip_ratio/noise_only"] is None
 
 
+def test_extremes_of_updates_stay_extremes():
+    ends = [{"correction/ratio_min": low, "correction/ratio_max": high} for low, high in ((0.9, 1.1), (0.8, 1.0))]
+    metrics = of_updates([Update(update(1.0, 0.0).metrics | each) for each in ends])
+    assert (metrics["correction/ratio_min"], metrics["correction/ratio_max"]) == (0.8, 1.1)
+
+
 def test_a_share_of_no_tokens_is_left_out_of_the_mean():
     assert mean([1.0, math.nan, 3.0]) == 2.0 and math.isnan(mean([math.nan]))
 

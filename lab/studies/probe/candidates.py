@@ -106,7 +106,10 @@ def candidates(
     own_replay = next((kind for kind in (own.router_replay, same) if kind in replays), "none")
     yours = Candidate(YOURS, own, own_likelihoods, own_replay, own.name not in YARDSTICKS)
     found = []
-    plain = dataclasses.replace(config.algorithm, epsilon=None, epsilon_high=None, constants={}, correction="none")
+    plain = dataclasses.replace(
+        config.algorithm, epsilon=None, epsilon_high=None, constants={}, correction="none", correction_ratio="mean",
+        correction_low=None, correction_high=None,
+    )  # fmt: skip
     for name, changes in BY_TURN if own.credit == "turn" else BASE:
         scale = own.scale_rewards if own.scale_rewards in ALGORITHMS[name].scale_rewards else None
         algorithm = resolve(dataclasses.replace(plain, name=name, scale_rewards=scale, **changes))[1]  # type: ignore[arg-type]

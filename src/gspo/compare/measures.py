@@ -20,13 +20,14 @@ BETTER = (
 SHARES = (
     "*/accuracy*", "*/win_rate", "clip_ratio/*", "*/clipped_ratio", "*/repetition", "frac_*", "no_signal/*", "mismatch/ess",
     "mismatch/ratio_over_2", "mismatch/prob_*", "moe/volatility", "moe/tokens_changed", "moe/sampler_agreement",
-    "moe/overruled", "dynamic_sampling/signal", "groups/with_signal", "correction/zero", "rollouts/multi_version",
+    "moe/overruled", "dynamic_sampling/signal", "groups/with_signal", "correction/zero", "correction/low",
+    "correction/high", "rollouts/multi_version",
 )  # fmt: skip
 # Counts, times, sizes, spreads, and averages of nonnegative values.
 NEVER_NEGATIVE = (
     "step", "*seconds*", "time/*", "*tokens*", "reward_se", "reward_std*", "rollouts/failed", "turns/*", "trajectories/*",
     "groups/dropped", "stage*", "queries/*", "dynamic_sampling/*",
-    "*/mean_length", "guard/level", "correction/weight_*", "ratio/*",
+    "*/mean_length", "guard/level", "correction/*", "ratio/*",
     "mismatch/kl", "mismatch/weight_*", "staleness", "kl", "kl_ref", "entropy", "value/loss", "grad_norm", "lr", "updates*",
     "moe/max_violation", "moe/aux_loss", "moe/router_entropy", "clip/*", "engines/*", "sync/*", "eval/failed",
     "eval/prompts",

@@ -8,7 +8,7 @@ from gspo.config.policy import AlgorithmConfig, ResolvedAlgorithm
 from gspo.config.schema import Config, RunConfig
 from gspo.config.suggestions import nearest
 from gspo.config.values import is_finite
-from gspo.objective.algorithms import ALGORITHMS, WIDEST, Algorithm
+from gspo.objective.algorithms import ALGORITHMS, BOUNDS, WIDEST, Algorithm, correction_level
 
 UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 
@@ -31,7 +31,7 @@ def resolve(
     if scale not in row.scale_rewards:
         wrong = f"algorithm.scale_rewards = {scale!r} is no longer {config.name} ({row.source})"
         raise ValueError(f'{wrong}: set {" or ".join(row.scale_rewards)}, or algorithm.name = "grpo" for scaled rewards')
-    _check_correction(row, config)
+    bounds = _correction(row, config)
     _check_credit(row, config)
     critic = config.critic or ("shared" if row.critic else "none")
     if bool(row.critic) != (critic != "none"):
@@ -45,7 +45,7 @@ def resolve(
     low, high = (config.epsilon, config.epsilon_high) if config.epsilon is not None else (row.epsilon, row.epsilon_high)
     own = {
         "epsilon": low, "epsilon_high": high, "scale_rewards": scale, "critic": critic,
-        "mini_batches": config.mini_batches or row.mini_batches, "constants": _constants(row, config),
+        "mini_batches": config.mini_batches or row.mini_batches, "constants": _constants(row, config), **bounds,
     }  # fmt: skip
     filled = ResolvedAlgorithm(**vars(config) | own)
     _check_dual(row, filled)
@@ -72,10 +72,10 @@ def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
         )
 
 
-def _check_correction(row: Algorithm, config: AlgorithmConfig) -> None:
-    """Checks that the weights pi_old/mu have a mismatch to correct. Raises ValueError."""
+def _correction(row: Algorithm, config: AlgorithmConfig) -> dict[str, float | None]:
+    """The bounds of the correction with its defaults. Raises ValueError if the weights pi_old/mu have nothing to correct."""
     if config.correction == "none":
-        return
+        return {}
     key = f"algorithm.correction = {config.correction!r}"
     if "logp_mu" in row.likelihoods:
         raise ValueError(f'{key}: {config.name} weighs by pi_theta/mu itself, which would correct twice; set it to "none"')
@@ -84,6 +84,13 @@ def _check_correction(row: Algorithm, config: AlgorithmConfig) -> None:
             f"{key} weighs by pi_old/mu, and with algorithm.old_logprobs = {config.old_logprobs!r} pi_old is or may be mu, "
             'so that every weight is 1: set old_logprobs = "recompute"'
         )
+    by_token = correction_level(row, config.correction) == "token"
+    if by_token and config.correction_ratio != "mean":
+        key = f"algorithm.correction_ratio = {config.correction_ratio!r}"
+        raise ValueError(f'{key}: {config.name} weighs tokens: leave it out, or set algorithm.correction = "seq_mis"')
+    own = BOUNDS[config.correction, "token" if by_token else config.correction_ratio]
+    names = ("correction_low", "correction_high")
+    return {name: default if getattr(config, name) is None else getattr(config, name) for name, default in zip(names, own)}
 
 
 def _check_credit(row: Algorithm, config: AlgorithmConfig) -> None:

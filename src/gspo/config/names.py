@@ -87,6 +87,10 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("norm_adv_by_std_in_grpo", "normalize_advantage"), "algorithm.scale_rewards"),
     **dict.fromkeys(("vllm_importance_sampling_correction", "use_tis", "tis_imp_ratio_cap", "rollout_is"),
                     "algorithm.correction"),
+    **dict.fromkeys(("vllm_importance_sampling_mode", "rollout_importance_sampling_mode"),
+                    "algorithm.correction with algorithm.correction_ratio"),
+    **dict.fromkeys(("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max", "rollout_is_threshold"),
+                    "algorithm.correction_high"),
     **dict.fromkeys(("router_aux_loss_coef", "aux_loss_coef"), "algorithm.aux_loss"),
     # rewards
     **dict.fromkeys(("reward_funcs", "reward_function", "custom_reward_function"), "reward.functions"),

@@ -93,8 +93,16 @@ class AlgorithmConfig:
     aux_loss: float = opt(0.0, low=0, high=1000)
     """Weight of the load-balancing loss of a mixture of experts, computed per completion."""
     correction: str = opt("none", choices=("none", "tis", "icepop", "seq_mis"))
-    """Importance weights pi_old/mu that correct the mismatch between sampler and trainer: capped (`tis`), or 0 outside a
-    range, per token (`icepop`) or per completion (`seq_mis`)."""
+    """Importance weights r = pi_old/mu that correct the mismatch between sampler and trainer: held within bounds (`tis`),
+    or 0 outside of them (`icepop`, `seq_mis`). One per token or completion, as the algorithm's ratio; `seq_mis` has one per
+    completion with any algorithm."""
+    correction_ratio: str = opt("mean", choices=("mean", "product"))
+    """r of a whole completion or turn: the geometric `mean` over its tokens, which does not drift with the length, or the
+    `product`, its exact importance weight."""
+    correction_low: float | None = opt(None, low=1e-6, high=0.999999)
+    """Lower bound of r, a ratio: 1 is no mismatch. Unset: by correction and r, see docs/algorithm.md."""
+    correction_high: float | None = opt(None, low=1.000001, high=1000)
+    """Upper bound of r, a ratio. Unset: by correction and r, see docs/algorithm.md."""
     critic: str | None = opt(None, choices=("none", "shared", "copy"))
     """Input of PPO's value head: the policy's hidden states (`shared`) or a `copy` of its trunk. Unset: `shared` for ppo."""
     constants: dict[str, Any] = opt({})

@@ -54,6 +54,11 @@ ALWAYS = (
         "there is no KL term with algorithm.beta = 0: set beta, or leave it out",
     ),
     Unused(
+        ("algorithm.correction_ratio", "algorithm.correction_low", "algorithm.correction_high"),
+        lambda c: c.algorithm.correction == "none",
+        'it is for algorithm.correction = "tis", "icepop" or "seq_mis": set that too, or leave it out',
+    ),
+    Unused(
         ("lora.alpha", "lora.targets"), lambda c: not c.lora.rank,
         "there are no adapters with lora.rank = 0: set the rank, or leave it out",
     ),

@@ -11,7 +11,7 @@ from torch import Tensor
 from gspo.config.policy import ResolvedAlgorithm
 from gspo.learner.routing_metrics import routing_metrics, routing_stats, routing_sums
 from gspo.objective import corrections, divergence
-from gspo.objective.algorithms import Algorithm
+from gspo.objective.algorithms import Algorithm, correction_level
 from gspo.objective.clip_range import AutoClip
 from gspo.objective.completions import Completions
 from gspo.objective.load_balance import balance
@@ -33,7 +33,8 @@ class PolicyObjective:
         self.row = row
         self.beta = config.beta
         self.kl = divergence.ESTIMATORS[config.kl_estimator]
-        self.correction = config.correction
+        self.correction, self.correction_ratio = config.correction, config.correction_ratio
+        self.correction_bounds = config.correction_low, config.correction_high or float("inf")
         self.aux_loss = config.aux_loss
         constants = {**row.constants, **row.critic, **config.constants}
         self.constants = {name: constants[name] for name in row.constants}
@@ -71,10 +72,7 @@ class PolicyObjective:
         the loss is.
         """
         logp, y = out.logp, Completions(batch.completion, batch.length, batch.turn, batch.turn_length)
-        A, weight = batch.advantage.to(logp), None
-        if self.correction != "none":
-            weight = corrections.weights(self.correction, self.row.level, batch.logp_old, batch.logp_mu, y)
-            A = A * weight if A.shape == weight.shape else y.spread(A) * y.spread(weight)
+        A, weights = self.weighed(batch.advantage.to(logp), batch, y)
         surrogate = self.surrogate(logp, A, y, vars(batch))
         loss, _, low, high = surrogate
         assert out.entropy is not None
@@ -89,9 +87,8 @@ class PolicyObjective:
             "kl": divergence.k3(batch.logp_old, logp),  # KL(pi_old || pi_theta), sampled from pi_old
             "logp": logp,  # for the mismatch between sampler and trainer
             "logp_mu": batch.logp_mu,
+            **weights,
         }
-        if weight is not None:
-            stats["weight"] = y.spread(weight)
         if batch.values is not None and batch.returns is not None:
             assert out.values is not None
             wrong = value_loss(out.values, batch.values, batch.returns, self.critic["e_value"])
@@ -108,6 +105,16 @@ class PolicyObjective:
                 loss = loss + self.aux_loss * (uneven * y.length if self.row.sums else uneven)
                 stats["balance"] = uneven
         return loss, {name: value.detach() for name, value in stats.items()}
+
+    def weighed(self, A: Tensor, batch: Batch, y: Completions) -> tuple[Tensor, Stats]:
+        """The advantages times the weights of the correction, and statistics of these."""
+        if self.correction == "none":
+            return A, {}
+        level = correction_level(self.row, self.correction)
+        r = corrections.ratio(level, self.correction_ratio, batch.logp_old, batch.logp_mu, y)  # [S] or [N]
+        weight = corrections.CORRECTIONS[self.correction](r, *self.correction_bounds)
+        stats = {"weight": weight, "weighed_ratio": r}
+        return A * weight if A.shape == weight.shape else y.spread(A) * y.spread(weight), stats
 
     def surrogate(self, logp: Tensor, A: Tensor, y: Completions, likelihoods: Mapping[str, Tensor]) -> Surrogate:
         """The row's loss with its own log-probabilities, clip range and constants."""
@@ -154,8 +161,15 @@ class PolicyObjective:
             "kl": float(stats["kl"].mean()),
         }
         if "weight" in stats:
-            metrics["correction/weight_mean"] = float(stats["weight"].mean())
-            metrics["correction/zero"] = float((stats["weight"] == 0).float().mean())
+            weight, r, (lower, upper) = stats["weight"], stats["weighed_ratio"], self.correction_bounds
+            metrics |= {
+                "correction/weight_mean": float(weight.mean()),
+                "correction/zero": float((weight == 0).float().mean()),
+                "correction/low": float((r < (lower or 0.0)).float().mean()),
+                "correction/high": float((r > upper).float().mean()),
+                "correction/ratio_min": float(r.min()),
+                "correction/ratio_max": float(r.max()),
+            }
         if "returns" in stats:
             unexplained = stats["value_error"].var() / stats["returns"].var().clamp(min=1e-12)
             metrics |= {"value/loss": float(stats["value_loss"].mean()), "value/explained": 1 - float(unexplained)}

@@ -63,6 +63,19 @@ class Algorithm:
         return getattr(import_module(f"gspo.objective.{module}"), name)
 
 
+BOUNDS: dict[tuple[str, str], tuple[float | None, float]] = {
+    ("tis", "token"): (None, 2.0), ("tis", "mean"): (None, 1.01), ("tis", "product"): (None, 2.0),
+    ("icepop", "token"): (0.5, 5.0), ("icepop", "mean"): (0.99, 1.01), ("icepop", "product"): (0.5, 2.0),
+    ("seq_mis", "mean"): (0.99, 1.01), ("seq_mis", "product"): (None, 2.0),
+}  # fmt: skip
+"""Default bounds of r = pi_old/mu of each correction (corrections.py): of a token, or of a completion's mean or product."""
+
+
+def correction_level(row: Algorithm, correction: str) -> str:
+    """What a correction weighs: whole completions ("sequence"), turns or tokens."""
+    return "sequence" if correction == "seq_mis" else row.level
+
+
 ANY_SCALE = ("group", "batch", "none")
 NO_STD = ("none",)
 TAU = {"tau_pos": 1.0, "tau_neg": 1.05}

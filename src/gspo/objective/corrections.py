@@ -1,8 +1,8 @@
 """Corrections for the sampler-trainer mismatch: detached weights on the advantages, from r = pi_old/mu.
 
 They are applied after s_i is computed from all sampled tokens, and change no ratio. A token-level algorithm has one weight
-per token. A sequence-level one has one term per completion, so its weight comes from the geometric mean of r over the
-completion, which unlike the product does not decay with length.
+per token. A sequence-level one has one term per completion and thus one weight: from the geometric mean of r over the
+completion, which its length does not move, or from the product, its exact importance weight.
 """
 
 from __future__ import annotations
@@ -13,32 +13,37 @@ import torch
 from torch import Tensor
 
 from gspo.objective.completions import Completions
-from gspo.objective.losses import level_ratio
-
-CAP = 2.0  # tis, seq_mis
-LOW, HIGH = 0.5, 5.0  # icepop
+from gspo.objective.losses import bounded
 
 
-def tis(r: Tensor) -> Tensor:
-    """Truncated importance sampling: min(r, C), C = 2."""
-    return r.clamp(max=CAP)
+def truncated(r: Tensor, low: float | None, high: float) -> Tensor:
+    """Truncated importance sampling: r held within [low, high]."""
+    return r.clamp(low, high)
 
 
-def icepop(r: Tensor) -> Tensor:
-    """IcePop: r within [0.5, 5], else 0."""
-    return torch.where((r >= LOW) & (r <= HIGH), r, 0.0)
+def masked(r: Tensor, low: float | None, high: float) -> Tensor:
+    """Masked importance sampling: r within [low, high], else 0."""
+    return torch.where((r >= (low or 0.0)) & (r <= high), r, 0.0)
 
 
-def seq_mis(r: Tensor) -> Tensor:
-    """Masked importance sampling of whole completions: r up to C = 2, else 0. `r` is the completion's geometric mean."""
-    return torch.where(r <= CAP, r, 0.0)
+CORRECTIONS: dict[str, Callable[[Tensor, float | None, float], Tensor]] = {
+    "tis": truncated, "icepop": masked, "seq_mis": masked,
+}  # fmt: skip
 
 
-CORRECTIONS: dict[str, Callable[[Tensor], Tensor]] = {"tis": tis, "icepop": icepop, "seq_mis": seq_mis}
+def ratio(level: str, over: str, logp_old: Tensor, logp_mu: Tensor, y: Completions) -> Tensor:
+    """r = pi_old/mu without gradient: of each completion [S] if `level` is "sequence", else at each token [N].
 
-
-def weights(name: str, level: str, logp_old: Tensor, logp_mu: Tensor, y: Completions) -> Tensor:
-    """Weights of the correction `name`, without gradient: [S] for sequence-level algorithms and seq_mis, else [N]."""
-    level = "sequence" if name == "seq_mis" else level
-    weight = CORRECTIONS[name](level_ratio(level, logp_old, logp_mu, y).detach())
-    return y.turns().spread(weight) if level == "turn" else weight
+    Args:
+        level: "sequence", "turn" or "token" (algorithms.py:correction_level).
+        over: "mean" for the geometric mean over the tokens of a completion or turn, "product" for their product.
+        logp_old: Log-probabilities under pi_old [N].
+        logp_mu: The same under the sampler [N].
+        y: The completions.
+    """
+    gap = (logp_old - logp_mu).detach()  # [N]
+    if level == "token":
+        return bounded(gap).exp()
+    whole = y if level == "sequence" else y.turns()
+    r = bounded(whole.sum(gap) if over == "product" else whole.mean(gap)).exp()
+    return r if level == "sequence" else whole.spread(r)

@@ -27,6 +27,8 @@ TINY = 3e-5
 TENFOLD = 10.0
 CLIPPED = 1 / 3  # share of the tokens with an advantage above which a clip range takes too much; the paper clips 0.15
 SHARE, RANGE = "clip_ratio/with_advantage", ("clip/epsilon", "clip/epsilon_high")
+FELT = 0.05  # a correction whose bounds take nothing and whose weights all differ from 1 by less than this changes nothing
+WEIGHED = ("correction/low", "correction/high", "correction/ratio_min", "correction/ratio_max")
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class Guard:
                 if signal.judged in ("rise", "fall"):
                     against = f"{value:.3g}, {value / (median or 1):.2g} times its recent median"
                 found.append((f"{signal.metric} {signal.judged}", level, f"{signal.metric} is {against}: {signal.means}"))
-        for name in {SHARE, *RANGE, *(signal.metric for signal in SIGNALS)}:
+        for name in {SHARE, *RANGE, *WEIGHED, *(signal.metric for signal in SIGNALS)}:
             if is_number(metrics.get(name)):
                 self._recent[name].append(metrics[name])
         return found
@@ -169,7 +171,9 @@ class Guard:
         return "reward fall", level, f"{fall}: lower optimizer.lr, or go back to an earlier checkpoint"
 
     def _hindrances(self, metrics: Mapping[str, Any]) -> dict[str, str]:
-        """What stands in the way of learning: a range that clips too much, a rate that hardly moves the policy."""
+        """What stands in the way of learning: a range that clips too much, a rate that hardly moves the policy; and a
+        correction without effect.
+        """
         found = {}
         kl, share = (list(self._recent[name])[-HALF:] for name in ("kl", SHARE))
         low, high = (list(self._recent[name])[-HALF:] for name in RANGE)
@@ -185,6 +189,13 @@ class Guard:
                 f"the reward stands still ({still[0]:.3g} in the first {HALF} steps, {still[1]:.3g} in the last), and a "
                 f"step moves the policy by a KL of only {statistics.median(kl):.1g} nats a token: raise optimizer.lr from "
                 f"{lr:.2g} to {lr * TENFOLD:.2g}"
+            )
+        below, above, least, most = (list(self._recent[name])[-HALF:] for name in WEIGHED)
+        if len(below) == HALF and not any(below + above) and min(least) > 1 - FELT and max(most) < 1 + FELT:
+            found["correction"] = (
+                f"algorithm.correction has changed nothing in {HALF} steps: pi_old/mu lay between {min(least):.6f} and "
+                f"{max(most):.6f}, within its bounds: leave it out, or move algorithm.correction_low and correction_high "
+                "into that range"
             )
         return found
 

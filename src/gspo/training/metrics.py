@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gspo.objective.advantages import ROUNDING
@@ -20,6 +20,8 @@ UNLEARNED = (
     "mismatch/ess", "entropy", "kl", "grad_norm", "lr", "no_signal/completions", "no_signal/backward",
 )  # fmt: skip
 
+EXTREMES: dict[str, Callable[[list[Any]], Any]] = {"correction/ratio_min": min, "correction/ratio_max": max}
+
 
 def of_sampling(run: Run, groups: Sequence[Group]) -> Metrics:
     """Staleness of the rollouts, sampling times, and the counters of the source and the sampler."""
@@ -29,11 +31,12 @@ def of_sampling(run: Run, groups: Sequence[Group]) -> Metrics:
 
 
 def of_updates(updates: Sequence[Update]) -> Metrics:
-    """The mean metrics of a step's updates, and the effect of numerics alone. A metric of what was read is a mean over the
-    updates that read something, and None if none did.
+    """The mean metrics of a step's updates (of EXTREMES the extreme), and the effect of numerics alone. A metric of what was
+    read is a mean over the updates that read something, and None if none did.
     """
     names = dict.fromkeys(name for update in updates for name in update.metrics)
-    metrics = {name: mean([update.metrics[name] for update in updates if name in update.metrics]) for name in names}
+    there = {name: [update.metrics[name] for update in updates if name in update.metrics] for name in names}
+    metrics = {name: EXTREMES.get(name, mean)(values) for name, values in there.items()}
     agreement = first_agreement(updates)
     if agreement is not None:
         metrics = agreement.metrics | metrics
