@@ -42,6 +42,7 @@ READ = {
     "rollout/credit.py": "algorithm.scale_rewards",
     "rollout/overlong.py": "rollout.overlong_buffer",
     "training/likelihoods.py": "algorithm.old_logprobs",
+    "learner/objective.py": "algorithm.opsm",
     "learner/optimizer.py": "optimizer.name optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps "
     "optimizer.weight_decay optimizer.warmup optimizer.schedule optimizer.max_grad_norm",
     "assembly/micro_batch_limit.py": "train.micro_batch_tokens",

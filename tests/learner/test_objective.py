@@ -107,6 +107,22 @@ def test_a_correction_weighs_terms_and_no_ratio(subtests):
             torch.testing.assert_close(twice, 2 * plain, rtol=1e-6, atol=1e-9)
 
 
+def test_off_policy_masking_removes_terms_and_leaves_the_kl_term_and_the_count(subtests):
+    """The policy gives the tokens of the first two completions half of mu's probability; the first has A > 0."""
+    kinds = [(1.0, math.log(2.0)), (-1.0, math.log(2.0)), *[(-1.0, 0.0)] * 4]
+    batch = [replace(c, advantage=A, logp_mu=c.logp_old + gap) for c, (A, gap) in zip(completions(shift=0.0), kinds)]
+    for name in ALGORITHMS:
+        with subtests.test(name=name):
+            plain, _, _ = update(batch, name=name, beta=0.5)
+            masked, metrics, stats = update(batch, name=name, beta=0.5, opsm=0.69)
+            (only_kl,) = update([replace(batch[1], advantage=0.0)], name=name, beta=0.5)[0]
+            assert metrics["opsm/masked"] == pytest.approx(1 / 6) and stats["masked"].tolist() == [0, 1, 0, 0, 0, 0]
+            assert torch.equal(masked[[0, 2, 3, 4, 5]], plain[[0, 2, 3, 4, 5]])
+            assert masked[1].item() == pytest.approx(only_kl.item()) != plain[1].item()
+            loose, metrics, _ = update(batch, name=name, beta=0.5, opsm=0.7)
+            assert torch.equal(loose, plain) and metrics["opsm/masked"] == 0
+
+
 def test_what_the_bounds_take_is_counted_in_what_is_weighed():
     """Completions of 3, 1, 7, 4, 2 and 5 tokens whose tokens have r = e^.3, e^-.2, 1, 1, 1 and 1."""
     r = [math.exp(0.3), math.exp(-0.2), 1.0, 1.0, 1.0, 1.0]

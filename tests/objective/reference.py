@@ -96,3 +96,14 @@ def correction(name, over, old, mu, lengths, low, high):
             weights += [x if x <= high and (low is None or x >= low) else 0.0 for x in whole]
         start += n
     return weights
+
+
+def off_policy(logp, mu, A, lengths, delta):
+    """Whether each token's term is masked. A is a list of floats, or of lists (A_it)."""
+    masked, start = [], 0
+    for a, n in zip(A, lengths):
+        here = range(start, start + n)
+        far = sum(math.log(math.exp(mu[t].item()) / math.exp(logp[t].item())) for t in here) / n > delta
+        masked += [far and (a[t - start] if isinstance(a, list) else a) < 0 for t in here]
+        start += n
+    return masked

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from gspo.objective.algorithms import ALGORITHMS, BOUNDS, correction_level
 from gspo.objective.completions import Completions
-from gspo.objective.corrections import CORRECTIONS, ratio
+from gspo.objective.corrections import CORRECTIONS, off_policy, ratio
 from tests.objective import reference
+from tests.objective.cases import LENGTHS, case
 
 LEVELS = ("sequence", "turn", "token")
 
@@ -96,3 +97,31 @@ def test_what_a_correction_weighs():
     assert correction_level(ALGORITHMS["grpo"], "tis") == correction_level(ALGORITHMS["grpo"], "icepop") == "token"
     assert correction_level(ALGORITHMS["grpo"], "seq_mis") == correction_level(ALGORITHMS["gspo"], "tis") == "sequence"
     assert correction_level(ALGORITHMS["gspo_turn"], "icepop") == "turn"
+
+
+def test_off_policy_masking_by_hand():
+    """Two tokens that pi_theta halves and keeps: log 2 / 2 = .347 nats a token; then one that it doubles."""
+    mu = torch.tensor([0.5, 0.4, 0.2], dtype=torch.float64).log()
+    logp, y = torch.tensor([0.25, 0.4, 0.4], dtype=torch.float64).log(), Completions.of(torch.tensor([2, 1]))
+
+    def masked(A, delta):
+        return off_policy(logp, mu, torch.tensor(A), y, delta).tolist()
+
+    assert masked([-1.0, -1.0], 0.34) == [True, False]
+    assert masked([-1.0, -1.0], 0.35) == masked([1.0, -1.0], 0.34) == masked([0.0, -1.0], 0.34) == [False, False]
+    assert masked([-1.0, 1.0, -1.0], 0.34) == [True, False, False]  # A by token: M_it
+
+
+@given(st.integers(0, 10_000), st.floats(0.01, 2.0), st.floats(1e-3, 1.0), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_off_policy_masking_equals_a_naive_loop_and_a_lower_bound_masks_more(seed, shift, delta, by_token):
+    logp, mu, A, y = case(seed, shift=shift)
+    if by_token:
+        A = torch.randn(len(mu), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    parts = [part.tolist() for part in A.split(LENGTHS)] if by_token else A.tolist()
+    found = off_policy(logp, mu, A, y, delta)
+    assert found.shape == A.shape and not found.requires_grad and not found[A >= 0].any()
+    assert y.spread(found).tolist() == reference.off_policy(logp, mu, parts, LENGTHS, delta)
+    assert (found <= off_policy(logp, mu, A, y, delta / 2)).all()
+    s = ratio("sequence", "mean", logp, mu, y)  # the geometric mean of pi_theta/mu
+    assert torch.equal(found, (A < 0) & y.spread(s < math.exp(-delta)) if by_token else (A < 0) & (s < math.exp(-delta)))

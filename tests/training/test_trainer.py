@@ -47,7 +47,7 @@ def test_the_final_model_loads_and_is_the_trained_one(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"algorithm": {"name": "gspo_token"}},
+        {"algorithm": {"name": "gspo_token", "opsm": 1e-4}},
         {"algorithm": {"name": "grpo", "epochs": 2}},
         {"algorithm": {"name": "dr_grpo", "beta": 0.1, "kl_estimator": "k2"}},
         {"algorithm": {"name": "dapo", "old_logprobs": "recompute"}},

@@ -87,6 +87,8 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("norm_adv_by_std_in_grpo", "normalize_advantage"), "algorithm.scale_rewards"),
     **dict.fromkeys(("vllm_importance_sampling_correction", "use_tis", "tis_imp_ratio_cap", "rollout_is"),
                     "algorithm.correction"),
+    **dict.fromkeys(("off_policy_mask_threshold", "use_opsm", "opsm_delta", "off_policy_sequence_mask_delta"),
+                    "algorithm.opsm"),
     **dict.fromkeys(("vllm_importance_sampling_mode", "rollout_importance_sampling_mode"),
                     "algorithm.correction with algorithm.correction_ratio"),
     **dict.fromkeys(("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max", "rollout_is_threshold"),

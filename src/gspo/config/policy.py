@@ -103,6 +103,9 @@ class AlgorithmConfig:
     """Lower bound of r, a ratio: 1 is no mismatch. Unset: by correction and r, see docs/algorithm.md."""
     correction_high: float | None = opt(None, low=1.000001, high=1000)
     """Upper bound of r, a ratio. Unset: by correction and r, see docs/algorithm.md."""
+    opsm: float | None = opt(None, low=1e-9, high=100)
+    """Off-policy sequence masking: a completion with a negative advantage is left out of an update once log(mu/pi_theta),
+    averaged over its tokens, exceeds this bound in nats per token. Unset: none is."""
     critic: str | None = opt(None, choices=("none", "shared", "copy"))
     """Input of PPO's value head: the policy's hidden states (`shared`) or a `copy` of its trunk. Unset: `shared` for ppo."""
     constants: dict[str, Any] = opt({})

@@ -35,7 +35,7 @@ class PolicyObjective:
         self.kl = divergence.ESTIMATORS[config.kl_estimator]
         self.correction, self.correction_ratio = config.correction, config.correction_ratio
         self.correction_bounds = config.correction_low, config.correction_high or float("inf")
-        self.aux_loss = config.aux_loss
+        self.opsm, self.aux_loss = config.opsm, config.aux_loss
         constants = {**row.constants, **row.critic, **config.constants}
         self.constants = {name: constants[name] for name in row.constants}
         self.critic = {name: constants[name] for name in row.critic}
@@ -72,7 +72,7 @@ class PolicyObjective:
         the loss is.
         """
         logp, y = out.logp, Completions(batch.completion, batch.length, batch.turn, batch.turn_length)
-        A, weights = self.weighed(batch.advantage.to(logp), batch, y)
+        A, weights = self.weighed(batch.advantage.to(logp), logp, batch, y)
         surrogate = self.surrogate(logp, A, y, vars(batch))
         loss, _, low, high = surrogate
         assert out.entropy is not None
@@ -106,15 +106,22 @@ class PolicyObjective:
                 stats["balance"] = uneven
         return loss, {name: value.detach() for name, value in stats.items()}
 
-    def weighed(self, A: Tensor, batch: Batch, y: Completions) -> tuple[Tensor, Stats]:
-        """The advantages times the weights of the correction, and statistics of these."""
-        if self.correction == "none":
-            return A, {}
-        level = correction_level(self.row, self.correction)
-        r = corrections.ratio(level, self.correction_ratio, batch.logp_old, batch.logp_mu, y)  # [S] or [N]
-        weight = corrections.CORRECTIONS[self.correction](r, *self.correction_bounds)
-        stats = {"weight": weight, "weighed_ratio": r}
-        return A * weight if A.shape == weight.shape else y.spread(A) * y.spread(weight), stats
+    def weighed(self, A: Tensor, logp: Tensor, batch: Batch, y: Completions) -> tuple[Tensor, Stats]:
+        """The advantages, 0 where off-policy sequence masking removes the term, times the weights of the correction; and
+        statistics of both.
+        """
+        stats: Stats = {}
+        if self.opsm is not None:
+            gone = corrections.off_policy(logp, batch.logp_mu, A, y, self.opsm)
+            A = A.masked_fill(gone, 0.0)
+            stats["masked"] = (gone if gone.shape == y.length.shape else y.sum(gone.to(logp)) > 0).float()  # [S]
+        if self.correction != "none":
+            level = correction_level(self.row, self.correction)
+            r = corrections.ratio(level, self.correction_ratio, batch.logp_old, batch.logp_mu, y)  # [S] or [N]
+            weight = corrections.CORRECTIONS[self.correction](r, *self.correction_bounds)
+            A = A * weight if A.shape == weight.shape else y.spread(A) * y.spread(weight)
+            stats |= {"weight": weight, "weighed_ratio": r}
+        return A, stats
 
     def surrogate(self, logp: Tensor, A: Tensor, y: Completions, likelihoods: Mapping[str, Tensor]) -> Surrogate:
         """The row's loss with its own log-probabilities, clip range and constants."""
@@ -160,6 +167,8 @@ class PolicyObjective:
             "entropy": float(stats["entropy"].mean()),
             "kl": float(stats["kl"].mean()),
         }
+        if "masked" in stats:
+            metrics["opsm/masked"] = int(stats["masked"].sum()) / of["completions"]
         if "weight" in stats:
             weight, r, (lower, upper) = stats["weight"], stats["weighed_ratio"], self.correction_bounds
             metrics |= {

@@ -47,3 +47,21 @@ def ratio(level: str, over: str, logp_old: Tensor, logp_mu: Tensor, y: Completio
     whole = y if level == "sequence" else y.turns()
     r = bounded(whole.sum(gap) if over == "product" else whole.mean(gap)).exp()
     return r if level == "sequence" else whole.spread(r)
+
+
+def off_policy(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, delta: float) -> Tensor:
+    """Where off-policy sequence masking removes the term: A < 0 and 1/|y_i| sum_t log( mu(y_it) / pi_theta(y_it) ) > delta
+    (DeepSeek-V3.2, arXiv 2512.02556, Eq. 9, whose pi_old is what the sampler returned: mu).
+
+    Args:
+        logp: Log-probabilities under pi_theta [N].
+        logp_mu: The same under the sampler [N].
+        A: Advantages [S], or [N] per token.
+        y: The completions.
+        delta: Bound in nats per token.
+
+    Returns:
+        Bool, shaped as A.
+    """
+    far = y.mean((logp_mu - logp).detach()) > delta  # [S]
+    return (A < 0) & (far if A.shape == far.shape else y.spread(far))
