@@ -67,6 +67,7 @@ class Rollout:
         version: [L] int64. Version of the weights that sampled the token, -1 where not sampled.
         stop: "eos" | "stop" | "length", or "error" where nothing was sampled.
         reward: None until scored, or when every reward failed (then `error` says why).
+        reward_weights: Weights of `reward_parts` in the reward, in their order; () if these are not parts of a weighted sum.
         routes: [L, layers, k] int16. The experts that the sampler chose for each token, -1 where the token was not read (the
             last one never is). None for a dense model, or if not requested.
         turn: Multi-turn only. [L] int64. Index of the policy's turn that sampled the token, -1 where none did.
@@ -86,6 +87,7 @@ class Rollout:
     text: str = ""
     reward: float | None = None
     reward_parts: dict[str, float | None] = field(default_factory=dict)
+    reward_weights: tuple[float, ...] = ()
     error: str | None = None
     routes: Tensor | None = None
     turn: Tensor | None = None

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from gspo.assembly.call_inputs import CallInputs, configured
-from gspo.assembly.scorers import scorer_of
+from gspo.assembly.scorers import check_scale, scorer_of
 from gspo.rewards.scorer import Rewards
 from gspo.rollout.external import AlreadyScored
 from tests import tiny_run
@@ -32,6 +32,15 @@ def test_an_environment_scores_in_place_of_rewards(tmp_path):
         scorer_of(config, CallInputs(functions=[tiny_run.likes_a])),
     ):
         pass
+
+
+@pytest.mark.parametrize(("weights", "count"), [([], 1), ([1.0, 0.0], 2)])
+def test_rewards_are_scaled_apart_only_where_several_have_a_weight(tmp_path, weights, count):
+    apart = made(tmp_path / "run", algorithm={"scale_rewards": "gdpo"}, reward={"weights": weights})
+    with scorer_of(apart, CallInputs(functions=[tiny_run.likes_a] * count)) as scorer:
+        with pytest.raises(ValueError, match=r"'gdpo' and reward.weights = .*it scales several rewards apart"):
+            check_scale(apart, scorer)
+        check_scale(made(tmp_path / "other", reward={"weights": weights}), scorer)
 
 
 @pytest.mark.parametrize("command", ["train", "eval"])

@@ -12,6 +12,10 @@ SLEEPS = VLLM | {"sleep_level": 2}
 TWO = {"urls": ["http://x", "http://y"]}
 PLAYED = {"environment": "boxes:Box"}
 TRAINED = [
+    (
+        {"algorithm": {"scale_rewards": "gdpo"}},
+        r"scale_rewards = 'gdpo' and reward.functions = \['task'\]: it scales several rewards apart, and there is one",
+    ),
     ({"rollout": {"top_p": 0.9}}, "rollout.top_p = 0.9: training needs the whole distribution"),
     ({"rollout": {"top_k": 5}}, "rollout.top_k = 5: .*eval.top_k are free"),
     (
@@ -74,6 +78,7 @@ READ = [
     ({"refresh": {"every": 5}}, "refresh.every = 5 and .*: a refresh would drop nothing"),
 ]  # fmt: skip
 SERVED = [
+    ({"algorithm": {"scale_rewards": "gdpo"}}, "algorithm.scale_rewards = 'gdpo': agents give each trajectory one"),
     ({"eval": {"every": 2}}, "eval.every = 2: agents evaluate themselves"),
     ({"rollout": {"dynamic_sampling_rounds": 1}}, "rollout.dynamic_sampling_rounds = 1: agents choose"),
     ({"rollout": {"max_staleness": 1}}, "serve.max_age says how old a turn may"),

@@ -1,6 +1,7 @@
 """Naive float64 objectives in Python loops, straight from the papers, to hold the vectorised ones against."""
 
 import math
+import statistics
 
 import torch
 
@@ -107,3 +108,20 @@ def off_policy(logp, mu, A, lengths, delta):
         masked += [far and (a[t - start] if isinstance(a, list) else a) < 0 for t in here]
         start += n
     return masked
+
+
+def gdpo(rewards, weights, groups):
+    """A of each completion from its rewards r_ik (None: no opinion), w_k, and the group of each."""
+    total = [0.0] * len(rewards)
+    for k, weight in enumerate(weights):
+        for g in set(groups):
+            members = [i for i in range(len(rewards)) if groups[i] == g and rewards[i][k] is not None]
+            values = [rewards[i][k] for i in members]
+            if len(values) > 1 and len(set(values)) > 1:
+                mean, std = statistics.mean(values), statistics.stdev(values)
+                for i in members:
+                    total[i] += weight * (rewards[i][k] - mean) / std
+    total = [a if abs(a) > 1e-9 else 0.0 for a in total]
+    spread = statistics.stdev(total) if len(total) > 1 else 0.0
+    mean = statistics.mean(total) if total else 0.0
+    return [(a - mean) / spread if spread else 0.0 for a in total]

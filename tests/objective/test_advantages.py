@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.objective.advantages import group_advantages, turn_advantages
+from gspo.objective.advantages import decoupled_advantages, group_advantages, turn_advantages
+from tests.objective import reference
 
 
 def adv(rewards, groups, scale="group"):
@@ -95,3 +96,49 @@ def test_one_reward_at_the_end_gives_every_turn_its_completions_advantage(comple
 def test_equal_returns_teach_nothing_whatever_their_turns():
     advantages = turn_advantages([[1.0, 0.0], [0.0, 1.0]], torch.tensor([0, 0]))
     assert torch.cat(advantages).tolist() == [0, 0, 0, 0]
+
+
+def apart(rewards, weights, groups):
+    made = [[float("nan") if r is None else r for r in row] for row in rewards]
+    found = decoupled_advantages(
+        torch.tensor(made, dtype=torch.float64).reshape(len(rewards), len(weights)),
+        torch.tensor(weights),
+        torch.tensor(groups).long(),
+    )
+    return found.tolist()
+
+
+def test_rewards_scaled_apart_by_hand():
+    """Two groups of two: the first reward tells the first group apart, the second the other, and weighs twice as much."""
+    rewards = [[1.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 2.0]]
+    a = 2**-0.5  # of each reward; the sums are a, -a, -2a, 2a, and their standard deviation sqrt(5 / 3)
+    expected = [x / (5 / 3) ** 0.5 for x in (a, -a, -2 * a, 2 * a)]
+    assert apart(rewards, [1.0, 2.0], [0, 0, 1, 1]) == pytest.approx(expected)
+
+
+def test_rewards_of_equal_sum_teach_where_they_weigh_differently_and_else_give_exact_zeros():
+    opposite = [[0.1, 0.7], [0.3, 0.5], [0.4, 0.4]]
+    assert adv([sum(row) for row in opposite], [0, 0, 0]) == [0, 0, 0]
+    assert apart(opposite, [1.0, 1.0], [0, 0, 0]) == [0, 0, 0]
+    assert apart(opposite, [1.0, 2.0], [0, 0, 0]) == pytest.approx(adv([-0.1, -0.3, -0.4], [0, 0, 0]))
+    assert apart([[1 / 3, 0.1]] * 4, [1.0, 1.0], [0, 0, 1, 1]) == [0] * 4
+    assert apart([], [1.0, 1.0], []) == []
+
+
+MAYBE = st.one_of(st.none(), st.floats(-100, 100).map(lambda x: round(x, 3)))
+
+
+WEIGHT = st.floats(-3, 3).map(lambda x: round(x, 2))
+
+
+@given(st.lists(st.tuples(MAYBE, MAYBE, st.integers(0, 2)), min_size=2, max_size=12), WEIGHT, WEIGHT)
+@settings(max_examples=20, deadline=None)
+def test_rewards_scaled_apart_equal_a_naive_loop_and_ignore_the_scale_of_each(rows, weight, other):
+    rewards, groups = [row[:2] for row in rows], [row[2] for row in rows]
+    found = apart(rewards, [weight, other], groups)
+    assert found == pytest.approx(reference.gdpo(rewards, [weight, other], groups), rel=1e-6, abs=1e-6)
+    changed = [[None if r is None else 7 * r + 3 for r in row] for row in rewards]
+    assert apart(changed, [weight, other], groups) == pytest.approx(found, rel=1e-6, abs=1e-6)
+    assert sum(found) == pytest.approx(0, abs=1e-9)
+    if any(found):
+        assert statistics.stdev(found) == pytest.approx(1)

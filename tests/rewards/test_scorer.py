@@ -20,6 +20,7 @@ def test_weights_and_parts():
         scored = rewards.score([rollout("true"), rollout("none"), rollout("nan")], counts.append)
     assert counts == sorted(counts) and counts[-1] == 3
     assert scored[0].reward_parts == {"length": 4, "odd_values": 1, "length_2": 4}
+    assert scored[0].reward_weights == (2.0, 10.0, -0.5)
     assert [r.reward for r in scored] == [2 * 4 + 10 - 2, 2 * 4 - 2, None]
     assert scored[2].reward_parts == {"length": 3, "odd_values": None, "length_2": 3}
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -71,3 +72,24 @@ def test_equal_rewards_stay_in_the_denominator_of_gspo_and_leave_dapos():
 def test_completions_carry_the_samplers_likelihoods_of_sampled_tokens_only():
     completion = made([rollout(1.0, n=4), rollout(0.0)]).groups[0][0]
     assert completion.logp_mu.tolist() == [-0.5] * 4 == completion.logp_old.tolist()
+
+
+def test_rewards_scaled_apart_have_their_weights_and_leave_out_who_has_no_opinion():
+    """As in tests/objective/test_advantages.py by hand; a third of the second group failed, and says nothing."""
+    parts = [[(1.0, 0.0), (0.0, 0.0)], [(1.0, 0.0), (1.0, 2.0), None]]
+    groups = [
+        [
+            replace(rollout(None if each is None else 1.0), reward_weights=(1.0, 2.0),
+                    reward_parts={"f": None, "g": None} if each is None else dict(zip("fg", each)))
+            for each in group
+        ]
+        for group in parts
+    ]  # fmt: skip
+    out = made(*groups, algorithm=ResolvedAlgorithm(scale_rewards="gdpo"))
+    a = 2**-0.5 / (5 / 3) ** 0.5
+    assert out.advantages[:4] == pytest.approx([a, -a, -2 * a, 2 * a]) and out.advantages[4] is None
+    assert out.counts["groups/with_signal"] == 1 and out.counts["reward_std"] == 0  # though all sums are equal
+    silent = replace(groups[1][0], reward_parts={"f": 1.0, "g": None})
+    opinions = made(groups[0], [silent, groups[1][1]], algorithm=ResolvedAlgorithm(scale_rewards="gdpo"))
+    assert opinions.advantages == pytest.approx([1.5**0.5, -(1.5**0.5), 0, 0])
+    assert made([rollout(None)] * 2, algorithm=ResolvedAlgorithm(scale_rewards="gdpo")).groups == []

@@ -17,6 +17,7 @@ def test_the_reward_falls_linearly_over_the_last_tokens():
         expected = (20 - 8 - length) / 8 if length > 20 - 8 else 0.0  # DAPO, equation 13
         (one,) = penalised([rollout(0.5, n=length)], config)
         assert one.reward == 0.5 + expected and one.reward_parts == {"f": 0.5, "overlong": expected}
+        assert one.reward_weights[-1] == 1.0
     assert penalised([rollout(1.0, n=20)], config)[0].reward == 0.0
     assert penalised([rollout(None, n=20)], config)[0].reward is None  # failed, and so left out
     assert penalised([rollout(1.0, n=20)], RolloutConfig(max_completion_length=20))[0].reward_parts == {"f": 1.0}

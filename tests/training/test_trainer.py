@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.objective.reference import gdpo
 from tests.runs.events import texts
-from tests.tiny_run import ROWS, dials, model
+from tests.tiny_run import ROWS, dials, likes_a, model
 from tests.training.whole import REQUIRED, lines, numbers, train
 
 ROLLOUT = """
@@ -86,6 +87,16 @@ def test_layout_micro_batches_and_checkpointing_change_no_number(tmp_path):
         for m, n in zip(plain, other, strict=True):
             for name in set(m) - {"guard/signals"}:
                 assert n[name] == pytest.approx(m[name], rel=2e-3, abs=2e-5, nan_ok=True), name
+
+
+def test_rewards_are_scaled_apart_in_a_run(tmp_path):
+    def size(prompts, completions, **columns):
+        return [1000.0 * len(c) for c in completions]
+
+    options = {"algorithm": {"scale_rewards": "gdpo"}, "train": {"steps": 1}, "eval": {"every": 0}}
+    made = lines(train(tmp_path / "run", reward=[likes_a, size], **options).folder / "rollouts.jsonl")
+    parts, groups = [list(each["reward_parts"].values()) for each in made], [each["group"] for each in made]
+    assert [each["advantage"] for each in made] == pytest.approx(gdpo(parts, [1.0, 1.0], groups))
 
 
 def test_seeds(tmp_path):

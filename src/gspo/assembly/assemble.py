@@ -31,7 +31,7 @@ from gspo.assembly.models import (
 )  # fmt: skip
 from gspo.assembly.queries import OtherSources, curriculum
 from gspo.assembly.samplers import evaluator_of, samplers_of, samplings
-from gspo.assembly.scorers import scorer_of
+from gspo.assembly.scorers import check_scale, scorer_of
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.process import EngineHost
@@ -147,6 +147,7 @@ def training(
     """Yields a run ready for trainer.train, and its model. A new run folder is created last, once all else has loaded."""
     config, odd = resolved(config)
     with started(config, resume, given, allowed, "train", odd) as start, scorer_of(start.config, start.given) as scorer:
+        check_scale(start.config, scorer)
         with loading("the prompts", start.heard):  # first: errors here surface before anything is downloaded
             start, prompts, held_out, queries = load_queries(start, scorer)
         config = cast(RunConfig, start.config)

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from gspo.assembly.call_inputs import CallInputs
+from gspo.config.conflicts import ONE_REWARD
 from gspo.config.import_function import load_function
 from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
@@ -32,6 +33,13 @@ def scorer_of(config: Config, given: CallInputs) -> Iterator[Rewards | AlreadySc
         if "model" in config.reward.functions:
             named_rewards["model"] = stack.enter_context(closing(RewardModel(config.reward_model, config.task.date)))
         yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards, config.code))
+
+
+def check_scale(config: Config, scorer: Rewards | AlreadyScored) -> None:
+    """Raises ValueError if rewards are to be scaled apart, and fewer than two have a weight."""
+    weights = list(scorer.weights.values()) if isinstance(scorer, Rewards) else []
+    if config.algorithm.scale_rewards == "gdpo" and sum(map(bool, weights)) < 2:
+        raise ValueError(f"algorithm.scale_rewards = 'gdpo' and reward.weights = {weights}: {ONE_REWARD}")
 
 
 def _check_environment(task: TaskConfig, given: CallInputs) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gspo.config.schema import Config
-from gspo.config.source_kind import VERIFIERS, in_environment
+from gspo.config.source_kind import GIVEN, VERIFIERS, in_environment
 from gspo.config.values import shown
 
 
@@ -128,8 +128,16 @@ ENVIRONMENT = (
         "no effect, since the environment (task.environment or task.source) gives the reward itself: leave them out",
     ),
 )  # fmt: skip
+ONE_REWARD = 'it scales several rewards apart, and there is one: set "group", or name more functions'
 TRAIN = (
     *ENVIRONMENT,
+    Conflict(
+        ("algorithm.scale_rewards", "reward.functions"),
+        lambda c: c.algorithm.scale_rewards == "gdpo"
+        and len(c.reward.functions) < 2
+        and (c.task.source != GIVEN or in_environment(c.task)),
+        ONE_REWARD,
+    ),
     Conflict(
         ("code.cpu_seconds", "code.total_cpu_seconds"), lambda c: c.code.cpu_seconds > c.code.total_cpu_seconds,
         "one test would have more time than all together: raise total_seconds, or lower seconds",
@@ -152,6 +160,10 @@ SERVE = (
     Conflict(
         ("task.source", "task.environment"), lambda c: in_environment(c.task),
         "agents that are served play by themselves: leave it out, or train with `gspo train`",
+    ),
+    Conflict(
+        ("algorithm.scale_rewards",), lambda c: c.algorithm.scale_rewards == "gdpo",
+        'agents give each trajectory one reward: set "group", or leave it out',
     ),
     Conflict(
         ("serve.host",), lambda c: not c.serve.host.strip(),

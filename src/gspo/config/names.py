@@ -85,6 +85,7 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("importance_sampling_level", "loss_type", "loss_mode", "adv_estimator", "advantage_estimator",
                      "loss_agg_mode"), "algorithm.name"),
     **dict.fromkeys(("norm_adv_by_std_in_grpo", "normalize_advantage"), "algorithm.scale_rewards"),
+    "multi_objective_aggregation": 'algorithm.scale_rewards = "gdpo"',
     **dict.fromkeys(("vllm_importance_sampling_correction", "use_tis", "tis_imp_ratio_cap", "rollout_is"),
                     "algorithm.correction"),
     **dict.fromkeys(("off_policy_mask_threshold", "use_opsm", "opsm_delta", "off_policy_sequence_mask_delta"),

@@ -73,9 +73,10 @@ class AlgorithmConfig:
     """Number of mini-batches that a rollout batch is split into, with one update each. Unset: the algorithm's own."""
     epochs: int = opt(1, low=1, high=1000)
     """Passes over one rollout batch."""
-    scale_rewards: str | None = opt(None, choices=("group", "batch", "none"))
-    """Divisor of the advantage A: the standard deviation of the rewards in the `group`, in the `batch`, or `none`. Unset:
-    the algorithm's own."""
+    scale_rewards: str | None = opt(None, choices=("group", "batch", "none", "gdpo"))
+    """Divisor of the advantage A: the standard deviation of the rewards in the `group`, in the `batch`, or `none`. `gdpo`:
+    each of several rewards is scaled by its own in the group, then their weighted sum by its own in the batch. Unset: the
+    algorithm's own."""
     credit: str = opt("completion", choices=("completion", "turn"))
     """Credit assignment: a reward counts for the whole `completion`, or for each `turn` of a conversation up to it."""
     discount: float = opt(1.0, low=1e-6, high=1)
@@ -117,7 +118,7 @@ class ResolvedAlgorithm(AlgorithmConfig):
     """[algorithm] with the defaults of its row. `epsilon` is None if the row has no clip range."""
 
     mini_batches: int = opt(1, low=1, high=100_000)
-    scale_rewards: str = opt("group", choices=("group", "batch", "none"))
+    scale_rewards: str = opt("group", choices=("group", "batch", "none", "gdpo"))
     critic: str = opt("none", choices=("none", "shared", "copy"))
 
 

@@ -32,6 +32,33 @@ def group_advantages(rewards: Tensor, group: Tensor, scale: str = "group") -> Te
     return (r - mean) / std + 0.0  # no -0
 
 
+def decoupled_advantages(rewards: Tensor, weights: Tensor, group: Tensor) -> Tensor:
+    """A_i = a_i / std(a), a_i = sum_k w_k A_ik, with A_ik the advantage of reward k alone in its group, and std over all S
+    completions (GDPO, arXiv 2601.05242).
+
+    The paper also subtracts the mean of a, which is 0: the A_ik of a group add up to 0. As in Eq. 6 nothing is added to a
+    standard deviation, and equal rewards give exact zeros.
+
+    Args:
+        rewards: Rewards r_ik [S, K], NaN where a function had no opinion: there A_ik is 0, and mean and std are those of the
+            others.
+        weights: w_k [K].
+        group: Group of each completion [S], int64.
+
+    Returns:
+        Advantages [S], float64.
+    """
+    a = torch.zeros(len(rewards), dtype=torch.float64)
+    _, index = torch.unique(group, return_inverse=True)
+    for r, weight in zip(rewards.double().T, weights.tolist()):
+        there = ~r.isnan()
+        there &= torch.bincount(index[there], minlength=len(index))[index] >= 2
+        a[there] += weight * group_advantages(r[there], group[there])
+    a[a.abs() <= ROUNDING * weights.abs().sum()] = 0.0  # what only rounding leaves where rewards cancel
+    spread = a.std() if len(a) > 1 else a.new_zeros(())
+    return a / spread if spread > 0 else a
+
+
 def turn_advantages(
     rewards: Sequence[Sequence[float]], group: Tensor, scale: str = "group", discount: float = 1.0
 ) -> list[Tensor]:

@@ -76,7 +76,7 @@ def correction_level(row: Algorithm, correction: str) -> str:
     return "sequence" if correction == "seq_mis" else row.level
 
 
-ANY_SCALE = ("group", "batch", "none")
+ANY_SCALE = ("group", "batch", "none", "gdpo")
 NO_STD = ("none",)
 TAU = {"tau_pos": 1.0, "tau_neg": 1.05}
 GAE = {"gamma": 1.0, "lam": 0.95, "e_value": 0.2, "c_value": 0.5}

@@ -134,7 +134,7 @@ class Rewards:
         return {f"scoring/{name}/{key}": value for name, counts in counted.items() for key, value in counts.items()}
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
-        """The rollouts with `reward`, `reward_parts` (by name; None: not scored, or failed) and `error`.
+        """The rollouts with `reward`, `reward_parts` (by name; None: not scored, or failed), their weights, and `error`.
 
         `progress` is called with the number of finished rollouts. Warns of failed calls for many completions. Raises
         ValueError for a fault that affects every completion: a reward function that cannot be loaded, a missing answer
@@ -188,8 +188,9 @@ class Rewards:
         if reward is not None and (problem := invalid(reward)):
             reward, errors = None, [f"the weighted sum is {problem}, or lower reward.weights"]
         return dataclasses.replace(
-            rollout, reward=reward, reward_parts=parts, error=without_logins("; ".join(errors)) or None
-        )
+            rollout, reward=reward, reward_parts=parts, reward_weights=tuple(self.weights.values()),
+            error=without_logins("; ".join(errors)) or None,
+        )  # fmt: skip
 
     def _row(self, rollout: Rollout) -> RewardInput:
         prompt = rollout.prompt

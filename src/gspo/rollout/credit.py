@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gspo.config.policy import ResolvedAlgorithm
-from gspo.objective.advantages import group_advantages, turn_advantages
+from gspo.objective.advantages import decoupled_advantages, group_advantages, turn_advantages
 from gspo.objective.algorithms import Algorithm
 from gspo.rollout.metrics import sampled_metrics
 from gspo.types import Completion, Group, Rollout
@@ -86,6 +86,12 @@ def compute_advantages(rollouts: Sequence[Rollout], group: Tensor, algorithm: Re
         algorithm: Sets the credit, the scale and the discount.
     """
     scale = algorithm.scale_rewards
+    if not rollouts:
+        return []
+    if scale == "gdpo":
+        parts = [[math.nan if part is None else part for part in rollout.reward_parts.values()] for rollout in rollouts]
+        weights = torch.tensor(rollouts[0].reward_weights, dtype=torch.float64)
+        return [*decoupled_advantages(torch.tensor(parts, dtype=torch.float64), weights, group).tolist()]
     if algorithm.credit == "completion":
         rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
         return [*group_advantages(rewards, group, scale).tolist()]

@@ -23,5 +23,6 @@ def penalised(rollouts: Sequence[Rollout], config: RolloutConfig) -> list[Rollou
         penalty = min(0.0, (free - int(rollout.sampled.sum())) / config.overlong_buffer)
         parts = rollout.reward_parts | {"overlong": penalty}
         reward = None if rollout.reward is None else rollout.reward + penalty
-        changed.append(dataclasses.replace(rollout, reward=reward, reward_parts=parts))
+        weights = (*rollout.reward_weights, 1.0)
+        changed.append(dataclasses.replace(rollout, reward=reward, reward_parts=parts, reward_weights=weights))
     return changed
