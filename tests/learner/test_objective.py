@@ -79,6 +79,7 @@ def test_ratios_are_watched_where_the_loss_has_none():
         ({"name": "sapo"}, 0.0),
         ({"name": "grpo_dual"}, 0.2 * 0.25 + 0.2 * 0.5 + 0.2 * 0.25),  # above, also with A < 0
         ({"name": "reinforce"}, 0.0),
+        ({"name": "vespo"}, 0.0),
         ({"name": "reinforce_is"}, 0.0),  # 6 is below its cap
         ({"name": "reinforce_is", "constants": {"w_max": 5.0}}, 0.2 * 0.75),
     ],

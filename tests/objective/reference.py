@@ -47,6 +47,11 @@ def objective(name, logp, old, A, lengths, low, high, budget, mu=None, **constan
         elif name == "reinforce_is":
             weight = min(math.prod(w_t.item() for w_t in w), constants["w_max"])
             total = total + sum(weight * a * p_t for p_t in logp[start : start + n]) / n / S
+        elif name == "vespo":
+            here = slice(start, start + n)
+            W = math.prod(math.exp(p - q) for p, q in zip(logp[here].tolist(), (old if mu is None else mu)[here].tolist()))
+            c1, c2 = (constants[f"c{i}_{'neg' if a < 0 else 'pos'}"] for i in (1, 2))
+            total = total + sum(W**c1 * math.exp(c2 * (1 - W)) * a * p_t for p_t in logp[here]) / tokens
         elif name == "luspo":
             total = total + n * torch.minimum(s * a, clip(s, low, high) * a) / S
         elif name == "gmpo":

@@ -7,7 +7,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.objective.baselines import cispo, dppo_kl, dppo_tv, gmpo, grpo_dual, luspo, minirl, reinforce, reinforce_is, sapo
+from gspo.objective.algorithms import ALGORITHMS
+from gspo.objective.baselines import (
+    cispo,
+    dppo_kl,
+    dppo_tv,
+    gmpo,
+    grpo_dual,
+    luspo,
+    minirl,
+    reinforce,
+    reinforce_is,
+    sapo,
+    vespo,
+)
 from gspo.objective.completions import Completions
 from gspo.objective.losses import grpo, gspo
 from tests.objective.cases import case, value_and_gradient
@@ -69,6 +82,33 @@ def test_the_weight_of_the_whole_completion_by_hand():
     assert torch.autograd.grad(capped.loss.sum(), logp)[0].tolist() == pytest.approx([2.5, 2.5])
     assert capped.clipped_high.tolist() == [True] and not capped.clipped_low.any()
     assert not reinforce_is(logp, old, 0 * DOWN, ONE, w_max=5.0).clipped_high.any()  # without advantage nothing is capped
+
+
+def test_the_smooth_weight_of_the_whole_completion_by_hand():
+    """W = 6 for A < 0: 6^3 exp(2 (1 - 6)). Where A > 0 the policy halves the completion's probability: 1/4 exp(3/2)."""
+    mu, kernel = logs(0.1, 0.5), ALGORITHMS["vespo"].constants
+    logp = logs(0.4, 0.75).requires_grad_()
+    out = vespo(logp, mu, DOWN, ONE, **kernel)
+    weight = 216 * math.exp(-10)
+    assert out.loss.item() == pytest.approx(weight * (math.log(0.4) + math.log(0.75)))
+    assert torch.autograd.grad(out.loss.sum(), logp)[0].tolist() == pytest.approx([weight, weight])
+    assert out.ratio.tolist() == pytest.approx([math.sqrt(6)]) and not (out.clipped_low | out.clipped_high).any()
+    logp = logs(0.05, 0.5).requires_grad_()
+    out = vespo(logp, mu, UP, ONE, **kernel)
+    assert torch.autograd.grad(out.loss.sum(), logp)[0].tolist() == pytest.approx([-math.exp(1.5) / 4] * 2)
+
+
+def test_the_smooth_weight_is_bounded_as_the_paper_says():
+    """Proposition C.1: at most (c1/c2)^c1 exp(c2 - c1), at W = c1/c2: 1.21 for (2, 3) and 1.24 for (3, 2)."""
+    W = torch.logspace(-9, 40, 5000, base=math.e, dtype=torch.float64)
+    y, kernel = Completions.of(torch.ones(len(W)).long()), ALGORITHMS["vespo"].constants
+    for A, c1, c2, most in ((1.0, 2, 3, 1.21), (-1.0, 3, 2, 1.24)):
+        logp = W.log().clone().requires_grad_()
+        out = vespo(logp, torch.zeros_like(W), torch.full_like(W, A), y, **kernel)
+        weight = torch.autograd.grad(out.loss.sum(), logp)[0] / -A
+        assert float(weight.max()) == pytest.approx((c1 / c2) ** c1 * math.exp(c2 - c1), rel=1e-4)
+        assert float(weight.max()) == pytest.approx(most, abs=5e-3)
+        assert float(W[weight.argmax()]) == pytest.approx(c1 / c2, rel=2e-2) and bool((weight >= 0).all())
 
 
 def test_a_weight_beyond_every_float_is_bounded_as_ratios_are():

@@ -79,6 +79,7 @@ def correction_level(row: Algorithm, correction: str) -> str:
 ANY_SCALE = ("group", "batch", "none", "gdpo")
 NO_STD = ("none",)
 TAU = {"tau_pos": 1.0, "tau_neg": 1.05}
+VESPO = {"c1_pos": 2.0, "c2_pos": 3.0, "c1_neg": 3.0, "c2_neg": 2.0}
 GAE = {"gamma": 1.0, "lam": 0.95, "e_value": 0.2, "c_value": 0.5}
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -128,6 +129,10 @@ ALGORITHMS: dict[str, Algorithm] = {
     "reinforce_is": Algorithm(
         "baselines:reinforce_is", "sequence", "completions", ANY_SCALE, None, None, "Ionides 2008; A: arXiv 2402.03300",
         {"w_max": 10.0},
+    ),
+    "vespo": Algorithm(
+        "baselines:vespo", "sequence", "tokens", NO_STD, None, None, "arXiv 2602.10693, Eq. 20", VESPO,
+        likelihoods=("logp_mu",), sums=True,
     ),
     "ppo": Algorithm(
         "losses:token_sum", "token", "tokens", ("batch", "none"), 0.2, 0.2, "arXiv 1707.06347; GAE: 1506.02438", critic=GAE,

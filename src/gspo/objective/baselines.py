@@ -63,6 +63,20 @@ def reinforce_is(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, w_ma
     return Surrogate(loss, sequence_ratio(logp, logp_old, y), nothing(weight), (weight > w_max) & (A != 0))
 
 
+def vespo(
+    logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, c1_pos: float, c2_pos: float, c1_neg: float, c2_neg: float
+) -> Surrogate:
+    """VESPO: J = E[ sum_i sg[phi(W_i)] A_i sum_t log pi_theta(y_it) ], phi(W) = W^c1 exp(c2 (1 - W)), W_i = prod_t
+    pi_theta(y_it)/mu(y_it) (arXiv 2602.10693, Eq. 20), with constants of their own for A < 0.
+
+    phi is 1 at W = 1 and has its maximum at W = c1/c2. The ratio is s_i; the weight decays smoothly, so nothing is clipped.
+    """
+    log_W, down = bounded(y.sum(logp - logp_mu)).detach(), A < 0  # [S]
+    c1, c2 = (torch.where(down, A.new_tensor(neg), A.new_tensor(pos)) for pos, neg in ((c1_pos, c1_neg), (c2_pos, c2_neg)))
+    weight = (c1 * log_W + c2 * (1 - log_W.exp())).exp()
+    return Surrogate(-weight * A * y.sum(logp), sequence_ratio(logp, logp_mu, y), nothing(weight), nothing(weight))
+
+
 def luspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
     """LUSPO: J = E[ 1/G sum_i |y_i| min( s_i A_i, clip(s_i) A_i ) ] (arXiv 2602.05261): GSPO times the completion length."""
     term = gspo(logp, logp_old, A, y, e_low, e_high)
