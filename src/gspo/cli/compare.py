@@ -6,7 +6,6 @@ import argparse
 
 from gspo.cli.arguments import Command, path
 from gspo.config.recipes import file_of
-from gspo.launch.processes import importing
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,8 +16,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
-    with importing("matplotlib"):
-        from gspo.compare.compare import compare
+    from gspo.compare.compare import compare
 
     return compare(file_of(arguments.study), arguments.dir, arguments.only, arguments.dry_run, fields)
 
