@@ -118,11 +118,13 @@ class TokenColumns:
 
     Attributes:
         logp_ref: float32. Log-probability under the reference.
+        logp_teacher: float32. Log-probability under the teacher.
         values: float32. V of the old critic (PPO).
         returns: float32. Regression target of the critic (PPO).
     """
 
     logp_ref: Tensor | None = None
+    logp_teacher: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
 

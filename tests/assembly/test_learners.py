@@ -21,18 +21,18 @@ def config(**sections):
 def test_the_algorithm_says_what_is_minimised_and_whether_there_is_a_critic(name, critic):
     settings = config(algorithm={"name": name, "epochs": 3}, rollout={"max_completion_length": 9})
     policy = policy_of(settings, tiny_run.model())
-    learner = learner_of(settings, policy, None)
+    learner = learner_of(settings, policy, {})
     assert (policy.critic is not None) == (critic is not None)
     assert learner.objective.row.level == ("sequence" if name == "gspo" else "token")
     assert learner.optimizer.total == 5 * settings.algorithm.mini_batches * 3
-    assert learner.micro_batches.max_tokens == 77 and learner.reference is None and not learner.updater.replay
+    assert learner.micro_batches.max_tokens == 77 and learner.frozen == {} and not learner.updater.replay
 
 
 def test_replay_and_the_reference_reach_the_learner():
     settings = config(algorithm={"router_replay": "R3", "beta": 0.1})
     policy, reference = policy_of(settings, tiny_run.model()), policy_of(settings, tiny_run.model())
-    learner = learner_of(settings, policy, reference)
-    assert learner.updater.replay and learner.router_replay == "R3" and learner.reference is reference
+    learner = learner_of(settings, policy, {"logp_ref": reference})
+    assert learner.updater.replay and learner.router_replay == "R3" and learner.frozen["logp_ref"] is reference
 
 
 def test_a_supervised_run_imitates_for_as_many_updates_as_it_has_steps():
@@ -43,9 +43,9 @@ def test_a_supervised_run_imitates_for_as_many_updates_as_it_has_steps():
 
 def test_the_learning_rate_follows_from_the_size_where_it_is_not_set():
     for kind, model in ((learning, tiny_run.model()), (supervised_learning, tiny_run.model())):
-        _, learner = kind(config(), model, None)
+        _, learner = kind(config(), model, {})
         assert learner.optimizer.config.lr == 1e-5  # as small as can be
-    _, learner = learning(config(optimizer={"lr": 0.25}), tiny_run.model(), None)
+    _, learner = learning(config(optimizer={"lr": 0.25}), tiny_run.model(), {})
     assert learner.optimizer.config.lr == 0.25
 
 

@@ -58,19 +58,20 @@ def test_a_checkpoint_has_the_model_of_a_resumed_run(saved):
 def test_a_given_model_is_trained_itself(saved):
     tiny = tiny_run.model(seed=2)
     given = CallInputs(tiny.model, tiny.tokenizer)
-    model, reference = models_of(of(saved), given, None)
-    assert model.model is tiny.model and reference is None
+    model, frozen = models_of(of(saved), given, None)
+    assert model.model is tiny.model and frozen == {}
     models_of(of(saved), given, saved / "step_000002")
     assert torch.equal(weight(tiny), weight(tiny_run.model(seed=1)))  # with the weights of the checkpoint
 
 
 def test_the_reference_is_where_training_began(saved):
-    model, reference = models_of(of(saved, algorithm={"beta": 0.1}), CallInputs(), saved / "step_000002")
+    model, frozen = models_of(of(saved, algorithm={"beta": 0.1}), CallInputs(), saved / "step_000002")
+    reference = frozen["logp_ref"]
     assert torch.equal(weight(reference.model), weight(tiny_run.model()))
     assert torch.equal(weight(model), weight(tiny_run.model(seed=1)))
     assert not any(p.requires_grad for p in reference.model.model.parameters())
-    model, reference = models_of(of(saved, algorithm={"beta": 0.1}, lora={"rank": 2}), CallInputs(), None)
-    assert weight(reference.model).data_ptr() == weight(model).data_ptr()  # adapters switched off, no copy
+    model, frozen = models_of(of(saved, algorithm={"beta": 0.1}, lora={"rank": 2}), CallInputs(), None)
+    assert weight(frozen["logp_ref"].model).data_ptr() == weight(model).data_ptr()  # adapters switched off, no copy
 
 
 def test_what_the_prompts_need_is_known_without_weights(saved):

@@ -11,6 +11,7 @@ VLLM = {"engine": "vllm"}
 SLEEPS = VLLM | {"sleep_level": 2}
 TWO = {"urls": ["http://x", "http://y"]}
 PLAYED = {"environment": "boxes:Box"}
+BY_TOKEN = {"algorithm": {"name": "gspo_token"}}
 TRAINED = [
     (
         {"algorithm": {"scale_rewards": "gdpo"}},
@@ -53,6 +54,12 @@ TRAINED = [
         "model.quantize = 'nf4' and algorithm.critic = 'copy': a critic with a body of its own",
     ),
     ({"train": {"offload_reference": True}}, "offload_reference = True and algorithm.beta = 0.0: .*no reference model"),
+    ({"teacher": {"path": "t"}}, "teacher.path = 't' and algorithm.name = 'gspo': .*: set algorithm.name to gspo_token, "),
+    ({"teacher": {"path": "./m"}, **BY_TOKEN}, "teacher.path = './m' and model.path = 'm': the model agrees with itself"),
+    (
+        {"teacher": {"path": "t"}, **BY_TOKEN, "rollout": {"dynamic_sampling_rounds": 1}},
+        "teacher.path = 't' and rollout.dynamic_sampling_rounds = 1: a teacher also teaches groups of equal rewards",
+    ),
     (
         {"train": {"offload_reference": True}, "algorithm": {"beta": 0.1}, "lora": {"rank": 2}},
         "train.offload_reference = True and lora.rank = 2: with adapters there is no reference model",
@@ -65,6 +72,10 @@ READ = [
             f"rollout.overlong_buffer = 9 and rollout.max_completion_length = {length}: the penalty begins within",
         )
         for length, stages in ((8, []), (20, [{"at": 3, "max_completion_length": 8}]))
+    ),
+    (
+        {"reward": {"functions": []}, "eval": {"every": 5}, "teacher": {"path": "t"}},
+        r"reward.functions = \[\] and eval.every = 5: nothing tells a right completion from a wrong one",
     ),
     ({"eval": {"every": 5, "num_prompts": 0}}, "eval.every = 5 and eval.num_prompts = 0: nothing is held out"),
     (

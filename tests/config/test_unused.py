@@ -62,6 +62,7 @@ HUB = {"task": {"source": "org/rows"}}
 MODEL = {"reward": {"functions": ["model"]}, "reward_model": {"path": "m"}}
 SERVER = {"reward": {"functions": ["model"]}, "reward_model": {"path": "m", "url": "http://127.0.0.1:8000"}}
 JUDGE = {"reward": {"functions": ["judge"]}, "judge": {"model": "m", "rubric": "r"}}
+TAUGHT = {"algorithm": {"name": "gspo_token"}, "teacher": {"path": "t"}}
 RANKS, PAIRS = ({**JUDGE, "judge": {**JUDGE["judge"], "mode": mode}} for mode in ("rank", "pairs"))
 RUNNING = {"sampler": {"engine": "vllm", "urls": ["http://127.0.0.1:8000"]}}
 
@@ -106,6 +107,8 @@ NEEDS = by_key(
     ({"algorithm": {"name": "grpo"}, **PLAYED}, "algorithm.credit"),
     ({"algorithm": {"name": "grpo", "credit": "turn"}, **PLAYED}, "algorithm.discount"),
     ({"algorithm": {"epsilon": "auto"}}, "algorithm.clip_target"),
+    ({"algorithm": {"name": "gspo_token"}}, "teacher.path"),
+    (TAUGHT, "teacher.revision teacher.dtype teacher.weight"),
     ({"algorithm": {"old_logprobs": "recompute"}}, "algorithm.correction"),
     (
         {"algorithm": {"old_logprobs": "recompute", "correction": "tis"}},
@@ -125,6 +128,7 @@ NEEDS = by_key(
 BLOCKED = by_key(
     ({"guard": {"action": "off"}}, "guard.patience guard.window guard.collapse"),
     ({"guard": {"action": "rewind", "max_rewinds": 0}}, "guard.lr_factor"),
+    (merged(TAUGHT, {"reward": {"weights": [0.0]}, "eval": {"every": 5}}), "train.keep_best"),
     ({"eval": {"temperature": 0}}, "eval.top_p eval.top_k"),
     ({"eval": {"num_prompts": 0}}, "eval.every eval.num_generations eval.temperature eval.max_completion_length"),
     ({"eval": {"num_prompts": 0}}, "task.eval_source reward.correct_threshold"),
@@ -247,7 +251,7 @@ USED = {
         "task.step_timeout",
     ),
     "serve": (
-        f"{LEARNING} algorithm sampler rollout guard serve code.sandbox task.date task.template task.template_args",
+        f"{LEARNING} algorithm teacher sampler rollout guard serve code.sandbox task.date task.template task.template_args",
         "train.batch_size train.keep_best "
         "rollout.num_prompts rollout.num_generations rollout.dynamic_sampling_rounds rollout.max_staleness "
         "rollout.top_p rollout.top_k rollout.overlong_buffer rollout.keep_special_tokens sampler.sleep_level code.sandbox",

@@ -30,9 +30,9 @@ class Saved(Bigram):
         pass
 
 
-def learner(reference=None, **algorithm):
+def learner(frozen=None, **algorithm):
     policy, objective = Saved(), objective_of(**algorithm)
-    return PolicyLearner(policy, optimizer_of(policy, lr=0.05), objective, MicroBatches(40), reference=reference)
+    return PolicyLearner(policy, optimizer_of(policy, lr=0.05), objective, MicroBatches(40), frozen=frozen or {})
 
 
 def parts(seed=0, shift=0.2):
@@ -119,7 +119,7 @@ def near(policy):
 def test_the_reference_says_what_it_says():
     reference = Bigram(seed=1)
     reference.on_device = torch.no_grad
-    made = learner(reference, beta=0.1)
+    made = learner({"logp_ref": reference}, beta=0.1)
     made.prepare(parts(), recompute=False)
     for completion in [one for part in made.mini_batches for one in part]:
         assert torch.equal(completion.logp_ref, reference.logp_of(completion))

@@ -157,5 +157,5 @@ def test_the_reference_rests_where_told(tmp_path, rests):
     given = model(0)
     changes = {"algorithm": {"beta": 0.1}, "train": {"offload_reference": rests}, "task": {"source": "(given)"}}
     config = as_config(None, settings(tmp_path / "run", **changes))
-    _, reference = models_of(config, CallInputs(model=given.model, tokenizer=given.tokenizer), None)
-    assert (reference.resting is not None) == rests
+    _, frozen = models_of(config, CallInputs(model=given.model, tokenizer=given.tokenizer), None)
+    assert (frozen["logp_ref"].resting is not None) == rests

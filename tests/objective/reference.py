@@ -38,12 +38,14 @@ def objective(name, logp, old, A, lengths, low, high, budget, mu=None, **constan
                 total = total + torch.minimum(s_t * a_t, clip(s_t, low, high) * a_t) / n / S
         elif name in ("grpo", "dr_grpo", "dapo", "ppo"):
             divisor = {"grpo": n * S, "dr_grpo": S * budget, "dapo": tokens, "ppo": tokens}[name]
-            for w_t in w:
-                total = total + torch.minimum(w_t * a, clip(w_t, low, high) * a) / divisor
+            for t, w_t in enumerate(w):
+                a_t = a[t] if isinstance(a, list) else a
+                total = total + torch.minimum(w_t * a_t, clip(w_t, low, high) * a_t) / divisor
         elif name == "grpo_dual":
-            for w_t in w:
-                term = torch.minimum(w_t * a, clip(w_t, low, high) * a)
-                total = total + (max(term, constants["clip_c"] * a) if a < 0 else term) / n / S
+            for t, w_t in enumerate(w):
+                a_t = a[t] if isinstance(a, list) else a
+                term = torch.minimum(w_t * a_t, clip(w_t, low, high) * a_t)
+                total = total + (max(term, constants["clip_c"] * a_t) if a_t < 0 else term) / n / S
         elif name == "reinforce_is":
             weight = min(math.prod(w_t.item() for w_t in w), constants["w_max"])
             total = total + sum(weight * a * p_t for p_t in logp[start : start + n]) / n / S
@@ -60,10 +62,10 @@ def objective(name, logp, old, A, lengths, low, high, budget, mu=None, **constan
             total = total + a * math.prod([1.0] + clipped) ** (1.0 / n) / S
         else:
             here = slice(start, start + n)
-            terms = zip(w, logp[here], (old if mu is None else mu)[here])
-            total = total + sum(token(name, w_t, p_t, mu_t, a, n, low, high, constants) for w_t, p_t, mu_t in terms) / (
-                {"sapo": n * S, "reinforce": n * S, "minirl": S * budget}.get(name, tokens)
-            )
+            terms = zip(w, logp[here], (old if mu is None else mu)[here], a if isinstance(a, list) else [a] * n)
+            divisor = {"sapo": n * S, "reinforce": n * S, "minirl": S * budget}.get(name, tokens)
+            for w_t, p_t, mu_t, a_t in terms:
+                total = total + token(name, w_t, p_t, mu_t, a_t, n, low, high, constants) / divisor
         start += n
     return total
 

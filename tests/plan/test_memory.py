@@ -104,6 +104,9 @@ def test_adapters_and_few_bits_are_counted(tmp_path):
     assert reference.standing["reference model"] == reference.standing["weights"]
     same = plan(config(tmp_path, algorithm={"beta": 0.1}, lora=ADAPTERS), LENGTHS).memory
     assert same.standing == adapters.standing  # the reference is the model without its adapters
+    model(**SIZES | MIXTURE | {"layers": 1}).save(tmp_path / "teacher")
+    taught = plan(config(tmp_path, algorithm={"name": "grpo"}, teacher={"path": str(tmp_path / "teacher")}), LENGTHS).memory
+    assert 0 < taught.standing["teacher"] < whole.standing["weights"]
 
 
 def test_what_is_said_where_it_does_not_fit(tmp_path):

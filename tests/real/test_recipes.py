@@ -62,6 +62,10 @@ def test_lora(trained):
     assert (trained("lora") / "adapter_config.json").is_file()
 
 
+def test_distil(trained):
+    trained("distil", **{"teacher.path": trained("lora")})
+
+
 def test_grpo_gspo(pretrained, tmp_path):
     printed = command(
         "compare", "recipe:smollm2-grpo-gspo", "--dir", tmp_path, "--only", "*/seed0",

@@ -32,6 +32,7 @@ from gspo.assembly.models import (
 from gspo.assembly.queries import OtherSources, curriculum
 from gspo.assembly.samplers import evaluator_of, samplers_of, samplings
 from gspo.assembly.scorers import check_scale, scorer_of
+from gspo.assembly.teacher import check_teacher, teacher_settings
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.process import EngineHost
@@ -100,13 +101,15 @@ class Start:
         """Loads the model, on all ranks. Returns the policy and its learner."""
         config, ranks = self.config, self.ranks
         with loading("the model" if self.given.holds_model else f"the model {named(config, self.last).path}", self.heard):
+            if config.teacher.path:
+                check_teacher(config, outline_of(config, self.given, self.last), teacher_settings(config))
             if self.command != "sft":
                 check_copies(config, ranks.size if ranks else 1)
             kind = "sft" if self.command == "sft" else "train"
             if ranks is not None:  # the followers load their shards while this process does
                 ranks.broadcast_command((kind, config, self.last))
-            model, reference = models_of(config, self.given, self.last, ranks)
-            policy, local = LEARNERS[kind](config, model, reference, ranks)
+            model, frozen = models_of(config, self.given, self.last, ranks)
+            policy, local = LEARNERS[kind](config, model, frozen, ranks)
         return policy, LeadingLearner(local, ranks) if ranks else local
 
     @contextmanager
@@ -307,6 +310,8 @@ def evaluating(config: Config, given: CallInputs | None = None) -> Iterator[dict
     given, heard = given or CallInputs(), list[logging.LogRecord]()
     if given.rows is None and not config.eval.num_prompts:
         raise ValueError("eval.num_prompts = 0: nothing is held out to evaluate on; raise it")
+    if not config.reward.functions and not given.functions:
+        raise ValueError("reward.functions = []: nothing tells a right completion from a wrong one; name a reward")
     config = of_its_day(config)
     with scorer_of(config, given) as scorer:
         with loading("the prompts", heard):

@@ -9,11 +9,13 @@ from transformers import GenerationConfig
 
 from gspo.assembly.dates import dated
 from gspo.assembly.models import check_experts, check_routers, room
+from gspo.assembly.teacher import check_teacher, teacher_settings
 from gspo.backends.hf.files import load_tokenizer, outline
 from gspo.backends.hf.load import check_end, without_weights
 from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.model import HFModel
 from gspo.config.answer_format import default_system
+from gspo.config.local_model import local_copy
 from gspo.config.needs import readable
 from gspo.config.policy import ModelConfig
 from gspo.config.rollout import RolloutConfig, TaskConfig
@@ -68,13 +70,16 @@ def check_model(config: Config, here: ModelConfig, tokenizer: Any) -> int | None
     if (Path(here.path) / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(here.path)
     made = HFModel(model, tokenizer, None)
-    limit = outline(model, tokenizer).context_length
+    found = outline(model, tokenizer)
+    limit = found.context_length
     check_end(made)
     check_experts(config, made)
     check_routers(config, made)
     if config.lora.rank:
         model.name_or_path = here.path
         adapted(made, config.lora)
+    if config.teacher.path and (there := local_copy(teacher_settings(config))) is not None:
+        check_teacher(config, found, there)
     # `gspo sft` leaves [rollout] as it is, and `gspo serve` has no task.
     samples = config.task.source and config.rollout != RolloutConfig()
     return room(config, limit) if samples else limit

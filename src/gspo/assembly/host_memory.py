@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from gspo.assembly.teacher import teacher_settings
 from gspo.backends.hf.load import without_weights
 from gspo.config.import_function import pick_device
 from gspo.config.schema import Config
@@ -37,6 +38,14 @@ def standing_bytes(config: Config) -> dict[str, int]:
     return {name: each for name, each in rows.items() if each}
 
 
+def teacher_bytes(config: Config) -> int:
+    """Bytes of the teacher's weights that stay allocated throughout the run; 0 without a teacher."""
+    if not config.teacher.path or config.train.offload_reference:
+        return 0
+    numbers = sum(p.numel() for p in without_weights(teacher_settings(config)).parameters())
+    return numbers * (FLOAT32 if config.teacher.dtype == "float32" else BFLOAT16)
+
+
 def check_copies(config: Config, ranks: int) -> None:
     """Raises ValueError, before anything is loaded, if the copies and the leader's shard cannot fit in memory."""
     if not copies(config, ranks):
@@ -44,7 +53,8 @@ def check_copies(config: Config, ranks: int) -> None:
     device = pick_device(config.model.device)
     numbers = sum(p.numel() for p in without_weights(config.model).parameters())
     copied = numbers * itemsize(config)
-    shard = numbers * sum(standing_bytes(config).values()) * config.scale.data_parallel_replicas / ranks  # a lower bound
+    held = numbers * sum(standing_bytes(config).values()) + teacher_bytes(config)
+    shard = held * config.scale.data_parallel_replicas / ranks  # a lower bound
     # Ranks without GPUs share their machine's memory. A copy on the CPU lies beside shards that are on GPUs.
     shard *= device.type == "cuda" if torch.cuda.is_available() else local_world_size()
     room = free(device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
@@ -23,18 +23,18 @@ from gspo.objective.algorithms import ALGORITHMS
 
 
 def learning(
-    config: RunConfig, model: HFModel, reference: HFPolicy | None, ranks: Ranks | None = None
+    config: RunConfig, model: HFModel, frozen: Mapping[str, HFPolicy], ranks: Ranks | None = None
 ) -> tuple[HFPolicy, PolicyLearner]:
     """The policy of a reinforcement learning run, and its learner."""
     policy = policy_of(config, model)
-    learner = learner_of(config, policy, reference, ranks)
+    learner = learner_of(config, policy, frozen, ranks)
     check_experts(config, model)
     check_routers(config, model)
     return policy, learner
 
 
 def supervised_learning(
-    config: Config, model: HFModel, reference: HFPolicy | None = None, ranks: Ranks | None = None
+    config: Config, model: HFModel, frozen: Mapping[str, HFPolicy] = {}, ranks: Ranks | None = None
 ) -> tuple[HFPolicy, LocalLearner]:
     """The policy of a supervised run, and its learner."""
     check_experts(config, model)
@@ -54,14 +54,17 @@ def policy_of(config: RunConfig, model: HFModel) -> HFPolicy:
     return HFPolicy(model, *settings, critic, router_logits=algorithm.aux_loss > 0)
 
 
-def learner_of(config: RunConfig, policy: HFPolicy, reference: HFPolicy | None, ranks: Ranks | None = None) -> PolicyLearner:
+def learner_of(
+    config: RunConfig, policy: HFPolicy, frozen: Mapping[str, HFPolicy], ranks: Ranks | None = None
+) -> PolicyLearner:
     """The learner of a reinforcement learning run."""
     algorithm = config.algorithm
     optimizer = optimizer_of(config, policy, config.train.steps * algorithm.mini_batches * algorithm.epochs)
-    objective = PolicyObjective(ALGORITHMS[algorithm.name], algorithm, config.rollout.max_completion_length)
+    weight = config.teacher.weight if config.teacher.path else 0.0
+    objective = PolicyObjective(ALGORITHMS[algorithm.name], algorithm, config.rollout.max_completion_length, weight)
     return PolicyLearner(
         policy, optimizer, objective, micro_batches_of(config, ranks),
-        router_replay=algorithm.router_replay, reference=reference, scale=algorithm.scale_rewards,
+        router_replay=algorithm.router_replay, frozen=frozen, scale=algorithm.scale_rewards,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Model, reference and prompts of a run, from its configuration."""
+"""The models and prompts of a run, from its configuration."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 
 from gspo.assembly.call_inputs import CallInputs
+from gspo.assembly.teacher import load_teacher
 from gspo.backends.hf import routers, routing
 from gspo.backends.hf.files import Outline, check_expert_parallel, check_path, expert_counts, outline, read_outline
 from gspo.backends.hf.load import wrap_model
@@ -71,16 +72,34 @@ def trained_outline(config: Config, given: CallInputs, last: Path | None) -> Out
 
 def models_of(
     config: Config, given: CallInputs, last: Path | None, ranks: ProcessRanks | None = None
-) -> tuple[HFModel, HFPolicy | None]:
-    """The model to train, with the weights of the checkpoint `last`, and the frozen reference of the KL term.
-
-    The reference is the model that training began with; None if beta is 0.
+) -> tuple[HFModel, dict[str, HFPolicy]]:
+    """The model to train, with the weights of the checkpoint `last`, and the frozen policies, as in PolicyLearner: the
+    reference of the KL term, which is the model that training began with, and the teacher.
 
     Args:
-        ranks: The ranks among which both are sharded; None for a single process.
+        ranks: The ranks among which all are sharded; None for a single process.
     """
     if ranks is not None:
         return sharded_models(config, last, ranks)
+    model, reference = whole_models(config, given, last)
+    return model, frozen_policies(config, reference, load_teacher(config, read_model))
+
+
+def frozen_policies(config: Config, reference: HFModel | None, teacher: HFModel | None) -> dict[str, HFPolicy]:
+    """A policy for each of these models that there is, by the column that it fills."""
+    made = {}
+    for column, model in (("logp_ref", reference), ("logp_teacher", teacher)):
+        if model is not None:
+            own = not isinstance(model, Unadapted)  # else its weights are those of the model in training
+            if own:
+                model.model.requires_grad_(False)
+            rests = own and config.train.offload_reference
+            made[column] = HFPolicy(model, config.rollout.temperature, config.train.layout, rests=rests)
+    return made
+
+
+def whole_models(config: Config, given: CallInputs, last: Path | None) -> tuple[HFModel, HFModel | None]:
+    """The model to train and the reference, in a single process."""
     begin: HFModel | None = None
     if given.holds_model or last is None or config.algorithm.beta > 0 or config.lora.rank:
         packs = config.lora.rank and config.model.quantize != "none"  # packing then moves it to its device
@@ -89,10 +108,7 @@ def models_of(
         return adapted_models(config, begin, last)
     reference = None
     if config.algorithm.beta > 0 and begin is not None:
-        frozen = dataclasses.replace(begin, model=copy.deepcopy(begin.model))
-        frozen.model.requires_grad_(False)
-        rests = config.train.offload_reference
-        reference = HFPolicy(frozen, config.rollout.temperature, config.train.layout, rests=rests)
+        reference = dataclasses.replace(begin, model=copy.deepcopy(begin.model))
     if last is not None:
         saved = read_model(named(config, last))
         if not given.holds_model or begin is None:
@@ -102,7 +118,7 @@ def models_of(
     return begin, reference
 
 
-def sharded_models(config: Config, last: Path | None, ranks: ProcessRanks) -> tuple[HFModel, HFPolicy | None]:
+def sharded_models(config: Config, last: Path | None, ranks: ProcessRanks) -> tuple[HFModel, dict[str, HFPolicy]]:
     """`models_of`, sharded among the ranks."""
     try:
         from gspo.backends.hf.sharded import load_sharded
@@ -110,13 +126,11 @@ def sharded_models(config: Config, last: Path | None, ranks: ProcessRanks) -> tu
         raise ValueError(f"scale.ranks = {ranks.size}: needs transformers 5.23 or newer: update it ({error})") from error
 
     model = load_sharded(named(config, last), config.scale, ranks.size)
-    reference: HFPolicy | None = None
-    if config.algorithm.beta:
-        frozen = load_sharded(config.model, config.scale, ranks.size)
-        frozen.model.requires_grad_(False)
-        reference = HFPolicy(frozen, config.rollout.temperature, config.train.layout)
+    reference = load_sharded(config.model, config.scale, ranks.size) if config.algorithm.beta else None
+    teacher = load_teacher(config, lambda cfg: load_sharded(cfg, config.scale, ranks.size))
+    frozen = frozen_policies(config, reference, teacher)
     ranks.loaded()
-    return model, reference
+    return model, frozen
 
 
 def loaded_model(config: Config, given: CallInputs, device: str | None = None) -> HFModel:
@@ -127,16 +141,14 @@ def loaded_model(config: Config, given: CallInputs, device: str | None = None) -
     return read_model(cfg)
 
 
-def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[HFModel, HFPolicy | None]:
-    """`models_of` with adapters: the reference is the same model with its adapters disabled."""
+def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[HFModel, HFModel | None]:
+    """`whole_models` with adapters: the reference is the same model with its adapters disabled."""
     model = adapted(begin, config.lora, config.train.seed)
     if last is not None:
         model.load(last / checkpoint.MODEL)
     if config.model.quantize != "none":
         model = packed(model, config.model)
-    if not config.algorithm.beta:
-        return model, None
-    return model, HFPolicy(Unadapted.of(model), config.rollout.temperature, config.train.layout)
+    return model, Unadapted.of(model) if config.algorithm.beta else None
 
 
 def room(config: Config, limit: int | None) -> int | None:

@@ -148,5 +148,5 @@ def follow(scale: ScaleConfig) -> None:
         if command is leader_follower.OVER:
             return
         kind, config, last = command
-        model, reference = models_of(config, CallInputs(), last, ranks)
-        leader_follower.follow(LEARNERS[kind](config, model, reference, ranks)[1], ranks)
+        model, frozen = models_of(config, CallInputs(), last, ranks)
+        leader_follower.follow(LEARNERS[kind](config, model, frozen, ranks)[1], ranks)

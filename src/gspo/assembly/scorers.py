@@ -16,15 +16,20 @@ from gspo.data.verifiers_tasks import library
 from gspo.rewards.judge import Judge
 from gspo.rewards.reward_model import RewardModel
 from gspo.rewards.scorer import Rewards
-from gspo.rollout.external import AlreadyScored
+from gspo.rollout.external import AlreadyScored, Unrewarded
 
 
 @contextmanager
 def scorer_of(config: Config, given: CallInputs) -> Iterator[Rewards | AlreadyScored]:
-    """Yields the scorer: the rewards, or a no-op if an environment scores the completions itself."""
+    """Yields the scorer: the rewards, one that gives 0 if only a teacher teaches, or a no-op if an environment scores the
+    completions itself.
+    """
     if in_environment(config.task):
         _check_environment(config.task, given)
         yield AlreadyScored()
+        return
+    if not config.reward.functions and not given.functions:
+        yield Unrewarded()
         return
     with ExitStack() as stack:
         named_rewards: dict[str, Any] = {}

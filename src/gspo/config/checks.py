@@ -26,16 +26,16 @@ LIBRARIES = ("reasoning_gym", "verifiers")
 def check(config: Config) -> None:
     """Checks across several fields that apply to every command. Raises ValueError with a remedy."""
     reward = config.reward
-    if not reward.functions:
-        raise ValueError('reward.functions = []: name at least one, such as "task" or "exact"')
+    if not reward.functions and not config.teacher.path:
+        raise ValueError('reward.functions = []: name at least one, such as "task" or "exact", or a teacher (teacher.path)')
     check_names(reward.functions)
     check_engine_name(config.sampler.engine)
     if "model" in reward.functions:
         check_reward_model(config.reward_model)
     if "judge" in reward.functions:
         check_judge(config.judge)
-    if reward.weights and not any(reward.weights):
-        raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0")
+    if reward.weights and not any(reward.weights) and not config.teacher.path:
+        raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0, unless there is a teacher")
     for weight in reward.weights:
         if weight and not 1e-6 <= abs(weight) <= 1e6:
             raise ValueError(f"reward.weights = {reward.weights}: a weight is 0, or of a size between 1e-6 and 1e6")

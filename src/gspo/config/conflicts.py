@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gspo.config.schema import Config
 from gspo.config.source_kind import GIVEN, VERIFIERS, in_environment
 from gspo.config.values import shown
+from gspo.objective.algorithms import ALGORITHMS
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,13 @@ def compares_one(config: Config) -> bool:
     return judged and config.eval.every > 0 and config.eval.num_generations < 2
 
 
+def is_own_teacher(config: Config) -> bool:
+    """Whether the teacher is the model that training begins with."""
+    model, teacher = config.model, config.teacher
+    same = os.path.realpath(teacher.path) == os.path.realpath(model.path) and teacher.revision == model.revision
+    return bool(teacher.path) and same
+
+
 def shortest(config: Config) -> int:
     """The smallest limit of completions in any stage, in tokens."""
     limits = [stage.max_completion_length for stage in config.stage]
@@ -53,6 +62,10 @@ ALWAYS = (
     Conflict(
         ("eval.every", "eval.num_prompts"), lambda c: c.eval.every > 0 and not c.eval.num_prompts,
         "nothing is held out to evaluate on; raise eval.num_prompts, or set eval.every = 0",
+    ),
+    Conflict(
+        ("reward.functions", "eval.every"), lambda c: not c.reward.functions and c.eval.every > 0,
+        "nothing tells a right completion from a wrong one: name a reward (with reward.weights = [0] it is only watched)",
     ),
     Conflict(
         ("judge.mode", "eval.num_generations"), compares_one,
@@ -209,12 +222,30 @@ LEARN = (
         'a critic with a body of its own trains it: set algorithm.critic = "shared"',
     ),
     Conflict(
-        ("train.offload_reference", "lora.rank"), lambda c: c.train.offload_reference and c.lora.rank > 0,
+        ("train.offload_reference", "lora.rank"),
+        lambda c: c.train.offload_reference and c.lora.rank > 0 and not c.teacher.path,
         "with adapters there is no reference model to offload: leave it off",
     ),
     Conflict(
-        ("train.offload_reference", "algorithm.beta"), lambda c: c.train.offload_reference and not c.algorithm.beta,
-        "without a KL term there is no reference model to offload: leave it off",
+        ("train.offload_reference", "algorithm.beta"),
+        lambda c: c.train.offload_reference and not c.algorithm.beta and not c.teacher.path,
+        "without a KL term there is no reference model to offload, and there is no teacher either: leave it off",
+    ),
+    Conflict(
+        ("teacher.path", "algorithm.name"),
+        lambda c: bool(c.teacher.path) and not ALGORITHMS[c.algorithm.name].by_turn,
+        "a teacher gives each token an advantage of its own, which this algorithm has no place for: set algorithm.name to "
+        + ", ".join(name for name, row in ALGORITHMS.items() if row.by_turn),
+    ),
+    Conflict(
+        ("teacher.path", "model.path"), is_own_teacher,
+        "the model agrees with itself: it would learn nothing at first and be held back later, which is what algorithm.beta "
+        "is for; name another teacher, or leave it out",
+    ),
+    Conflict(
+        ("teacher.path", "rollout.dynamic_sampling_rounds"),
+        lambda c: bool(c.teacher.path) and c.rollout.dynamic_sampling_rounds > 0,
+        "a teacher also teaches groups of equal rewards: set it to 0",
     ),
 )  # fmt: skip
 """Of the model and the optimizer, for all commands that train."""

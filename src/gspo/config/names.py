@@ -95,6 +95,9 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max", "rollout_is_threshold"),
                     "algorithm.correction_high"),
     **dict.fromkeys(("router_aux_loss_coef", "aux_loss_coef"), "algorithm.aux_loss"),
+    # teacher
+    **dict.fromkeys(("teacher_model", "teacher_model_name_or_path", "opd_teacher_load"), "teacher.path"),
+    "opd_kl_coef": "teacher.weight",
     # rewards
     **dict.fromkeys(("reward_funcs", "reward_function", "custom_reward_function"), "reward.functions"),
     **dict.fromkeys(("reward_pretrain", "reward_model_path", "reward_model_name_or_path"), "reward_model.path"),

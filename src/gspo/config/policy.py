@@ -55,6 +55,22 @@ class LoraConfig:
 
 
 @dataclass(frozen=True)
+class TeacherConfig:
+    """The teacher of on-policy distillation: a frozen model that reads what the policy samples. Other settings: [model]."""
+
+    path: str = opt("", path=True)
+    """Folder or Hugging Face id of a causal language model with the policy's token ids and chat template. Empty: no
+    teacher."""
+    revision: str | None = opt(None)
+    """Branch, tag or commit on the Hugging Face Hub."""
+    dtype: str = opt("float32", choices=("float32", "bfloat16"))
+    """Data type of the teacher's weights."""
+    weight: float = opt(1.0, low=1e-6, high=1e6)
+    """Weight of log pi_T - log pi_old, in nats, in the advantage of each sampled token. pi_T is the teacher's distribution
+    at the sampling temperature."""
+
+
+@dataclass(frozen=True)
 class AlgorithmConfig:
     """The objective: a row of the table in objective/algorithms.py, and its settings."""
 

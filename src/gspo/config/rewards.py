@@ -128,9 +128,9 @@ class RewardConfig:
 
     functions: list[str] = opt(["task"])
     """Any of `task` (the source's own scorer), `exact`, `math`, `code` (see [code]), `model` (see [reward_model]), `judge`
-    (see [judge]), and `module:function`."""
+    (see [judge]), and `module:function`. Empty: no reward, only a teacher (see [teacher])."""
     weights: list[float] = opt([], low=-1e6, high=1e6)
-    """One weight per function. Empty: all 1."""
+    """One weight per function. Empty: all 1. With a teacher all may be 0: then the rewards are only watched."""
     answer_column: str = opt("answer")
     """Column with the correct answer, for `exact` and `math`. Every column may be nested: `extra_info.answer`."""
     timeout: float = opt(10.0, low=1e-3, high=86_400)

@@ -8,7 +8,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from gspo.config.policy import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig, ResolvedAlgorithm
+from gspo.config.policy import (
+    AlgorithmConfig,
+    LoraConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ResolvedAlgorithm,
+    TeacherConfig,
+)
 from gspo.config.rewards import CodeConfig, JudgeConfig, RewardConfig, RewardModelConfig
 from gspo.config.rollout import RolloutConfig, SamplerConfig, TaskConfig
 from gspo.config.scale import ScaleConfig
@@ -31,6 +38,7 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)

@@ -33,8 +33,8 @@ class TrainConfig:
     offload_optimizer: bool = opt(False)
     """On a GPU: offload AdamW's moments (8 bytes per weight) to host memory between updates, up to twice that size there."""
     offload_reference: bool = opt(False)
-    """On a GPU: offload the reference model of `algorithm.beta` to host memory while it is not in use. With adapters
-    (`lora.rank`) there is no second model to offload."""
+    """On a GPU: offload the reference model of `algorithm.beta` and the teacher to host memory while they are not in use.
+    With adapters (`lora.rank`) there is no reference model to offload."""
     save_every: int = opt(50, low=1, high=10**9)
     """Steps between checkpoints. The last step is always saved."""
     keep_checkpoints: int = opt(2, low=1, high=10**9)

@@ -53,6 +53,7 @@ ALWAYS = (
         ("algorithm.kl_estimator",), lambda c: not c.algorithm.beta,
         "there is no KL term with algorithm.beta = 0: set beta, or leave it out",
     ),
+    Unused(every("teacher", "path"), lambda c: not c.teacher.path, "there is no teacher: set teacher.path, or leave it out"),
     Unused(
         ("algorithm.correction_ratio", "algorithm.correction_low", "algorithm.correction_high"),
         lambda c: c.algorithm.correction == "none",
@@ -188,6 +189,10 @@ TRAIN = (
     ),
     Unused(("task.completion_column",), lambda c: True, "it is for `gspo sft`: leave it out"),
     Unused(("train.keep_best",), lambda c: not c.eval.every, "nothing is evaluated during training: set eval.every"),
+    Unused(
+        ("train.keep_best",), lambda c: bool(c.reward.weights) and not any(c.reward.weights),
+        "every reward is 0 with these reward.weights, so none is best: leave it out",
+    ),
     Unused(every("serve"), lambda c: True, "it is for `gspo serve`: leave it out"),
     Unused(
         ("algorithm.credit",), lambda c: not in_environment(c),
@@ -199,7 +204,7 @@ SFT = (
         (
             *every("reward"), *every("reward_model"), *every("judge"), *every("sampler"), *every("rollout"), *every("guard"),
             *every("serve"), *every("refresh"),
-            *every("algorithm"),
+            *every("algorithm"), *every("teacher"),
             *every("eval", "num_prompts"), *every("log", "dir", "trackers", "project"),
             "task.environment", "task.max_turns", "task.step_timeout",
             "train.offload_reference", "train.keep_best",
@@ -232,8 +237,8 @@ SERVE = (
 COMMANDS = {"train": ALWAYS + TRAIN, "sft": SFT + ALWAYS, "serve": SERVE + ALWAYS, "eval": ALWAYS}
 """`gspo eval` reads its part of a training run's file, so it refuses only settings of that part that no code would read."""
 OF_TRAINING = (
-    *every("optimizer"), *every("algorithm"), *every("guard"), *every("serve"), *every("refresh"), *every("log"),
-    *every("train", "seed"), *every("lora"), *every("scale"), "model.quantize", "eval.every",
+    *every("optimizer"), *every("algorithm"), *every("teacher"), *every("guard"), *every("serve"), *every("refresh"),
+    *every("log"), *every("train", "seed"), *every("lora"), *every("scale"), "model.quantize", "eval.every",
     "rollout.num_prompts", "rollout.num_generations", "rollout.dynamic_sampling_rounds", "rollout.max_staleness",
     "rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.mask_truncated_completions",
     "rollout.overlong_buffer",

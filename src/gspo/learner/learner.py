@@ -168,7 +168,8 @@ class PolicyLearner(LocalLearner):
 
     Attributes:
         router_replay: Whose experts the updates replay.
-        reference: The policy of the KL term, or None.
+        frozen: Policies that are not trained, each by the column of a completion that its log-probabilities fill: the
+            reference of the KL term (logp_ref), the teacher (logp_teacher).
         scale: "batch" whitens a critic's advantages over all tokens of a batch, "none" does not.
     """
 
@@ -182,11 +183,11 @@ class PolicyLearner(LocalLearner):
         micro_batches: MicroBatches,
         *,
         router_replay: str = "none",
-        reference: Policy | None = None,
+        frozen: Mapping[str, Policy] = {},
         scale: str = "batch",
     ) -> None:
         super().__init__(policy, optimizer, objective, micro_batches, replay=router_replay != "none")
-        self.router_replay, self.reference, self.scale = router_replay, reference, scale
+        self.router_replay, self.frozen, self.scale = router_replay, frozen, scale
         self._disagreement: Metrics | None = None  # of sampler and trainer, once a forward pass has measured it
         self._fresh: tuple[Tensor, Tensor, Completions] | None = None  # log pi and log mu of fresh completions
         self._noise: Tensor | None = None  # ratios that only numerics moved; None until an update of a batch reads any
@@ -198,16 +199,15 @@ class PolicyLearner(LocalLearner):
 
     def enter(self, temperature: float, max_completion_length: int) -> None:
         """Sets the sampling settings of all completions that are read or trained on from now on."""
-        for policy in (self.policy, self.reference):
-            if policy is not None:
-                policy.temperature = temperature
+        for policy in (self.policy, *self.frozen.values()):
+            policy.temperature = temperature
         self.objective.max_completion_length = max_completion_length
 
     def prepare(
         self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
     ) -> None:
         """Sets a batch and computes what its updates need: pi_old's log-probabilities and experts, the critic's values and
-        advantages, the reference's log-probabilities.
+        advantages, the log-probabilities of the reference and of the teacher.
 
         Args:
             mini_batches: The completions of each mini-batch.
@@ -229,8 +229,8 @@ class PolicyLearner(LocalLearner):
             self._fresh = self._fresh if recompute or not readings else paired(some, readings)
         if self.objective.critic:
             self._estimate(self.objective.critic)
-        if self.reference is not None:
-            self._refer(self.reference)
+        for column, policy in self.frozen.items():
+            self._read_with(policy, column)
 
     def compare(self, completions: Sequence[Completion]) -> Agreement:
         """Mismatch between sampler and trainer on some of these completions, which the current weights sampled. Only rank 0
@@ -322,13 +322,13 @@ class PolicyLearner(LocalLearner):
         parts = zip(*(x.split(y.length.tolist()) for x in (A, flat, returns)))
         self._fill([replace(c, advantage=a, values=v, returns=r) for c, (a, v, r) in zip(completions, parts)])
 
-    def _refer(self, reference: Policy) -> None:
-        """Fills in the reference's log-probabilities."""
+    def _read_with(self, policy: Policy, column: str) -> None:
+        """Fills in the log-probabilities of a frozen policy."""
         completions = self._read_by_updates()
-        with reference.on_device():
-            here = read_here(reference, completions, self.micro_batches, readers=self._all_readers())
-        known = [replace(c, logp_ref=here[i].logp) if i in here else c for i, c in enumerate(completions)]
-        self._fill(known)
+        with policy.on_device():
+            here = read_here(policy, completions, self.micro_batches, readers=self._all_readers())
+        known: list[Any] = [{column: here[i].logp} if i in here else {} for i in range(len(completions))]
+        self._fill([replace(completion, **more) for completion, more in zip(completions, known)])
 
 
 def probed(completions: Sequence[Completion]) -> list[Completion]:

@@ -26,11 +26,14 @@ class PolicyObjective:
 
     Attributes:
         max_completion_length: Dr.GRPO's constant, in tokens per completion.
+        teacher_weight: Weight of the teacher in each token's advantage; 0 without a teacher.
         auto: The automatic clip range, or None.
     """
 
-    def __init__(self, row: Algorithm, config: ResolvedAlgorithm, max_completion_length: int):
-        self.row = row
+    def __init__(
+        self, row: Algorithm, config: ResolvedAlgorithm, max_completion_length: int, teacher_weight: float = 0.0
+    ) -> None:
+        self.row, self.teacher_weight = row, teacher_weight
         self.beta = config.beta
         self.kl = divergence.ESTIMATORS[config.kl_estimator]
         self.correction, self.correction_ratio = config.correction, config.correction_ratio
@@ -64,15 +67,19 @@ class PolicyObjective:
         return float(len(completions) * (self.max_completion_length if self.row.counts == "budget" else 1))
 
     def idle(self, completion: Completion) -> bool:
-        """Whether the advantage is zero and no other term has a gradient (KL, auxiliary loss, critic)."""
-        return not (self.beta or self.aux_loss or self.critic or torch.as_tensor(completion.advantage).any())
+        """Whether the advantage is zero and no other term has a gradient (KL, auxiliary loss, critic, teacher)."""
+        others = self.beta or self.aux_loss or self.critic or self.teacher_weight
+        return not (others or torch.as_tensor(completion.advantage).any())
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
         """The loss of each completion [S], and statistics. The KL term and the auxiliary loss are averaged over tokens as
         the loss is.
         """
         logp, y = out.logp, Completions(batch.completion, batch.length, batch.turn, batch.turn_length)
-        A, weights = self.weighed(batch.advantage.to(logp), logp, batch, y)
+        A = batch.advantage.to(logp)
+        if batch.logp_teacher is not None:
+            A = y.spread(A) + self.teacher_weight * (batch.logp_teacher - batch.logp_old)  # [N]
+        A, weights = self.weighed(A, logp, batch, y)
         surrogate = self.surrogate(logp, A, y, vars(batch))
         loss, _, low, high = surrogate
         assert out.entropy is not None
@@ -89,6 +96,8 @@ class PolicyObjective:
             "logp_mu": batch.logp_mu,
             **weights,
         }
+        if batch.logp_teacher is not None:
+            stats["kl_teacher"] = divergence.k1(batch.logp_old, batch.logp_teacher)
         if batch.values is not None and batch.returns is not None:
             assert out.values is not None
             wrong = value_loss(out.values, batch.values, batch.returns, self.critic["e_value"])
@@ -184,6 +193,8 @@ class PolicyObjective:
             metrics |= {"value/loss": float(stats["value_loss"].mean()), "value/explained": 1 - float(unexplained)}
         if "kl_ref" in stats:
             metrics["kl_ref"] = float(stats["kl_ref"].mean())
+        if "kl_teacher" in stats:
+            metrics["teacher/kl"] = float(stats["kl_teacher"].mean())
         return metrics | routing_metrics(stats)
 
     def numerics(self, logp: Tensor, logp_mu: Tensor, y: Completions, A: Tensor) -> float:

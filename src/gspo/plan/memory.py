@@ -74,6 +74,8 @@ def memory_of(config: Config, sharding: ShardedLayout, spread: Spread, part: Mic
     if spread.ranks > 1:
         each = host_memory.standing_bytes(config)
         standing = {name: sharding.held * size for name, size in each.items()}
+        if teacher := host_memory.teacher_bytes(config) * config.scale.data_parallel_replicas // spread.ranks:
+            standing["teacher"] = teacher
         return Memory(standing, in_shards(config, sharding, spread, part.tokens, itemsize), copied, sampling)
     model, activations = measure(config.model, config.lora, length)
     gradients = model.width * sum(model.trained)
@@ -84,6 +86,7 @@ def memory_of(config: Config, sharding: ShardedLayout, spread: Spread, part: Mic
         GRADIENTS: gradients,
         "AdamW's moments": 0 if offloads else moments(model.trained, model.width, config.optimizer.name == "adamw_8bit"),
         "reference model": model.weights if second else 0,
+        "teacher": host_memory.teacher_bytes(config),
     }
     passing = unsharded(config, sharding, activations, part, itemsize) | {
         "a packed weight made whole": float(model.unpacked)

@@ -90,7 +90,7 @@ PLOTS = (
          (("entropy", ""),)),
     Plot("kl", "KL divergence", "nats per token", "Mean divergence of the policy {labels}.",
          (("kl", "from the sampler, within a step"), ("kl_ref", "from the reference model"),
-          ("mismatch/kl", "between sampler and trainer")), log=True,
+          ("teacher/kl", "from the teacher"), ("mismatch/kl", "between sampler and trainer")), log=True,
          compare="KL from the sampler, within a step"),
     Plot("length", "Completion length", "tokens", "Mean over the completions of each step.",
          (("completions/mean_length", "mean"), ("stage/max_completion_length", "the stage's limit"))),

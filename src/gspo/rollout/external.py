@@ -68,3 +68,11 @@ class AlreadyScored(Scorer):
             else dataclasses.replace(rollout, reward_parts={name: rollout.reward_parts.get(name, 0.0) for name in names})
             for rollout in rollouts
         ]
+
+
+class Unrewarded(AlreadyScored):
+    """A scorer for completions that only a teacher judges: each has the reward 0."""
+
+    def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
+        """The rollouts, with reward 0."""
+        return [dataclasses.replace(rollout, reward=0.0) for rollout in rollouts]

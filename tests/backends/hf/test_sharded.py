@@ -45,7 +45,7 @@ def completions(seed, lengths=(4, 9, 2, 7, 5, 5, 11, 3), advantages=(1.0, -1.0))
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is learned, and how. more: of the algorithm."""
+    """What is learned, and how. more: of the algorithm. teacher: weight of a teacher: the model before training."""
 
     algorithm: str = "gspo"
     layout: str = "padded"
@@ -53,22 +53,24 @@ class Case:
     checkpointing: bool = False
     more: tuple = ()
     batches: tuple = ()  # arguments of `completions`, by name
+    teacher: float = 0.0
 
 
-def learner_of(model, case, ranks=None, lr=1e-3, reference=None):
+def learner_of(model, case, ranks=None, lr=1e-3, other=None):
     settings = AlgorithmConfig(name=case.algorithm, router_replay=case.replay, **dict(case.more))
     row, algorithm, _ = resolve(settings)
     policy = HFPolicy(model, 1.0, case.layout, case.checkpointing, router_logits=algorithm.aux_loss > 0)
     optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(lr=lr, weight_decay=0.1, eps=1e-3), 100, 10)
-    objective = PolicyObjective(row, algorithm, 16)
-    reference = None if reference is None else HFPolicy(reference, 1.0, case.layout)
+    objective = PolicyObjective(row, algorithm, 16, case.teacher)
+    column = "logp_teacher" if case.teacher else "logp_ref"
+    frozen = {} if other is None else {column: HFPolicy(other, 1.0, case.layout)}
     parts = MicroBatches(40, ranks=ranks)
-    return PolicyLearner(policy, optimizer, objective, parts, router_replay=case.replay, reference=reference)
+    return PolicyLearner(policy, optimizer, objective, parts, router_replay=case.replay, frozen=frozen)
 
 
-def learned(model, case, ranks=None, reference=None):
+def learned(model, case, ranks=None, other=None):
     """Metrics of each update and the gradient of the first, then the weights after all."""
-    learner = learner_of(model, case, ranks, reference=reference)
+    learner = learner_of(model, case, ranks, other=other)
     gradients, told = {}, []
     clear = learner.optimizer.clear
 
@@ -113,7 +115,7 @@ def routes_of(tokens, seed):
 
 
 def loaded_and_learned(load, case, ranks=None):
-    return learned(load(), case, ranks, load() if "beta" in dict(case.more) else None)
+    return learned(load(), case, ranks, load() if case.teacher or "beta" in dict(case.more) else None)
 
 
 def in_shards(ranks, path, scale, cases, autocast="auto"):
@@ -153,7 +155,8 @@ MIXTURES = (
     Case(more=(("beta", 0.1),)),
 )
 AUTO = Case(more=(("epsilon", "auto"),))  # the range is found by the rank that leads
-PLAIN = Case(), Case(layout="auto"), Case(checkpointing=True), Case(more=(("beta", 0.1),)), AUTO
+TAUGHT = Case(algorithm="grpo", teacher=0.7)
+PLAIN = Case(), Case(layout="auto"), Case(checkpointing=True), Case(more=(("beta", 0.1),)), TAUGHT, AUTO
 HARD = (
     Case(batches=(("lengths", (9,)),)),  # one completion, the other ranks have none
     Case(batches=(("lengths", (20, 1, 1, 1)),)),

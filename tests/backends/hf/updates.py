@@ -73,13 +73,13 @@ def learner_of(device, name="qwen3", autocast="none", dtype="float32", layout="p
         model, layout=layout, gradient_checkpointing=checkpointing, critic=Critic(model, critic) if critic else None,
         router_logits=aux_loss > 0,
     )  # fmt: skip
-    reference = HFPolicy(build_tiny(FAMILIES[name], TOKENIZER, 1, cfg)) if beta else None
+    frozen = {"logp_ref": HFPolicy(build_tiny(FAMILIES[name], TOKENIZER, 1, cfg))} if beta else {}
     # Whether a completion is beyond the paper's range would hang on the rounding of bfloat16.
     wide = {"epsilon": 0.2, "epsilon_high": 0.2} if "bfloat16" in (autocast, dtype) else {}
     row, config, _ = resolve(AlgorithmConfig(name=algorithm, beta=beta, aux_loss=aux_loss, **wide))
     optimizer = Optimizer(policy.parameters(), ResolvedOptimizer(lr=1e-3), 10, 0, offload=offload)
     return PolicyLearner(
-        policy, optimizer, PolicyObjective(row, config, 9), MicroBatches(budget), router_replay=replay, reference=reference
+        policy, optimizer, PolicyObjective(row, config, 9), MicroBatches(budget), router_replay=replay, frozen=frozen
     )
 
 
