@@ -1,4 +1,4 @@
-"""Compatibility with ART (Agent Reinforcement Trainer): its settings and members, and what gspo has in their place."""
+"""Compatibility with ART (Agent Reinforcement Trainer): what gspo has in place of its settings and members."""
 
 from __future__ import annotations
 
@@ -7,20 +7,39 @@ from typing import Any
 
 from gspo.agents.trajectories import TrainCall
 
-# Arguments of art.TrainConfig, art.dev.TrainConfig and the backends' `train`: neutral value, and where gspo sets it.
+NOTHING = "gspo has nothing like it: leave it out"
+# Arguments of art.TrainConfig, art.dev.TrainConfig, the backends' `train` and PipelineTrainer: the value without effect, and
+# where gspo sets it. loss_fn: PipelineTrainer always names ART's default, whatever the backend.
 ELSEWHERE: dict[str, tuple[Any, str]] = {
-    "kl_penalty_coef": (0, "algorithm.beta"),
-    "kl_penalty_reference_step": (None, "algorithm.beta, of the model that training began with"),
-    "kl_ref_adapter_path": (None, "algorithm.beta, of the model that training began with"),
+    "loss_fn": ("cispo", "algorithm.name"),
+    "loss_fn_config": (None, "[algorithm]"),
+    "ppo": (False, "algorithm.name"),
     "epsilon": (None, "algorithm.epsilon"),
     "epsilon_high": (None, "algorithm.epsilon_high"),
-    "ppo": (False, "algorithm.name"),
     "scale_rewards": (True, "algorithm.scale_rewards"),
+    "normalize_advantages": (True, "algorithm.scale_rewards"),
     "truncated_importance_sampling": (None, "algorithm.correction"),
     "precalculate_logprobs": (False, "algorithm.old_logprobs"),
+    "kl_penalty_coef": (0, "algorithm.beta, in the loss and not in the advantage"),
+    "kl_penalty_reference_step": (None, "algorithm.beta, of the model that training began with"),
+    "kl_ref_adapter_path": (None, "algorithm.beta, of the model that training began with"),
+    "moe_routing_replay_path": (None, "algorithm.router_replay"),
+    "moe_routing_replay_bundle": (None, "algorithm.router_replay"),
+    "moe_routing_replay_strict": (True, "algorithm.router_replay"),
+    "adam_params": (None, "[optimizer]"),
     "save_checkpoint": (True, "train.save_every"),
-    "verbose": (False, "the run folder's events.jsonl and metrics.jsonl"),
+    "grad_accumulation_sequences": (None, "algorithm.mini_batches, and train.micro_batch_tokens for memory"),
+    "packed_sequence_length": (None, "train.micro_batch_tokens"),
     "logprob_calculation_chunk_size": (1024, "train.micro_batch_tokens"),
+    "verbose": (False, "the run folder's events.jsonl and metrics.jsonl"),
+    "plot_tensors": (False, "the run folder's report.html"),
+    "kimi_k2_tau": (None, NOTHING),
+    "advantage_balance": (0, NOTHING),
+    "mask_prob_ratio": (False, NOTHING),
+    "max_negative_advantage_importance_sampling_weight": (None, NOTHING),
+    "scale_learning_rate_by_reward_std_dev": (False, NOTHING),
+    "num_trajectories_learning_rate_multiplier_power": (0, NOTHING),
+    "allow_training_without_logprobs": (False, "nothing: gspo trains on what its endpoint has sampled, and only on that"),
 }
 OURS = ("learning_rate", "importance_sampling_level")
 # Members of art.Model and art.TrainableModel, with gspo's counterparts.
@@ -49,5 +68,6 @@ def settings(config: Any, arguments: Mapping[str, Any]) -> TrainCall:
             raise TypeError(f"train() has no argument {name!r}: it takes {', '.join(OURS)}")
         neutral, where = ELSEWHERE[name]
         if value != neutral:
-            raise ValueError(f"{name} = {value!r}: train() cannot set it for one call; the run has it as {where}")
+            why = where if where == NOTHING else f"train() cannot set it for one call; the run has it as {where}"
+            raise ValueError(f"{name} = {value!r:.80}: {why}")
     return TrainCall(**{name: values[name] for name in OURS if name in values})
