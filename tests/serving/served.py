@@ -21,15 +21,17 @@ def tiny(template="chatml", context=512):
     return build_tiny(outline, tokenizer(template))
 
 
-def serving(folder, template="chatml", hf=None, **sections):
-    """A context with a ServedModel; further sections of the configuration change it."""
-    hf = hf or tiny(template)
+def serving(folder, template="chatml", hf=None, given=True, **sections):
+    """A context with a ServedModel; further sections of the configuration change it. given: a loaded model, not a path."""
     base = {
         "rollout": {"max_completion_length": 12}, "optimizer": {"lr": 1e-2},
         "algorithm": {"mini_batches": 1}, "log": {"dir": str(folder)},
     }  # fmt: skip
     for name, table in sections.items():
         base[name] = base.get(name, {}) | table
+    if not given:
+        return gspo.serve(config=base)
+    hf = hf or tiny(template)
     return gspo.serve(hf.model, tokenizer=hf.tokenizer, **base)
 
 

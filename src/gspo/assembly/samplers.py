@@ -10,6 +10,8 @@ from typing import Any, cast
 
 from gspo.agents.batching import Batching
 from gspo.agents.episodes import Episodes
+from gspo.assembly.call_inputs import CallInputs
+from gspo.assembly.models import models_of
 from gspo.backends.hf.lora import read_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
@@ -18,13 +20,14 @@ from gspo.backends.hf.stopping import stops_by_kind
 from gspo.backends.vllm.process import EngineHost
 from gspo.config.engines import engine_function
 from gspo.config.import_function import load_function
-from gspo.config.schema import Config
+from gspo.config.schema import Config, RunConfig
 from gspo.config.source_kind import in_environment
 from gspo.config.stages import longest
 from gspo.config.values import type_of
 from gspo.data.chat_template import Encoder
 from gspo.interfaces import Sampler, StreamingCompleter, StreamingSampler, Weights
 from gspo.learner.weights import PolicyWeights
+from gspo.runs import checkpoint
 from gspo.types import Sampling
 
 EVAL_SEED = 1 << 40  # far from every training seed
@@ -123,5 +126,17 @@ def speaker_of(config: Config, sampler: Sampler) -> Iterator[StreamingCompleter]
     if config.sampler.engine == "vllm":
         yield cast(StreamingSampler, sampler)
         return
+    with closing(Batching(sampler)) as batching:
+        yield batching
+
+
+@contextmanager
+def checkpoint_sampler(config: RunConfig, folder: Path | None) -> Iterator[StreamingCompleter]:
+    """Yields a sampler of the weights in a checkpoint of a run, which are loaded beside the policy. folder: the checkpoint;
+    None for the weights that the run began with.
+    """
+    without_reference = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, beta=0.0))
+    sampler = HFSampler(models_of(without_reference, CallInputs(), folder)[0], config.sampler.batch_size)
+    sampler.version = checkpoint.read_state(folder)["version"] if folder else 0
     with closing(Batching(sampler)) as batching:
         yield batching

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -23,10 +24,12 @@ from gspo.config.training import ServeConfig
 from gspo.distributed.ranks import RankLost
 from gspo.interfaces import SamplerError
 from gspo.learner.memory import OutOfMemory
+from gspo.serving.earlier_steps import EarlierSteps
 from gspo.serving.limits import RequestLimits, failed
 from gspo.serving.schema import ChatRequest, Failure, TrainRequest
 
 T = TypeVar("T")
+STEP = re.compile(r"\d{1,9}", re.ASCII)
 RETRY_AFTER = 30  # Retry-After in seconds, while a run on several ranks restarts
 Train = Callable[[TrainRequest], Awaitable[dict[str, Any]]]
 
@@ -40,11 +43,12 @@ HANDLED = (
 )  # fmt: skip
 
 
-def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Train) -> FastAPI:
+def application(chat: Chat, earlier: EarlierSteps, name: str, key: str, config: ServeConfig, train: Train) -> FastAPI:
     """The ASGI application.
 
     Args:
         chat: The policy.
+        earlier: The policy after a certain step.
         name: Name of the model.
         key: API key.
         config: Limits for requests.
@@ -57,9 +61,14 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
     app.add_middleware(RequestLimits, key=key, config=config)
     app.openapi = lambda: _described(app, name)  # type: ignore[method-assign]
 
-    def check_name(model: str) -> None:
-        if model != name:
-            raise HTTPException(404, f"the model {model!r:.80} is not served here: it is {name!r}")
+    def step_of(model: str) -> int | None:
+        """The step in NAME@STEP; None for the name alone. Raises HTTPException for another model."""
+        step = model.removeprefix(f"{name}@")
+        if model == name:
+            return None
+        if step == model or not STEP.fullmatch(step):
+            raise HTTPException(404, f"the model {model!r:.80} is not served here: it is {name!r}, or {name}@STEP")
+        return int(step)
 
     @app.get("/health")
     def health() -> dict[str, str]:
@@ -71,17 +80,18 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
 
     @app.get("/v1/models/{model:path}", **NEEDS_KEY)
     def model(model: str) -> dict[str, Any]:
-        check_name(model)
-        return _model(name)
+        step_of(model)
+        return _model(model)
 
     @app.post("/v1/chat/completions", **ASKED)
     async def chat_completions(request: ChatRequest, http: Request) -> Any:
-        check_name(request.model)
+        step = step_of(request.model)
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
         offered = () if request.tool_choice == "none" else request.tools or ()
         tools = [tool.model_dump(exclude_none=True) for tool in offered]
         id = f"chatcmpl-{secrets.token_hex(12)}"
-        turns = chat.turn(messages, tools, turn_options(dict(request), request.seed), request.n, id)
+        asked = messages, tools, turn_options(dict(request), request.seed), request.n, id
+        turns = chat.turn(*asked) if step is None else earlier.turn(step, *asked)
         calls = await _while_connected(http, turns, config.timeout)
         return _response(request, id, [_choice(i, call, chat, request) for i, call in enumerate(calls)], calls)
 

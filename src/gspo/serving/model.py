@@ -22,6 +22,7 @@ from gspo.learner.memory import OutOfMemory
 from gspo.rollout.external import ExternalSource
 from gspo.runs.log import finite
 from gspo.serving.connections import EndpointServer, address_of, running
+from gspo.serving.earlier_steps import EarlierSteps
 from gspo.serving.endpoint import RunEnded, application
 from gspo.serving.schema import TrainRequest
 from gspo.training import trainer
@@ -38,6 +39,7 @@ class ServedModel:
         base_url, api_key: URL and API key of the endpoint.
         name: Name of the model in requests.
         folder: Folder of the run.
+        earlier: The policy after a certain step, as NAME@STEP in requests.
         lost: Why the ranks of the run cannot work together any more, or None.
         ended: Whether nothing is running any more and nothing more will start.
     """
@@ -45,7 +47,7 @@ class ServedModel:
     def __init__(self, run: Run, source: ExternalSource, chat: Chat, base_url: str, api_key: str) -> None:
         self.run, self.source, self.chat, self.still = run, source, chat, chat.completer.still
         self.base_url, self.api_key, self.name = base_url, api_key, run.config.serve.name
-        self.folder = run.log.folder.path
+        self.folder, self.earlier = run.log.folder.path, EarlierSteps(run, chat)
         self._trained: set[str] = set()  # ids of calls
         self._lock = threading.Lock()
         self.lost: RankLost | OutOfMemory | None = None
@@ -187,6 +189,7 @@ class ServedModel:
                     metrics, _ = trainer.advance(run, self.source.give(result.groups))
             finally:
                 if run.step > before:  # also after a failure: there may have been updates
+                    self.earlier.newest = run.step, run.sampler.version
                     self.chat.calls.evict(run.sampler.version - run.config.serve.max_age)
                     self._trained = {id for id in self._trained | result.calls if id in self.chat.calls}
             if run.collapsed:
@@ -212,9 +215,10 @@ def endpoint(model: ServedModel, listening: socket.socket) -> Iterator[None]:
             f"serve.host = {config.host!r}: other machines can reach the endpoint. Whoever has its key can use and train "
             "the model. The key and all texts go over the network without encryption"
         )
-    app = application(model.chat, model.name, model.api_key, config, train)
+    app = application(model.chat, model.earlier, model.name, model.api_key, config, train)
     with running(EndpointServer(app, listening, config)):
         try:
             yield
         finally:
             model.end()  # before the endpoint closes: clients that wait for the step get a response
+            model.earlier.drop()
