@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,9 +25,10 @@ from gspo.serving.connections import EndpointServer, address_of, running
 from gspo.serving.earlier_steps import EarlierSteps
 from gspo.serving.endpoint import RunEnded, application
 from gspo.serving.schema import TrainRequest
+from gspo.serving.supervised import fit, targets
 from gspo.training import trainer
 from gspo.training.state import Run, save
-from gspo.types import Metrics
+from gspo.types import Completion, Metrics
 
 COLLAPSED = f"the run collapsed, and guard.action ended it: {trainer.AFTER_COLLAPSE}"
 
@@ -98,6 +99,21 @@ class ServedModel:
         # Not in asyncio's thread pool: Python joins its threads on exit, and a second Ctrl-C must not wait for a step.
         return await asyncio.wrap_future(begin(lambda: self._train(taken, call)))
 
+    async def imitate(self, trajectories: Iterable[Any], lr: float | Sequence[float], batch_size: int) -> list[Metrics]:
+        """Supervised fine-tuning on the assistant turns of trajectories, as one step. Returns the metrics of each update.
+
+        Args:
+            trajectories: Conversations, gspo's or ART's.
+            lr: Learning rate, or one for each update.
+            batch_size: Conversations per update.
+
+        Raises:
+            ValueError: There is no such turn, one calls tools or is too long, or the run has several ranks.
+            RuntimeError: The run has ended.
+        """
+        found = targets(trajectories, self.chat)
+        return await asyncio.wrap_future(begin(lambda: self._imitate(found, lr, batch_size)))
+
     async def log(
         self,
         groups: Iterable[Any] | None = None,
@@ -160,6 +176,13 @@ class ServedModel:
             except (RankLost, OutOfMemory) as error:
                 self.lost = error
                 raise
+
+    def _imitate(self, found: list[list[Completion]], lr: float | Sequence[float], batch_size: int) -> list[Metrics]:
+        with self._exclusive(), self.still:
+            try:
+                return fit(self.run, found, lr, batch_size)
+            finally:
+                self.earlier.newest = self.run.step, self.run.sampler.version
 
     def _train(self, groups: list[Any], config: TrainCall) -> Metrics:
         with self._exclusive():
