@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from gspo.rewards.graders import by_group as by_group
     from gspo.rewards.judge import Judge as Judge
     from gspo.rewards.reward_model import RewardModel as RewardModel
+    from gspo.serving.art_backend import ArtBackend as ArtBackend
     from gspo.serving.start import serve as serve
 
 __version__ = "0.1.0"
 WHERE = {
     **dict.fromkeys(("Result", "evaluate", "sft", "train"), "gspo.api"),
     **dict.fromkeys(("History", "TrainCall", "Trajectory", "TrajectoryGroup"), "gspo.agents.trajectories"),
+    "ArtBackend": "gspo.serving.art_backend",
     "by_group": "gspo.rewards.graders",
     "Judge": "gspo.rewards.judge",
     "RewardModel": "gspo.rewards.reward_model",

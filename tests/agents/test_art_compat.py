@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import gspo
-from gspo.agents.art_compat import ELSEWHERE, NOTHING, OURS, settings
+from gspo.agents.art_compat import ELSEWHERE, NOTHING, OURS, adapters, in_arts_names, settings
 from gspo.config.names import all_keys
 
 # What ART's public classes and functions take, by version, with their defaults; None where a TypedDict has none.
@@ -91,3 +91,20 @@ def test_the_fields_that_are_named_exist():
     keys = set(all_keys())
     named = {where.partition(",")[0] for _, where in ELSEWHERE.values() if where != NOTHING}
     assert {name for name in named if name.partition(".")[0] in ("algorithm", "train")} <= keys
+
+
+def test_the_adapters_of_a_model():
+    def model(**internal):
+        return SimpleNamespace(_internal_config=internal or None)
+
+    assert adapters(model()) == {}
+    given = model(peft_args={"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]})
+    assert adapters(given) == {"rank": 2, "alpha": 4, "targets": ["q_proj"]}
+    for given, name in ((model(engine_args={"seed": 1}), "engine_args"), (model(peft_args={"bias": "all"}), "bias")):
+        with pytest.raises(ValueError, match=rf"_internal_config: {name} = .* does not read it; leave it out"):
+            adapters(given)
+
+
+def test_numbers_have_arts_names():
+    metrics = {"step": 3, "loss": 0.5, "kl": 0.1, "clip_ratio/low_mean": float("nan"), "note": "text"}
+    assert in_arts_names(metrics) == {"gspo/step": 3.0, "loss/train": 0.5, "gspo/kl": 0.1}

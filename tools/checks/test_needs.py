@@ -17,6 +17,8 @@ OPTIONAL = {package: need.extra for need in NEEDS for package in need.packages}
 BRINGS = {"filelock": "torch", "huggingface_hub": "transformers", "tokenizers": "transformers", "markupsafe": "jinja2"}
 BRINGS |= {"starlette": "fastapi", "pydantic": "fastapi"}
 """What is imported without being named in pyproject.toml, with what requires it."""
+ELSEWHERE = {"art"}
+"""Imported by gspo.ArtBackend alone, which no setting needs; it checks the version itself (serving/art_backend.py)."""
 
 
 def modules(requirements):
@@ -39,7 +41,7 @@ def imported(text):
 
 def unknown(files):
     """`file: module` for each import that nothing promises."""
-    known = modules(PROJECT["dependencies"]) | set(OPTIONAL)
+    known = modules(PROJECT["dependencies"]) | set(OPTIONAL) | ELSEWHERE
     known |= {name for name, parent in BRINGS.items() if parent in known}
     return [
         f"{path}: {name}" for path, text in files.items() for name in imported(text)

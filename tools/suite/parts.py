@@ -42,7 +42,8 @@ ENVIRONMENTS = {
     "ART, trackers, parity and the suite for a GPU": (
         14, ["make test-art", "make test-trackers", "make test-parity", "make parity", "make gpu DRY=1"],
         [
-            "src/gspo/agents/art_compat", "tests/serving/test_art", "src/gspo/runs/trackers", "tests/runs/test_trackers",
+            "src/gspo/agents/art_compat", "src/gspo/serving/art_backend", "tests/serving/test_art",
+            "src/gspo/runs/trackers", "tests/runs/test_trackers",
             "src/gspo/objective/", "src/gspo/dropin", "examples/trl_gspo", "examples/verl_gspo", "lab/speed/parity",
             "tests/gpu/",
         ],

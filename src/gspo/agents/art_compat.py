@@ -1,4 +1,4 @@
-"""Compatibility with ART (Agent Reinforcement Trainer): what gspo has in place of its settings and members."""
+"""Compatibility with ART (Agent Reinforcement Trainer): what gspo has in place of its settings, metrics and members."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo.agents.trajectories import TrainCall
+from gspo.runs.log import is_number
+from gspo.types import Metrics
 
 NOTHING = "gspo has nothing like it: leave it out"
 # Arguments of art.TrainConfig, art.dev.TrainConfig, the backends' `train` and PipelineTrainer: the value without effect, and
@@ -46,9 +48,16 @@ OURS = ("learning_rate", "importance_sampling_level")
 MEMBERS = {
     "inference_base_url": "base_url", "inference_api_key": "api_key", "inference_model_name": "name",
     "get_inference_name": "name", "get_step": "step", "delete_checkpoints": "train.keep_checkpoints",
-    "train_sft": "gspo.sft",
+    "train_sft": "imitate",
     "register": "gspo.serve, which gives a model that is ready", "backend": "gspo.serve, which gives a model that is ready",
 }  # fmt: skip
+# ART's names of metrics; those without one are gspo/NAME.
+METRICS = {
+    "loss": "loss/train", "entropy": "loss/entropy", "grad_norm": "loss/grad_norm", "lr": "loss/learning_rate",
+    "time/train": "time/step_trainer_s", "updates": "data/step_num_gradient_steps",
+}  # fmt: skip
+ADAPTERS = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
+"""ART's peft_args, as keys of [lora]."""
 
 
 def settings(config: Any, arguments: Mapping[str, Any]) -> TrainCall:
@@ -71,3 +80,18 @@ def settings(config: Any, arguments: Mapping[str, Any]) -> TrainCall:
             why = where if where == NOTHING else f"train() cannot set it for one call; the run has it as {where}"
             raise ValueError(f"{name} = {value!r:.80}: {why}")
     return TrainCall(**{name: values[name] for name in OURS if name in values})
+
+
+def adapters(model: Any) -> dict[str, Any]:
+    """The section [lora] for art.TrainableModel: its peft_args. Raises ValueError for others of its _internal_config."""
+    internal = dict(model._internal_config or {})
+    given = internal.pop("peft_args", {})
+    for name, value in (internal | {name: value for name, value in given.items() if name not in ADAPTERS}).items():
+        where = 'give gspo.ArtBackend its settings, such as model={"dtype": ...} or sampler={"engine_args": ...}'
+        raise ValueError(f"_internal_config: {name} = {value!r:.80}: gspo does not read it; leave it out, and {where}")
+    return {ADAPTERS[name]: value for name, value in given.items()}
+
+
+def in_arts_names(metrics: Metrics) -> dict[str, float]:
+    """The numbers of a step for ART's log."""
+    return {METRICS.get(name, f"gspo/{name}"): float(value) for name, value in metrics.items() if is_number(value)}
