@@ -18,7 +18,7 @@ SHORT = {"steps": 2, "every": 2, "num_prompts": 4, "num_generations": 4}
 
 def shorten(environment):
     """Makes the demo short that is installed in an environment."""
-    (file,) = environment.glob("lib/python3*/site-packages/gspo/demo/sums.toml")
+    (file,) = environment.glob("lib/python3*/site-packages/gspo/recipes/smollm2-words.toml")
     text = file.read_text()
     for name, value in SHORT.items():
         text, count = re.subn(rf"^{name} = \d+", f"{name} = {value}", text, flags=re.M)
