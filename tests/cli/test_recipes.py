@@ -30,7 +30,7 @@ def test_wherever_a_file_is_taken_a_recipe_is(command, capsys):
 def test_its_model_is_fetched_to_where_it_names_it(tmp_path, monkeypatch):
     fetched = []
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(smollm2, "fetched", lambda show, place: fetched.append(place))
+    monkeypatch.setattr(smollm2, "fetch_smollm2", lambda show, place: fetched.append(place))
     for name, path in recipes().items():
         if name != "smollm2-grpo-gspo":
             fetch_model(load(f"recipe:{name}"))

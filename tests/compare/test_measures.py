@@ -42,7 +42,7 @@ def test_the_documented_unit_of_a_metric_is_that_of_its_bounds():
     """Every metric in the table of docs/metrics.md: a share ends at 0 and 1, and what has no sign at 0."""
     table = (ROOT / "docs" / "metrics.md").read_text().split("Details that matter", 1)[0]
     rows = [[part.strip() for part in line.split(" | ")] for line in table.splitlines() if line.startswith("| `")]
-    signed = ("reward", "loss", "value/explained", "guard/signals", "moe/volatility_by_layer")
+    signed = ("reward", "loss", "teacher/kl", "value/explained", "guard/signals", "moe/volatility_by_layer")
     assert len(rows) > 60
     for names, unit, *_ in rows:
         metrics = re.findall(r"`([^`]+)`", names)
