@@ -27,7 +27,7 @@ def test_a_result_is_what_the_run_left(tmp_path):
     again = gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config, resume=True)  # nothing is left
     assert again.finished and again.metrics == made.metrics
     page = made._repr_html_()
-    assert re.findall('<img alt="([^"]*)" width="432" src="data:image/png;base64,iVBOR', page) == ["reward"]
+    assert re.findall('<img alt="([^"]*)" width="432" src="data:image/svg\+xml;base64,PHN2Zy', page) == ["reward"]
     assert f"<tr><th>reward</th><td>{made.metrics['reward']:.3f}</td></tr>" in page and "<th>loss" not in page
     assert f'<a href="{(made.folder / "report.html").as_uri()}">' in page
 

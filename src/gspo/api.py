@@ -68,9 +68,9 @@ class Result:
         """What a notebook shows: the report's first figures, the last metrics, and a link to the report."""
         report, parts = self.folder / "report.html", [f"<p>{escape(visible(repr(self)))}</p>"]
         for name in FIRST:
-            if (file := self.folder / "figures" / f"{name}.png").is_file():
+            if (file := self.folder / "figures" / f"{name}.svg").is_file():
                 data = base64.b64encode(file.read_bytes()).decode()
-                parts.append(f'<img alt="{name}" width="432" src="data:image/png;base64,{data}">')
+                parts.append(f'<img alt="{name}" width="432" src="data:image/svg+xml;base64,{data}">')
         rows = ((escape(visible(name)), form.format(self.metrics[key])) for key, name, form in shown_metrics(self.metrics))
         parts += ["<table>", *(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows), "</table>"]
         if report.is_file():
