@@ -37,4 +37,4 @@ def test_the_notebook(pretrained, tmp_path):
     pages = [output["data"]["text/html"] for output in outputs if output.output_type == "execute_result"]
     assert len(pages) == 1 and '<img alt="reward"' in pages[0] and 'href="runs/notebook/report.html"' in pages[0]
     assert (tmp_path / "runs/notebook/report.html").is_file()
-    assert len(re.findall(r"^right: \d+% of 30$", "".join(texts), re.M)) == 2  # before and after
+    assert len(re.findall(r"^right: \d+% of 30$", "\n".join(texts), re.M)) == 2  # before and after
