@@ -122,7 +122,7 @@ def test_a_trainer_that_gives_up_is_heard(group):
     group, workers = group
     sizes, body = wire.packed(LAYERS[0])
     send(group, torch.tensor(sizes), body, torch.tensor(wire.GIVEN_UP))
-    assert all("given up" in text for text in said(workers))
+    assert all("stopped in the middle" in text for text in said(workers))
 
 
 def test_a_worker_that_is_gone_ends_the_wait(group):
