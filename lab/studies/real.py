@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from evidence import unpack
 from laws import markdown
-from strong_told import found_by, holm, p_value
+from strong_told import holm, p_value, reach
 
 from gspo.compare.cells import finished
 from gspo.compare.compare import compare
@@ -67,7 +67,8 @@ Drift = list[tuple[float, float]]
 def study_file(name: str, rates: dict[str, list[float]], seeds: list[int], steps: int = 25) -> Path:
     """Writes the study: each arm at its rates. A variant is called by its arm and its rate."""
     lines = ['title = "The sequence ratio on SmolLM2-135M"', 'base = "real_base.toml"', f"seeds = {seeds}"]
-    lines += ['plan = "PLAN of real.py"', f'baseline = "{variant(*next((a, r[0]) for a, r in rates.items()))}"', "last = 5"]
+    first, (lowest_rate, *_) = next(iter(rates.items()))
+    lines += ['plan = "PLAN of real.py"', f'baseline = "{variant(first, lowest_rate)}"', "last = 5"]
     lines += ["workers = 2", "threads = 1"]
     for arm, each in rates.items():
         for rate in each:
@@ -172,10 +173,8 @@ def power(sweep: list[dict[str, Any]], rates: dict[str, float]) -> str:
     of_arm = [[run["mean"] for run in sweep if (run["arm"], run["rate"]) == choice] for choice in rates.items()]
     spread = float(np.sqrt(2 * np.mean([np.var(values, ddof=1) for values in of_arm])))
     seeds = 2 * len(SEEDS["real_study"])
-    found = found_by(np.resize([-spread, spread], seeds) * np.sqrt((seeds - 1) / seeds), 0.05)
-    return (
-        f"{seeds} seeds find a difference of {found:.3f} in 80 of 100 studies, at the spread of the sweep (margin {MARGIN})"
-    )
+    found = reach(seeds, 0.05) * spread
+    return f"{seeds} seeds find a difference of {found:.3f} in 80 of 100 studies (margin {MARGIN})"
 
 
 def table(name: str) -> str:

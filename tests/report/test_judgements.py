@@ -5,6 +5,7 @@ import pytest
 from gspo.report.judgements import JUDGES, judge
 from gspo.report.plots import PLOTS
 from gspo.report.read import RunMetrics
+from gspo.training.guard import SIGNALS
 
 
 def run(**series):
@@ -78,3 +79,10 @@ def test_nothing_is_said_of_nothing_and_odd_numbers_stop_no_judgement(value):
         found = [judge(plot.name, RunMetrics("r", lines)) for plot in PLOTS]
         assert "nan" not in str(found)
         assert lines or not any(found)
+
+
+@pytest.mark.parametrize(("name", "metric"), [("kl", "mismatch/kl"), ("truncated", "completions/clipped_ratio")])
+def test_a_figure_asks_for_a_look_where_the_guard_warns(name, metric):
+    (limit,) = (signal.warn for signal in SIGNALS if (signal.metric, signal.judged) == (metric, "above"))
+    asks = [judge(name, run(**{metric.replace("/", "__"): [limit * factor] * 2})).concern for factor in (0.99, 1.01)]
+    assert asks == [False, True]
