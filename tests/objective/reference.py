@@ -118,7 +118,7 @@ def off_policy(logp, mu, A, lengths, delta):
 
 
 def gdpo(rewards, weights, groups):
-    """A of each completion from its rewards r_ik (None: no opinion), w_k, and the group of each."""
+    """A of each completion from its rewards r_ik (None: not scored), w_k, and the group of each."""
     total = [0.0] * len(rewards)
     for k, weight in enumerate(weights):
         for g in set(groups):

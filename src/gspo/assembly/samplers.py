@@ -11,7 +11,7 @@ from typing import Any, cast
 from gspo.agents.batching import Batching
 from gspo.agents.episodes import Episodes
 from gspo.assembly.call_inputs import CallInputs
-from gspo.assembly.models import models_of
+from gspo.assembly.models import whole_models
 from gspo.backends.hf.lora import read_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
@@ -136,7 +136,7 @@ def checkpoint_sampler(config: RunConfig, folder: Path | None) -> Iterator[Strea
     None for the weights that the run began with.
     """
     without_reference = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, beta=0.0))
-    sampler = HFSampler(models_of(without_reference, CallInputs(), folder)[0], config.sampler.batch_size)
+    sampler = HFSampler(whole_models(without_reference, CallInputs(), folder)[0], config.sampler.batch_size)
     sampler.version = checkpoint.read_state(folder)["version"] if folder else 0
     with closing(Batching(sampler)) as batching:
         yield batching

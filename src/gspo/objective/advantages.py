@@ -40,8 +40,8 @@ def decoupled_advantages(rewards: Tensor, weights: Tensor, group: Tensor) -> Ten
     standard deviation, and equal rewards give exact zeros.
 
     Args:
-        rewards: Rewards r_ik [S, K], NaN where a function had no opinion: there A_ik is 0, and mean and std are those of the
-            others.
+        rewards: Rewards r_ik [S, K], NaN where a function did not score the completion: there A_ik is 0, and mean and std
+            are those of the others.
         weights: w_k [K].
         group: Group of each completion [S], int64.
 
