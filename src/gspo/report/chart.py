@@ -46,7 +46,7 @@ class Chart(NamedTuple):
     judgement: Judgement | None = None
     log: bool = False  # the y axis is logarithmic: all values must be positive
     top: float | None = None  # upper end of the y axis
-    margin: float = 0.0  # room beside the outermost points, as a share of the width
+    margin: float = 0.0  # space beside the outermost points, as a share of the width
     texts: Sequence[tuple[float, float, bool, str]] = ()  # x, y, whether below the point, text
     legend: bool = False  # even of a single line
 
@@ -128,7 +128,7 @@ def _y_ticks(low: float, high: float, log: bool) -> list[tuple[float, str]]:
 
 
 def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
-    """Round numbers from `low` to `high`, at most about so `most`. whole: integers only."""
+    """Round numbers from `low` to `high`, about `most` or fewer. whole: integers only."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(size * power for size in ((1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)) if size * power >= rough * 0.999)
