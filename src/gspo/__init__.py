@@ -5,6 +5,8 @@ back. `gspo.objective` holds the equations and can be used alone.
 """
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from gspo.serving.start import serve as serve
 
 __version__ = "0.1.0"
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    # GNU OpenMP reads this when torch is loaded. By default threads that wait for each other spin for milliseconds, and on a
+    # busy machine they take the core of the thread that they wait for: docs/performance.md has the seconds.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 WHERE = {
     **dict.fromkeys(("Result", "evaluate", "sft", "train"), "gspo.api"),
     **dict.fromkeys(("History", "TrainCall", "Trajectory", "TrajectoryGroup"), "gspo.agents.trajectories"),

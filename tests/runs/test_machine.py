@@ -1,5 +1,9 @@
 """What a machine does slowly is measured and said once, where it matters."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -51,3 +55,18 @@ def test_threads_on_a_busy_machine_are_warned_of(monkeypatch):
     with silent():
         machine.warn_if_busy(torch.device("meta"))
         machine.warn_if_slow("x", "y", torch.float64, torch.device("meta"))
+
+
+@pytest.mark.parametrize(
+    ("before", "imports", "spins"),
+    [
+        ({}, "gspo", "1000"),
+        ({"GOMP_SPINCOUNT": "5"}, "gspo", "5"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "gspo", None),
+    ],
+)
+def test_threads_spin_briefly_unless_the_user_says_otherwise(before, imports, spins):
+    env = {name: value for name, value in os.environ.items() if name not in machine.WAITING} | before
+    code = f"import {imports}, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout == f"{spins}\n"
