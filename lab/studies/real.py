@@ -34,11 +34,12 @@ from gspo.statistics.verdicts import spell
 PLAN = """
 Written before any run that is judged. SmolLM2-135M-Instruct, after a cold start on 256 worked answers (16 updates of 16),
 answers sums of two steps in words; the reward is 1 for the right number in the form that was shown. A step is 4 prompts x 8
-completions of at most 48 tokens; 4 mini-batches x 4 epochs make 16 updates of it; 25 steps; AdamW, constant rate, no KL.
+completions of at most 48 tokens at temperature 1; 4 mini-batches x 4 epochs make 16 updates of it; 25 steps; AdamW, constant
+rate, no KL.
 Arms: GSPO 3e-3/4e-3, GRPO .2/.27, and no ratio at all (reinforce).
 Manipulation check, on seed 900 and the arm without ratio: after the last update of a batch the standard deviation of the
 log-ratios of all tokens is at least .1, and the k3 estimate of KL(pi_old || pi) at least 3e-3 nats a token, both as means
-over steps 2 to 6. The lowest rate of 1e-5, 2e-5, 4e-5, 8e-5 that passes is the lowest of the sweep. If none does, the study
+over steps 2 to 6. The lowest rate of 5e-7, 1e-6, 2e-6, 4e-6 that passes is the lowest of the sweep. If none does, the study
 stops and says so.
 Sweep: three rates an arm, each twice the last, seeds 0 and 1. An arm takes the rate whose worse seed has the higher mean
 reward over all steps, on a tie the lower rate. While the highest rate is taken, twice that rate is added, up to five rates.
@@ -48,6 +49,9 @@ GSPO - GRPO, GSPO - no ratio, GRPO - no ratio, by Student's t, Holm over the thr
 95 % interval lies within it. Secondary, not corrected: accuracy on 200 held-out questions at the end; runs that broke down
 (mean reward of the last 5 steps below half of the best 5 in a row), by exact McNemar; clipped tokens; the drift as in the
 manipulation check. The power for .03 is computed from the sweep's spread before the study's first run, and printed with it.
+Amended on 2026-11-29 after a first pilot and before any other run: that pilot began at 1e-5, and at 1e-5 and 2e-5 the arm
+without ratio fell from .75 to 0 within its first batch (KL .46 and .95 nats a token), so its rates did not bracket the check;
+and at temperature .7 14 of 40 groups had equal rewards, at 1 only 9. Rates and temperature were changed, nothing else.
 """
 HERE = Path(__file__).resolve().parent
 RESULTS, START = HERE / "results", Path("runs/real/start")
@@ -56,7 +60,7 @@ ARMS = {
     "GRPO": {"name": "grpo", "epsilon": 0.2, "epsilon_high": 0.27},
     "no ratio": {"name": "reinforce"},
 }
-RATES, MOST_RATES = (1e-5, 2e-5, 4e-5, 8e-5), 5
+RATES, MOST_RATES = (5e-7, 1e-6, 2e-6, 4e-6), 5
 LEAST_SPREAD, LEAST_KL = 0.1, 3e-3
 MARGIN = 0.03
 PAIRS = (("GSPO", "GRPO"), ("GSPO", "no ratio"), ("GRPO", "no ratio"))
