@@ -338,7 +338,8 @@ def test_every_dial_has_its_tables_on_the_page():
 def test_every_picture_is_drawn_and_stands_on_the_page(tmp_path):
     mechanism_pictures.draw(mechanism.STUDY.kept(), tmp_path)
     drawn = sorted(path.name for path in tmp_path.iterdir())
-    named = re.findall(r'images/(mechanism-\S+\.png)"', report.MECHANISM.read_text())
+    page = (ROOT / "docs" / "mechanism.md").read_text()
+    named = re.findall(r'images/(mechanism-\S+\.png)"', page)
     assert drawn == sorted(named) and len(drawn) == 2 * len(mechanism_pictures.PICTURES)
     assert all((report.IMAGES / name).is_file() for name in drawn)
 
