@@ -50,7 +50,7 @@ GSPO - GRPO, GSPO - no ratio, GRPO - no ratio, by Student's t, Holm over the thr
 (mean reward of the last 5 steps below half of the best 5 in a row), by exact McNemar; clipped tokens; the drift as in the
 manipulation check. The power for .03 is computed from the sweep's spread before the study's first run, and printed with it.
 Amended on 2026-11-29 after a first pilot and before any other run: that pilot began at 1e-5, and at 1e-5 and 2e-5 the arm
-without ratio fell from .75 to 0 within its first batch (KL .46 and .95 nats a token), so its rates did not bracket the check;
+without ratio fell from .75 to 0 within its first batch (KL .46 and .95 nats a token), so no rate of it was near the check;
 and at temperature .7 14 of 40 groups had equal rewards, at 1 only 9. Rates and temperature were changed, nothing else.
 """
 HERE = Path(__file__).resolve().parent
