@@ -152,6 +152,7 @@ evidence: .venv/demo
 # The ratio's level on a pretrained model: eight hours and more of two cores. What is done is kept.
 evidence-real: .venv/demo
 	$(BIN)/python lab/studies/real.py
+	$(BIN)/python lab/studies/real_lengths.py
 
 clean:
 	rm -rf .venv .venv-* .bench-* .real-data build dist site

@@ -227,17 +227,22 @@ def prepare() -> None:
         subprocess.run([sys.executable, *words], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
+def at_root() -> None:
+    """Works in the root of the repository, where runs of this process and its children find the study's task."""
+    root = HERE.parents[1]
+    os.chdir(root)
+    sys.path.append(str(root))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(root))))
+
+
 def main() -> int:
     """Goes on with whatever is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verdict", action="store_true", help="only print the tables of what is done")
     options = parser.parse_args()
-    root = HERE.parents[1]
-    os.chdir(root)
-    sys.path.append(str(root))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(root))))
+    at_root()
     if options.verdict:
-        for name in SEEDS:
+        for name in ("real_pilot", "real_sweep", "real_study"):
             if (HERE / f"{name}.toml").exists():
                 unpack(RESULTS / name)
                 print(f"{name}\n\n{table(name)}")

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import real
+import real_lengths
 
 
 def run(arm="GSPO", rate=1e-5, seed=0, **own):
@@ -68,3 +69,26 @@ def test_the_sweep_is_a_study_whose_arms_differ_only_in_algorithm_and_rate(tmp_p
     assert len(cells) == 12
     assert {cell.config.algorithm.name for cell in cells} == {"gspo", "grpo", "reinforce"}
     assert {(cell.config.algorithm.epochs, cell.config.algorithm.mini_batches) for cell in cells} == {(4, 4)}
+
+
+def test_exponents_are_those_of_power_laws_in_the_length():
+    runs = {
+        (f"{length} tokens", "auto"): {
+            seed: {"length": length * (1 + seed), "range": 0.1 * length**-0.5, "spread": 0.01 * length**-0.3}
+            for seed in (0, 1)
+        }
+        for length in (16, 64, 256)
+    }
+    runs["16 tokens", "3e-3"] = {}
+    assert real_lengths.exponents(runs, "range") == pytest.approx([-0.5, -0.5])
+    assert real_lengths.exponents(runs, "spread") == pytest.approx([-0.3, -0.3])
+    del runs["256 tokens", "auto"][1]
+    assert len(real_lengths.exponents(runs, "range")) == 1
+
+
+def test_the_study_of_lengths_has_the_runs_of_its_plan(monkeypatch):
+    monkeypatch.chdir(real.RESULTS.parents[2])
+    monkeypatch.syspath_prepend(str(real.RESULTS.parents[2]))
+    cells = real.cells_of(real_lengths.NAME)
+    assert len(cells) == 5 * (6 + 6 + 1)
+    assert {cell.config.rollout.max_completion_length for cell in cells} == {16, 64, 256}
