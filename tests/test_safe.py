@@ -44,85 +44,30 @@ def test_nothing_invisible_is_left(text):
     assert visible(shown) == shown
 
 
-def test_secrets_are_hidden_within_texts_and_after_their_names(subtests):
-    for value, shown in (
-        (["--api-key", "abc", "--port", "80"], ["--api-key", HIDDEN, "--port", "80"]),
-        (["--token=abc", "--max-token=9"], [f"--token={HIDDEN}", "--max-token=9"]),
-        (["HF_TOKEN=x1", "PAD_TOKEN=x1"], [f"HF_TOKEN={HIDDEN}", "PAD_TOKEN=x1"]),
-        ("Server=db;Password=x1;Key=3", f"Server=db;Password={HIDDEN};Key=3"), ("Say the password: open", None),
-        ("X-Api-Key: 12", f"X-Api-Key: {HIDDEN}"), ("https://x/#access_token=abc", f"https://x/#access_token={HIDDEN}"),
-        ("Authorization: Bearer abcdef123456", HIDDEN), ("Bearer of news and Basic understanding", None),
-        ("sk-proj-abcdefghijklmnop12345678", HIDDEN), (f"gsk_{'aB1' * 12}", HIDDEN), (f"npm_{'aB1' * 12}", HIDDEN),
-        ("https://hooks.slack.com/services/T0/B0/XX", HIDDEN), ({"signing_key": "x"}, {"signing_key": HIDDEN}),
-        ({"private_key_pem": "x"}, {"private_key_pem": HIDDEN}), ("Give the answer as token: value, key=3", None),
-    ):  # fmt: skip
-        with subtests.test(value):
-            assert without_secrets(value) == (value if shown is None else shown)
-            assert shown is None or hidden_keys(without_secrets(value), "k")
+SECRET = "aB3dE5fG7hJ9kL2mN4pQ6rS8"
+FORMS = ["postgres://me:{}@db/x", "https://host/v1?key={}&n=1", "https://host/v1?n=1&sig={}"]
+NAMES = ["hfToken", "accessToken", "openai_api_key", "dbPassword", "session_cookie", "X-Api-Key", "clientSecret"]
 
 
 def test_secrets_are_hidden_by_their_keys_and_logins_wherever_they_are():
     table = {
-        "api_key": "sk-1", "hfToken": "hf_1", "X-Api-Key": "a", "password": "b", "Authorization": "Bearer c",
-        "auth": {"user": "me", "list": ["d"]}, "clientSecret": "e",
+        "auth": {"user": "me", "list": ["d"]}, "api_keys": ["sk-1"], "openai_api_key2": "i", "Authorization": "Bearer c",
         "url": "https://me:pass@host/v1?api_key=f&n=2", "deep": [{"secret": "g"}, "postgres://u:p@db"],
         "key_variable": "OPENAI_API_KEY", "max_tokens": 9, "pad_token": "<pad>", "mask_token": "[MASK]",
-        "password_length": "8",
-        "label_key": "answer", "sort_keys": "a, b", "api_keys": ["sk-1"], "openai_api_key2": "i", "secret": "[k]",
-        "old": "postgres://u:p@ss@h", "compass": "north", "first_pass": "fast", "tokenizer": "Qwen/Qwen3-0.6B",
-        "monkey": "ape", "empty_key": "", "key": 5, "plain": "me@example.org http://host/a@b",
+        "password_length": "8", "label_key": "answer", "sort_keys": "a, b", "stop_token_list": ["s"], "compass": "north",
+        "first_pass": "fast", "tokenizer": "Qwen/Qwen3-0.6B", "monkey": "ape", "key": 5, "empty_key": "",
+        "plain": "me@example.org http://host/a@b, key=3",
     }  # fmt: skip
     shown = without_secrets(table)
     assert shown == table | {
-        "api_key": HIDDEN, "hfToken": HIDDEN, "X-Api-Key": HIDDEN, "password": HIDDEN, "Authorization": HIDDEN,
-        "auth": {"user": HIDDEN, "list": [HIDDEN]}, "clientSecret": HIDDEN,
+        "auth": {"user": HIDDEN, "list": [HIDDEN]}, "api_keys": [HIDDEN], "openai_api_key2": HIDDEN, "Authorization": HIDDEN,
         "url": f"https://{HIDDEN}@host/v1?api_key={HIDDEN}&n=2", "deep": [{"secret": HIDDEN}, f"postgres://{HIDDEN}@db"],
-        "api_keys": [HIDDEN], "openai_api_key2": HIDDEN, "secret": HIDDEN, "old": f"postgres://{HIDDEN}@h",
     }  # fmt: skip
     assert without_secrets(shown) == shown
-    assert hidden_keys(shown) == [
-        *("api_key", "hfToken", "X-Api-Key", "password", "Authorization", "auth.user", "auth.list[0]", "clientSecret"),
-        *("url", "deep[0].secret", "deep[1]", "api_keys[0]", "openai_api_key2", "secret", "old"),
-    ]
-    assert hidden_keys(table) == []
-    assert without_logins("GET http://a:b@c failed") == f"GET http://{HIDDEN}@c failed"
-
-
-JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcDEF123-_"
-
-
-def test_secrets_of_a_known_form_are_hidden_under_any_key(subtests):
-    a, b = "aB3dE5fG7hJ9kL2mN4pQ6rS8tU0v", "A1B2C3D4E5F6G7H8"
-    known = [
-        JWT, f"hf_{a}", f"sk-{a}", f"sk-proj-{a}", f"ghp_{a}", f"github_pat_{a}", f"glpat-{a}", f"AKIA{b}", f"AIza{a}{b}",
-        f"xoxb-{a}", f"-----BEGIN PRIVATE KEY-----\n{a}\n-----END PRIVATE KEY-----",
-    ]  # fmt: skip
-    for secret in known:
-        for text in (secret, f"Bearer {secret}", f"see {secret} here"):
-            with subtests.test(text):
-                table = {"x": text, "deep": [{"n": [text]}], "url": "http://h/v1"}
-                assert without_secrets(table) == {"x": HIDDEN, "deep": [{"n": [HIDDEN]}], "url": "http://h/v1"}
-                assert hidden_keys(without_secrets(table)) == ["x", "deep[0].n[0]"] and secret not in without_logins(text)
-    harmless = ["runs/sk-2024-a-very-long-name-of-a-study", "sk-learn", "eyJ.a.b", "hf_home", "Qwen/Qwen3-0.6B", "AKIA"]
-    for text in harmless:
-        assert without_secrets({"x": text}) == {"x": text} and without_logins(text) == text
-
-
-def test_what_holds_secrets_is_named_as_they_are(subtests):
-    for key in ("token_list", "tokenList", "api_key_values", "password_map", "secretsArray", "hf_token_str", "auth_headers"):
-        for value in ("s", ["s"], {"a": "s"}, [["s"]]):
-            with subtests.test(key=key, value=value):
-                assert "s" not in str(without_secrets({key: value})).removeprefix("{'" + key)
-    for key in ("stop_token_list", "pad_token_map", "word_list", "value", "list", "headers", "text"):
-        assert without_secrets({key: ["s"]}) == {key: ["s"]}
-
-
-SECRET = "aB3dE5fG7hJ9kL2mN4pQ6rS8"
-FORMS = ["postgres://me:{}@db/x", "https://host/v1?key={}&n=1", "https://host/v1?n=1&sig={}"]
-NAMES = [  # keys of secrets, whatever their value
-    *("pw", "creds", "apitoken", "pat", "github_pat", "db_pass", "accessToken", "authtoken", "secretkey", "hfToken"),
-    *("jwt", "passcode", "openai_api_key", "dbPassword", "session_cookie", "API_KEY"),
-]
+    hidden = "auth.user auth.list[0] api_keys[0] openai_api_key2 Authorization url deep[0].secret deep[1]"
+    assert hidden_keys(shown) == hidden.split() and hidden_keys(table) == []
+    for name in NAMES:
+        assert without_secrets({name: "any"}) == {name: HIDDEN}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -132,13 +77,6 @@ def test_a_secret_in_an_address_is_hidden_whatever_its_key(form):
     assert SECRET not in shown and HIDDEN in shown and without_logins(shown) == shown, shown
     shown = without_secrets({"note": {"of": [text]}})
     assert SECRET not in str(shown) and hidden_keys(shown) == ["note.of[0]"]
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.sampled_from(NAMES), st.sampled_from(["{}", "my_{}", "{}2"]), st.text(min_size=1))
-def test_what_a_key_calls_a_secret_is_hidden(name, around, value):
-    key = around.format(name)
-    assert without_secrets({key: value}) == {key: HIDDEN}
 
 
 def test_no_setting_of_ours_is_taken_for_a_secret():
