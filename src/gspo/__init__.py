@@ -53,6 +53,4 @@ def __getattr__(name: str) -> Any:
     # Lazy imports, so that `gspo --help` does not import torch.
     if name in WHERE:
         return getattr(importlib.import_module(WHERE[name]), name)
-    if name == "TrainConfig":
-        raise AttributeError("gspo.TrainConfig is now gspo.TrainCall: the settings of one call of model.train")
     raise AttributeError(f"module 'gspo' has no attribute {name!r}")

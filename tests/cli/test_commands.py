@@ -2,7 +2,7 @@
 
 import pytest
 
-from gspo.cli.commands import REMOVED, commands_with, parse, reject_unknown
+from gspo.cli.commands import commands_with, parse, reject_unknown
 
 
 def test_an_option_of_another_command_is_said_to_be_of_that():
@@ -14,13 +14,6 @@ def test_an_option_of_another_command_is_said_to_be_of_that():
                 reject_unknown(f"{option}=1", command)
     assert commands_with("--resume") == ["train", "sft", "serve", "demo"] and commands_with("--memory") == ["plan"]
     assert commands_with("--nothing") == commands_with("word") == []
-
-
-@pytest.mark.parametrize("word", REMOVED)
-def test_a_command_or_option_that_was_removed_says_what_to_do_instead(word):
-    words = [word, "a.toml"] if word == "probe" else ["plan", "a.toml", f"{word}=1"]
-    with pytest.raises(ValueError, match=rf"{word} was removed: .*; (compare algorithms with|leave it out)"):
-        parse(words, {})
 
 
 @pytest.mark.parametrize("words", [["--quiet", "config", "--verbose"], ["config", "--quiet", "--verbose"]])

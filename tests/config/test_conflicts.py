@@ -13,34 +13,23 @@ TWO = {"urls": ["http://x", "http://y"]}
 PLAYED = {"environment": "boxes:Box"}
 BY_TOKEN = {"algorithm": {"name": "gspo_token"}}
 TRAINED = [
-    (
-        {"algorithm": {"scale_rewards": "gdpo"}},
-        r"scale_rewards = 'gdpo' and reward.functions = \['task'\]: it scales several rewards apart, and there is one",
-    ),
+    ({"algorithm": {"scale_rewards": "gdpo"}},
+     r"scale_rewards = 'gdpo' and reward.functions = \['task'\]: it scales several rewards apart, and there is one"),
     ({"rollout": {"top_p": 0.9}}, "rollout.top_p = 0.9: training needs the whole distribution"),
     ({"rollout": {"top_k": 5}}, "rollout.top_k = 5: .*eval.top_k are free"),
-    (
-        {"rollout": {"dynamic_sampling_rounds": 2, "max_staleness": 1}, "sampler": VLLM},
-        "rollout.dynamic_sampling_rounds = 2 and rollout.max_staleness = 1",
-    ),
+    ({"rollout": {"dynamic_sampling_rounds": 2, "max_staleness": 1}, "sampler": VLLM},
+     "rollout.dynamic_sampling_rounds = 2 and rollout.max_staleness = 1"),
     ({"rollout": {"max_staleness": 1}}, "max_staleness = 1 and sampler.engine = 'embedded': this engine cannot run ahead"),
     ({"lora": {"rank": 4}, "sampler": VLLM | {"weight_transfer": "ipc"}}, "'ipc' and lora.rank = 4: adapters go through"),
-    ({"lora": {"rank": 4}, "sampler": VLLM | {"weight_transfer": "broadcast"}}, "'broadcast' and lora.rank = 4: adapters"),
     ({"rollout": {"max_staleness": 1}, "sampler": SLEEPS}, "sleep_level = 2 and rollout.max_staleness = 1: vLLM"),
     ({"sampler": SLEEPS | {"engines": 2}}, "sampler.sleep_level = 2 and sampler.engines = 2: several engines have GPUs"),
     ({"sampler": VLLM | TWO | {"python": "p"}}, "sampler.urls = .*: these servers run already"),
-    ({"sampler": VLLM | TWO | {"engines": 2}}, "sampler.urls = .*: these servers run already"),
     ({"sampler": VLLM | {"urls": ["http://x", "http://x/"]}}, "sampler.urls = .*: names a server twice"),
     ({"task": PLAYED, "reward": {"functions": ["exact"]}}, "gives the reward itself"),
-    ({"task": {"source": "verifiers:v", "system": "s"}}, "task.system = 's' .*has its own messages"),
-    (
-        {"train": {"offload_optimizer": True}, "model": {"device": "cpu"}},
-        "train.offload_optimizer = True and model.device = 'cpu': on a CPU there is nowhere to offload to",
-    ),
-    (
-        {"train": {"offload_reference": True}, "model": {"device": "cpu"}, "algorithm": {"beta": 0.1}},
-        "train.offload_reference = True and model.device = 'cpu': on a CPU there is nowhere to offload to",
-    ),
+    ({"train": {"offload_optimizer": True}, "model": {"device": "cpu"}},
+     "train.offload_optimizer = True and model.device = 'cpu': on a CPU there is nowhere to offload to"),
+    ({"train": {"offload_reference": True}, "model": {"device": "cpu"}, "algorithm": {"beta": 0.1}},
+     "train.offload_reference = True and model.device = 'cpu': on a CPU there is nowhere to offload to"),
     ({"task": {"source": "verifiers:v"} | PLAYED}, "task.environment = .* is an environment itself"),
     ({"task": {"source": "verifiers:v", "eval_source": "a"}}, "task.eval_source = 'a' .*both must be verifiers:NAME"),
     ({"task": {"eval_source": "verifiers:v"}}, "both must be verifiers:NAME, or neither"),
@@ -49,22 +38,16 @@ TRAINED = [
     ({"refresh": {"every": 100, "drop_above": 0.9}}, "refresh.every = 100 and train.steps = 100: the run ends before"),
     ({"train": {"offload_optimizer": True}, "optimizer": {"name": "adamw_8bit"}}, "moments of 8 bits stay on the device"),
     ({"model": {"quantize": "nf4", "expert_kernels": "eager"}, "lora": {"rank": 2}}, "= 'nf4' and model.expert_kernels"),
-    (
-        {"model": {"quantize": "nf4"}, "lora": {"rank": 2}, "algorithm": {"name": "ppo", "critic": "copy"}},
-        "model.quantize = 'nf4' and algorithm.critic = 'copy': a critic with a body of its own",
-    ),
+    ({"model": {"quantize": "nf4"}, "lora": {"rank": 2}, "algorithm": {"name": "ppo", "critic": "copy"}},
+     "model.quantize = 'nf4' and algorithm.critic = 'copy': a critic with a body of its own"),
     ({"train": {"offload_reference": True}}, "offload_reference = True and algorithm.beta = 0.0: .*no reference model"),
     ({"teacher": {"path": "t"}}, "teacher.path = 't' and algorithm.name = 'gspo': .*: set algorithm.name to gspo_token, "),
     ({"teacher": {"path": "./m"}, **BY_TOKEN}, "teacher.path = './m' and model.path = 'm': the model agrees with itself"),
-    (
-        {"teacher": {"path": "t"}, **BY_TOKEN, "rollout": {"dynamic_sampling_rounds": 1}},
-        "teacher.path = 't' and rollout.dynamic_sampling_rounds = 1: a teacher also teaches groups of equal rewards",
-    ),
-    (
-        {"train": {"offload_reference": True}, "algorithm": {"beta": 0.1}, "lora": {"rank": 2}},
-        "train.offload_reference = True and lora.rank = 2: with adapters there is no reference model",
-    ),
-]
+    ({"teacher": {"path": "t"}, **BY_TOKEN, "rollout": {"dynamic_sampling_rounds": 1}},
+     "teacher.path = 't' and rollout.dynamic_sampling_rounds = 1: a teacher also teaches groups of equal rewards"),
+    ({"train": {"offload_reference": True}, "algorithm": {"beta": 0.1}, "lora": {"rank": 2}},
+     "train.offload_reference = True and lora.rank = 2: with adapters there is no reference model"),
+]  # fmt: skip
 READ = [
     *(
         (
@@ -73,10 +56,8 @@ READ = [
         )
         for length, stages in ((8, []), (20, [{"at": 3, "max_completion_length": 8}]))
     ),
-    (
-        {"reward": {"functions": []}, "eval": {"every": 5}, "teacher": {"path": "t"}},
-        r"reward.functions = \[\] and eval.every = 5: nothing tells a right completion from a wrong one",
-    ),
+    ({"reward": {"functions": []}, "eval": {"every": 5}, "teacher": {"path": "t"}},
+     r"reward.functions = \[\] and eval.every = 5: nothing tells a right completion from a wrong one"),
     ({"eval": {"every": 5, "num_prompts": 0}}, "eval.every = 5 and eval.num_prompts = 0: nothing is held out"),
     (
         {

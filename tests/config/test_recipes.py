@@ -1,22 +1,19 @@
-"""The recipes by name: they resolve, and the GSM8K recipe runs on stand-ins for its model and its data."""
+"""The recipes by name: they resolve, and the GSM8K recipe reads and scores as it says."""
 
 import dataclasses
-import json
 import re
 import shlex
 import warnings
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
-from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
+from gspo.backends.hf.tiny import longest_match_tokenizer
 from gspo.cli.arguments import take_fields
 from gspo.cli.commands import parser
-from gspo.cli.main import main
 from gspo.config.algorithm import resolved
 from gspo.config.commands import check_command
-from gspo.config.files import load, read_toml, to_dict, to_toml
+from gspo.config.files import load, read_toml, to_dict
 from gspo.config.recipes import file_of, recipes
 from gspo.config.schema import Config
 from gspo.config.training import EvalConfig
@@ -96,55 +93,11 @@ def test_an_unknown_recipe_is_answered_with_the_nearest():
         file_of("recipe:../demo/train")
 
 
-@pytest.fixture(scope="module")
-def stand_ins(tmp_path_factory):
-    """A tiny Qwen3 with a chat template, and a folder that `datasets` reads as it reads openai/gsm8k."""
-    folder = tmp_path_factory.mktemp("stand_ins")
-    letters = sorted(
-        {c for row in ROWS for c in row["question"]} | set(load(GSM8K).task.system) | set("systemuserant\n\\{}.#")
-    )
-    marks = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
-    tokenizer = longest_match_tokenizer([*letters, *marks])
-    tokenizer.chat_template = TEMPLATE
-    config = {
-        "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True, "max_position_embeddings": 512,
-    }  # fmt: skip
-    build_tiny(config, tokenizer).save(folder / "model")
-    data = folder / "gsm8k"
-    (data / "main").mkdir(parents=True)
-    for split, rows in (("train", ROWS[:16]), ("test", ROWS[16:])):
-        (data / "main" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = "".join(f"  - split: {split}\n    path: main/{split}.jsonl\n" for split in ("train", "test"))
-    (data / "README.md").write_text(f"---\nconfigs:\n- config_name: main\n  data_files:\n{files}---\n")
-    return folder
-
-
-def test_the_gsm8k_recipe_runs_on_stand_ins(stand_ins, tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.chdir(tmp_path)
-    fields = {
-        "model.path": stand_ins / "model", "task.source": stand_ins / "gsm8k", "model.device": "cpu", "train.steps": 2,
-        "rollout.num_prompts": 4, "rollout.num_generations": 2, "rollout.max_completion_length": 8, "reward.workers": 1,
-        "eval.every": 2, "eval.num_prompts": 4,
-    }  # fmt: skip
-    assert main(["train", GSM8K, *(f"--{key}={value}" for key, value in fields.items())]) == 0
-    run = tmp_path / "runs" / "qwen3-0.6b-gsm8k"
-    metrics, rollouts = ([json.loads(line) for line in (run / name).open()] for name in ("metrics.jsonl", "rollouts.jsonl"))
-    assert [line["step"] for line in metrics] == [0, 1, 2]
-    assert "eval/accuracy" in metrics[0] and "eval/accuracy" in metrics[2]
-    assert all(line["updates"] == 4 and line["rollouts/failed"] == 0 for line in metrics[1:])
-    assert len(rollouts) == 2 * 4 * 2
-    trained = {rollout["prompt"] for rollout in rollouts}
-    assert trained <= {row["question"] for row in ROWS[:16]}
-    assert all(set(rollout["reward_parts"]) == {"math"} for rollout in rollouts)
-    assert 'eval_split = "test"' in to_toml(load(run / "config.toml"))
-
-
-def test_the_gsm8k_prompt_and_its_reward(stand_ins):
+def test_the_gsm8k_prompt_and_its_reward():
     config = load(GSM8K)
-    tokenizer = AutoTokenizer.from_pretrained(stand_ins / "model")
+    letters = {c for row in ROWS for c in row["question"]} | set(config.task.system) | set("systemuserant\n\\{}.#")
+    tokenizer = longest_match_tokenizer([*sorted(letters), "<|im_start|>", "<|im_end|>", "<think>", "</think>"])
+    tokenizer.chat_template = TEMPLATE
     task = dataclasses.replace(config.task, eval_split=None)
     (prompt, *_), _ = load_prompts(task, read_tables(task, EvalConfig(), ROWS), Encoder(tokenizer, task))
     assert tokenizer.decode(list(prompt.tokens)) == (

@@ -1,5 +1,4 @@
-from gspo.config.rollout import TaskConfig
-from gspo.config.source_kind import GIVEN, has_splits, in_environment, kind
+from gspo.config.source_kind import GIVEN, has_splits, kind
 
 KINDS = {
     GIVEN: ("given", False),
@@ -20,9 +19,3 @@ def test_a_name_says_what_it_stands_for(tmp_path):
         assert kind(str(folder)) == "hub"
         (folder / name).touch()
         assert kind(str(folder)) == "saved" and has_splits(str(folder))
-
-
-def test_what_runs_in_an_environment():
-    assert not in_environment(TaskConfig(source="rows.jsonl"))
-    assert in_environment(TaskConfig(source="rows.jsonl", environment="a:B"))
-    assert in_environment(TaskConfig(source="verifiers:v"))

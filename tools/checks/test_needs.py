@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "gspo"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FOR_US = {"test", "bench", "dev"}
 """Extras that are for work on gspo itself."""
-OPTIONAL = {package: need.extra for need in NEEDS for package in need.packages}
+OPTIONAL = {package: need.extra for need in NEEDS for package in need.packages.split()}
 BRINGS = {"filelock": "torch", "huggingface_hub": "transformers", "tokenizers": "transformers", "markupsafe": "jinja2"}
 BRINGS |= {"starlette": "fastapi", "pydantic": "fastapi"}
 """What is imported without being named in pyproject.toml, with what requires it."""

@@ -15,14 +15,6 @@ COMMANDS = (
     train.TRAIN, train.SFT, serve.SERVE, evaluate.EVAL, compare.COMPARE, config.CONFIG, plan.PLAN, report.REPORT,
     watch.WATCH, export.EXPORT, recipes.RECIPES, demo.DEMO,
 )  # fmt: skip
-NO_PROBE = "its study found its advice no better than a blind pick; compare algorithms with `gspo compare`"
-NO_SECONDS = "gspo plan predicts seconds only of a CPU, whose rate it measures; leave it out"
-REMOVED = {
-    "probe": f"gspo probe was removed: {NO_PROBE}",
-    "--from-probe": f"--from-probe was removed: {NO_PROBE}",
-    **{name: f"{name} was removed: {NO_SECONDS}" for name in ("--flops", "--bandwidth", "--local-bandwidth", "--machine")},
-}
-"""Commands and options that there were, and what to do instead."""
 COMMON = {
     "debug": "show the full traceback of an error",
     "verbose": "also show debug messages, such as which attention was chosen",
@@ -59,8 +51,6 @@ def parser() -> Parser:
 
 def parse(words: list[str], fields: dict[str, str]) -> tuple[Command, argparse.Namespace]:
     """The command and its arguments. Raises ValueError for unknown words, with the nearest known one."""
-    if words and words[0] in REMOVED:
-        raise ValueError(REMOVED[words[0]])
     arguments, unknown = parser().parse_known_args(words)
     if unknown:
         reject_unknown(unknown[0], arguments.command)
@@ -75,8 +65,6 @@ def parse(words: list[str], fields: dict[str, str]) -> tuple[Command, argparse.N
 def reject_unknown(word: str, command: str) -> NoReturn:
     """Raises ValueError for a word that the command does not know, with the nearest field."""
     name, option = word.partition("=")[0], word.startswith("-")
-    if name in REMOVED:
-        raise ValueError(REMOVED[name])
     owners = ", ".join(f"`gspo {other}`" for other in commands_with(name))
     guess = nearest_key(name, "--") if option or name != word else ""
     what = "unknown option" if option else "unexpected argument"

@@ -16,14 +16,9 @@ UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 def resolve(
     config: AlgorithmConfig, sampling_rounds: int = 0, samples: bool = True
 ) -> tuple[Algorithm, ResolvedAlgorithm, list[str]]:
-    """Returns the algorithm's row, the settings with its defaults filled in, and warnings about odd values.
-
-    Args:
-        sampling_rounds: `rollout.dynamic_sampling_rounds`.
-        samples: As in `resolved`.
-
-    Raises:
-        ValueError: A setting would have no effect, or would turn the algorithm into another than its name says.
+    """Returns the algorithm's row, the settings with its defaults filled in, and warnings about odd values. Raises
+    ValueError for a setting that would have no effect, or would turn the algorithm into another than its name says.
+    sampling_rounds: `rollout.dynamic_sampling_rounds`. samples: as in `resolved`.
     """
     row = ALGORITHMS[config.name]
     _check_clip(row, config)
@@ -132,13 +127,7 @@ def _check_dual(row: Algorithm, config: ResolvedAlgorithm) -> None:
 
 
 def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, samples: bool) -> Iterator[str]:
-    """Yields warnings about settings that are valid but probably not intended.
-
-    Args:
-        config: [algorithm] with the row's defaults filled in.
-        sampling_rounds: `rollout.dynamic_sampling_rounds`.
-        samples: As in `resolved`.
-    """
+    """Yields warnings about settings that are valid but probably not intended. Arguments as in `resolve`."""
     reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
     if row.level != "token" and reach is not None and reach > 0.05:
         yield (
@@ -175,9 +164,8 @@ def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, 
 
 
 def resolved(config: Config, samples: bool = True) -> tuple[RunConfig, list[str]]:
-    """Returns the configuration with the algorithm's defaults filled in, and warnings. Raises ValueError.
-
-    `samples`: whether the run samples `rollout.num_prompts` per step itself. Served runs take what agents submit.
+    """The configuration with the algorithm's defaults filled in, and warnings. Raises ValueError. `samples`: whether the run
+    samples `rollout.num_prompts` per step itself; served runs take what agents submit.
     """
     _, algorithm, warnings = resolve(config.algorithm, config.rollout.dynamic_sampling_rounds, samples)
     if samples and config.rollout.num_prompts % algorithm.mini_batches:

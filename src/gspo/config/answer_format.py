@@ -14,8 +14,8 @@ def default_system(config: Config) -> str:
 
 
 def reads_tags(config: Config) -> bool:
-    """Whether a reward needs the answer in tags. `task` reads only these; `exact` compares the whole completion if there are
-    none. `math` finds an answer without them.
+    """Whether a reward needs the answer in tags: `task`, or `exact`, which else compares the whole. `math` finds it
+    anywhere.
     """
     generated = config.task.source.startswith(GENERATED)
     needs = "exact" in config.reward.functions or ("task" in config.reward.functions and generated)

@@ -13,19 +13,19 @@ from gspo.objective.algorithms import ALGORITHMS
 
 
 @dataclass(frozen=True)
-class Conflict:
-    """Keys whose values do not go together if `when` holds, and the reason with the remedy."""
+class Rule:
+    """Keys, one a word, that exclude each other or have no effect (unused.py) if `when` holds; why, and a remedy."""
 
-    keys: tuple[str, ...]
+    keys: str
     when: Callable[[Config], bool]
     why: str
 
 
-def check_conflicts(config: Config, rows: Iterable[Conflict]) -> None:
+def check_conflicts(config: Config, rows: Iterable[Rule]) -> None:
     """Raises ValueError, with the keys, their values and the remedy, for the first conflict."""
     for row in rows:
         if row.when(config):
-            values = (f"{key} = {shown(value_of(config, key), key)}" for key in row.keys)
+            values = (f"{key} = {shown(value_of(config, key), key)}" for key in row.keys.split())
             raise ValueError(f"{' and '.join(values)}: {row.why}")
 
 
@@ -55,46 +55,28 @@ def shortest(config: Config) -> int:
 
 
 ALWAYS = (
-    Conflict(
-        ("rollout.overlong_buffer", "rollout.max_completion_length"), lambda c: c.rollout.overlong_buffer > shortest(c),
-        "the penalty begins within the longest completion, in each stage: lower overlong_buffer",
-    ),
-    Conflict(
-        ("eval.every", "eval.num_prompts"), lambda c: c.eval.every > 0 and not c.eval.num_prompts,
-        "nothing is held out to evaluate on; raise eval.num_prompts, or set eval.every = 0",
-    ),
-    Conflict(
-        ("reward.functions", "eval.every"), lambda c: not c.reward.functions and c.eval.every > 0,
-        "nothing tells a right completion from a wrong one: name a reward (with reward.weights = [0] it is only watched)",
-    ),
-    Conflict(
-        ("judge.mode", "eval.num_generations"), compares_one,
-        "the judge compares the completions to a prompt, so an evaluation needs at least 2",
-    ),
-    Conflict(
-        ("refresh.drop_below", "refresh.drop_above"), lambda c: c.refresh.drop_below >= c.refresh.drop_above,
-        "no share lies between them, so every query would be dropped: set drop_below to less than drop_above",
-    ),
-    Conflict(
-        ("refresh.every", "refresh.drop_above", "refresh.drop_below"),
-        lambda c: c.refresh.every > 0 and not c.refresh.drops and c.refresh.source is None,
-        "a refresh would drop nothing: set one of them, or refresh.source",
-    ),
+    Rule("rollout.overlong_buffer rollout.max_completion_length", lambda c: c.rollout.overlong_buffer > shortest(c),
+         "the penalty begins within the longest completion, in each stage: lower overlong_buffer"),
+    Rule("eval.every eval.num_prompts", lambda c: c.eval.every > 0 and not c.eval.num_prompts,
+         "nothing is held out to evaluate on; raise eval.num_prompts, or set eval.every = 0"),
+    Rule("reward.functions eval.every", lambda c: not c.reward.functions and c.eval.every > 0,
+         "nothing tells a right completion from a wrong one: name a reward (with reward.weights = [0] it is only watched)"),
+    Rule("judge.mode eval.num_generations", compares_one,
+         "the judge compares the completions to a prompt, so an evaluation needs at least 2"),
+    Rule("refresh.drop_below refresh.drop_above", lambda c: c.refresh.drop_below >= c.refresh.drop_above,
+         "no share lies between them, so every query would be dropped: set drop_below to less than drop_above"),
+    Rule("refresh.every refresh.drop_above refresh.drop_below",
+         lambda c: c.refresh.every > 0 and not c.refresh.drops and c.refresh.source is None,
+         "a refresh would drop nothing: set one of them, or refresh.source"),
 )  # fmt: skip
 ENGINE = (
-    Conflict(
-        ("sampler.sleep_level", "sampler.engines"), lambda c: c.sampler.sleep_level > 0 and c.sampler.engines > 1,
-        "several engines have GPUs of their own; leave one of them out",
-    ),
-    Conflict(
-        ("sampler.urls",),
-        lambda c: bool(c.sampler.urls and (c.sampler.python or c.sampler.engine_args or c.sampler.engines > 1)),
-        "these servers run already: sampler.python, sampler.engine_args and sampler.engines are for servers to start",
-    ),
-    Conflict(
-        ("sampler.urls",), lambda c: len({url.rstrip("/") for url in c.sampler.urls}) < len(c.sampler.urls),
-        "names a server twice: a server is one engine; leave it out",
-    ),
+    Rule("sampler.sleep_level sampler.engines", lambda c: c.sampler.sleep_level > 0 and c.sampler.engines > 1,
+         "several engines have GPUs of their own; leave one of them out"),
+    Rule("sampler.urls",
+         lambda c: bool(c.sampler.urls and (c.sampler.python or c.sampler.engine_args or c.sampler.engines > 1)),
+         "these servers run already: sampler.python, sampler.engine_args and sampler.engines are for servers to start"),
+    Rule("sampler.urls", lambda c: len({url.rstrip("/") for url in c.sampler.urls}) < len(c.sampler.urls),
+         "names a server twice: a server is one engine; leave it out"),
 )  # fmt: skip
 """Of the engine, whether anything is trained or not."""
 TRUNCATED = (
@@ -104,148 +86,86 @@ TRUNCATED = (
 )
 SAMPLING = (
     *ENGINE,
-    Conflict(
-        ("rollout.max_staleness", "sampler.engine"),
-        lambda c: c.rollout.max_staleness > 0 and c.sampler.engine != "vllm",
-        'this engine cannot run ahead of the trainer: set sampler.engine = "vllm"',
-    ),
-    Conflict(
-        ("sampler.weight_transfer", "lora.rank"),
-        lambda c: c.sampler.weight_transfer in ("broadcast", "ipc") and c.lora.rank > 0,
-        "adapters go through the folder: leave weight_transfer out",
-    ),
-    Conflict(
-        ("sampler.sleep_level", "rollout.max_staleness"),
-        lambda c: c.sampler.sleep_level > 0 and c.rollout.max_staleness > 0,
-        "vLLM samples while the learner updates; leave one of them out",
-    ),
-    Conflict(("rollout.top_p",), lambda c: c.rollout.top_p < 1, TRUNCATED),
-    Conflict(("rollout.top_k",), lambda c: c.rollout.top_k > 0, TRUNCATED),
+    Rule("rollout.max_staleness sampler.engine", lambda c: c.rollout.max_staleness > 0 and c.sampler.engine != "vllm",
+         'this engine cannot run ahead of the trainer: set sampler.engine = "vllm"'),
+    Rule("sampler.weight_transfer lora.rank",
+         lambda c: c.sampler.weight_transfer in ("broadcast", "ipc") and c.lora.rank > 0,
+         "adapters go through the folder: leave weight_transfer out"),
+    Rule("sampler.sleep_level rollout.max_staleness", lambda c: c.sampler.sleep_level > 0 and c.rollout.max_staleness > 0,
+         "vLLM samples while the learner updates; leave one of them out"),
+    Rule("rollout.top_p", lambda c: c.rollout.top_p < 1, TRUNCATED),
+    Rule("rollout.top_k", lambda c: c.rollout.top_k > 0, TRUNCATED),
 )  # fmt: skip
 """Of sampling for training, by `gspo train` and `gspo serve`."""
 REFILLED = "a batch is refilled by the weights that then learn from it, so none can be sampled ahead; set one of them to 0"
 ENVIRONMENT = (
-    Conflict(
-        ("task.eval_source", "task.source"),
-        lambda c: (c.task.eval_source or c.task.source).startswith(VERIFIERS) != c.task.source.startswith(VERIFIERS),
-        f"both must be {VERIFIERS}NAME, or neither",
-    ),
-    Conflict(
-        ("task.environment", "task.source"),
-        lambda c: c.task.environment is not None and c.task.source.startswith(VERIFIERS),
-        "the source is an environment itself: leave task.environment out",
-    ),
-    Conflict(
-        ("reward.functions", "reward.weights"),
-        lambda c: in_environment(c.task) and (c.reward.functions != ["task"] or bool(c.reward.weights)),
-        "no effect, since the environment (task.environment or task.source) gives the reward itself: leave them out",
-    ),
+    Rule("task.eval_source task.source",
+         lambda c: (c.task.eval_source or c.task.source).startswith(VERIFIERS) != c.task.source.startswith(VERIFIERS),
+         f"both must be {VERIFIERS}NAME, or neither"),
+    Rule("task.environment task.source", lambda c: c.task.environment is not None and c.task.source.startswith(VERIFIERS),
+         "the source is an environment itself: leave task.environment out"),
+    Rule("reward.functions reward.weights",
+         lambda c: in_environment(c.task) and (c.reward.functions != ["task"] or bool(c.reward.weights)),
+         "no effect, since the environment (task.environment or task.source) gives the reward itself: leave them out"),
 )  # fmt: skip
 ONE_REWARD = 'it scales several rewards apart, and there is one: set "group", or name more functions'
 TRAIN = (
     *ENVIRONMENT,
-    Conflict(
-        ("algorithm.scale_rewards", "reward.functions"),
-        lambda c: c.algorithm.scale_rewards == "gdpo"
-        and len(c.reward.functions) < 2
-        and (c.task.source != GIVEN or in_environment(c.task)),
-        ONE_REWARD,
-    ),
-    Conflict(
-        ("code.cpu_seconds", "code.total_cpu_seconds"), lambda c: c.code.cpu_seconds > c.code.total_cpu_seconds,
-        "one test would have more time than all together: raise total_seconds, or lower seconds",
-    ),
-    Conflict(
-        ("code.public_column", "code.tests_column"), lambda c: c.code.public_column == c.code.tests_column,
-        "the same column: leave public_column out",
-    ),
+    Rule("algorithm.scale_rewards reward.functions",
+         lambda c: c.algorithm.scale_rewards == "gdpo"
+         and len(c.reward.functions) < 2
+         and (c.task.source != GIVEN or in_environment(c.task)), ONE_REWARD),
+    Rule("code.cpu_seconds code.total_cpu_seconds", lambda c: c.code.cpu_seconds > c.code.total_cpu_seconds,
+         "one test would have more time than all together: raise total_seconds, or lower seconds"),
+    Rule("code.public_column code.tests_column", lambda c: c.code.public_column == c.code.tests_column,
+         "the same column: leave public_column out"),
     *SAMPLING,
-    Conflict(
-        ("rollout.dynamic_sampling_rounds", "rollout.max_staleness"),
-        lambda c: c.rollout.dynamic_sampling_rounds > 0 and c.rollout.max_staleness > 0, REFILLED,
-    ),
-    Conflict(
-        ("refresh.every", "train.steps"), lambda c: c.refresh.every >= c.train.steps,
-        "the run ends before anything is refreshed: lower refresh.every, or leave it out",
-    ),
+    Rule("rollout.dynamic_sampling_rounds rollout.max_staleness",
+         lambda c: c.rollout.dynamic_sampling_rounds > 0 and c.rollout.max_staleness > 0, REFILLED),
+    Rule("refresh.every train.steps", lambda c: c.refresh.every >= c.train.steps,
+         "the run ends before anything is refreshed: lower refresh.every, or leave it out"),
 )  # fmt: skip
 SERVE = (
-    Conflict(
-        ("task.source", "task.environment"), lambda c: in_environment(c.task),
-        "agents that are served play by themselves: leave it out, or train with `gspo train`",
-    ),
-    Conflict(
-        ("algorithm.scale_rewards",), lambda c: c.algorithm.scale_rewards == "gdpo",
-        'agents give each trajectory one reward: set "group", or leave it out',
-    ),
-    Conflict(
-        ("serve.host",), lambda c: not c.serve.host.strip(),
-        "would listen on every address of this machine. Remove it for this machine alone, or set it to \"0.0.0.0\" if other "
-        "machines shall connect",
-    ),
-    Conflict(
-        ("eval.every",), lambda c: c.eval.every > 0,
-        'agents evaluate themselves and note it with `await model.log(groups, split="val")`; set it to 0',
-    ),
-    Conflict(
-        ("rollout.dynamic_sampling_rounds",), lambda c: c.rollout.dynamic_sampling_rounds > 0,
-        "agents choose which trajectories they hand over; set it to 0",
-    ),
-    Conflict(
-        ("rollout.max_staleness",), lambda c: c.rollout.max_staleness > 0,
-        "serve.max_age says how old a turn may be; set it to 0",
-    ),
-    Conflict(("sampler.sleep_level",), lambda c: c.sampler.sleep_level > 0, "agents may ask at any time; set it to 0"),
+    Rule("task.source task.environment", lambda c: in_environment(c.task),
+         "agents that are served play by themselves: leave it out, or train with `gspo train`"),
+    Rule("algorithm.scale_rewards", lambda c: c.algorithm.scale_rewards == "gdpo",
+         'agents give each trajectory one reward: set "group", or leave it out'),
+    Rule("serve.host", lambda c: not c.serve.host.strip(),
+         "would listen on every address of this machine. Remove it for this machine alone, or set it to \"0.0.0.0\" if "
+         "other machines shall connect"),
+    Rule("eval.every", lambda c: c.eval.every > 0,
+         'agents evaluate themselves and note it with `await model.log(groups, split="val")`; set it to 0'),
+    Rule("rollout.dynamic_sampling_rounds", lambda c: c.rollout.dynamic_sampling_rounds > 0,
+         "agents choose which trajectories they hand over; set it to 0"),
+    Rule("rollout.max_staleness", lambda c: c.rollout.max_staleness > 0,
+         "serve.max_age says how old a turn may be; set it to 0"),
+    Rule("sampler.sleep_level", lambda c: c.sampler.sleep_level > 0, "agents may ask at any time; set it to 0"),
     *SAMPLING,
 )  # fmt: skip
 NOWHERE = "on a CPU there is nowhere to offload to: leave it off"
 LEARN = (
-    Conflict(
-        ("train.offload_optimizer", "model.device"), lambda c: c.train.offload_optimizer and c.model.device == "cpu", NOWHERE
-    ),
-    Conflict(
-        ("train.offload_reference", "model.device"), lambda c: c.train.offload_reference and c.model.device == "cpu", NOWHERE
-    ),
-    Conflict(
-        ("train.offload_optimizer", "optimizer.name"),
-        lambda c: c.train.offload_optimizer and c.optimizer.name != "adamw",
-        "moments of 8 bits stay on the device: leave one out",
-    ),
-    Conflict(
-        ("model.quantize", "model.expert_kernels"),
-        lambda c: c.model.quantize != "none" and c.model.expert_kernels != "auto",
-        'it has a kernel of its own for experts: set model.expert_kernels = "auto"',
-    ),
-    Conflict(
-        ("model.quantize", "algorithm.critic"),
-        lambda c: c.model.quantize != "none" and c.algorithm.name == "ppo" and c.algorithm.critic == "copy",
-        'a critic with a body of its own trains it: set algorithm.critic = "shared"',
-    ),
-    Conflict(
-        ("train.offload_reference", "lora.rank"),
-        lambda c: c.train.offload_reference and c.lora.rank > 0 and not c.teacher.path,
-        "with adapters there is no reference model to offload: leave it off",
-    ),
-    Conflict(
-        ("train.offload_reference", "algorithm.beta"),
-        lambda c: c.train.offload_reference and not c.algorithm.beta and not c.teacher.path,
-        "without a KL term there is no reference model to offload, and there is no teacher either: leave it off",
-    ),
-    Conflict(
-        ("teacher.path", "algorithm.name"),
-        lambda c: bool(c.teacher.path) and not ALGORITHMS[c.algorithm.name].by_turn,
-        "a teacher gives each token an advantage of its own, which this algorithm has no place for: set algorithm.name to "
-        + ", ".join(name for name, row in ALGORITHMS.items() if row.by_turn),
-    ),
-    Conflict(
-        ("teacher.path", "model.path"), is_own_teacher,
-        "the model agrees with itself: it would learn nothing at first and be held back later, which is what algorithm.beta "
-        "is for; name another teacher, or leave it out",
-    ),
-    Conflict(
-        ("teacher.path", "rollout.dynamic_sampling_rounds"),
-        lambda c: bool(c.teacher.path) and c.rollout.dynamic_sampling_rounds > 0,
-        "a teacher also teaches groups of equal rewards: set it to 0",
-    ),
+    Rule("train.offload_optimizer model.device", lambda c: c.train.offload_optimizer and c.model.device == "cpu", NOWHERE),
+    Rule("train.offload_reference model.device", lambda c: c.train.offload_reference and c.model.device == "cpu", NOWHERE),
+    Rule("train.offload_optimizer optimizer.name", lambda c: c.train.offload_optimizer and c.optimizer.name != "adamw",
+         "moments of 8 bits stay on the device: leave one out"),
+    Rule("model.quantize model.expert_kernels", lambda c: c.model.quantize != "none" and c.model.expert_kernels != "auto",
+         'it has a kernel of its own for experts: set model.expert_kernels = "auto"'),
+    Rule("model.quantize algorithm.critic",
+         lambda c: c.model.quantize != "none" and c.algorithm.name == "ppo" and c.algorithm.critic == "copy",
+         'a critic with a body of its own trains it: set algorithm.critic = "shared"'),
+    Rule("train.offload_reference lora.rank", lambda c: c.train.offload_reference and c.lora.rank > 0 and not c.teacher.path,
+         "with adapters there is no reference model to offload: leave it off"),
+    Rule("train.offload_reference algorithm.beta",
+         lambda c: c.train.offload_reference and not c.algorithm.beta and not c.teacher.path,
+         "without a KL term there is no reference model to offload, and there is no teacher either: leave it off"),
+    Rule("teacher.path algorithm.name", lambda c: bool(c.teacher.path) and not ALGORITHMS[c.algorithm.name].by_turn,
+         "a teacher gives each token an advantage of its own, which this algorithm has no place for: set algorithm.name to "
+         + ", ".join(name for name, row in ALGORITHMS.items() if row.by_turn)),
+    Rule("teacher.path model.path", is_own_teacher,
+         "the model agrees with itself: it would learn nothing at first and be held back later, which is what "
+         "algorithm.beta is for; name another teacher, or leave it out"),
+    Rule("teacher.path rollout.dynamic_sampling_rounds",
+         lambda c: bool(c.teacher.path) and c.rollout.dynamic_sampling_rounds > 0,
+         "a teacher also teaches groups of equal rewards: set it to 0"),
 )  # fmt: skip
 """Of the model and the optimizer, for all commands that train."""

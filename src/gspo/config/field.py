@@ -15,14 +15,8 @@ COOLEST = 0.01
 def opt(
     default: Any, *, low: float | None = None, high: float | None = None, choices: Collection[str] = (), path: bool = False
 ) -> Any:
-    """A dataclass field with its allowed range.
-
-    Args:
-        default: Default value. Each instance gets its own copy of a list or dict.
-        low: Smallest allowed value.
-        high: Largest allowed value.
-        choices: Allowed strings; empty for any.
-        path: Whether the value may name a file or folder, so that `~` is expanded.
+    """A dataclass field with its allowed range. Each instance gets its own copy of a list or dict. choices: allowed strings;
+    empty for any. path: whether the value may name a file or folder, so that `~` is expanded.
     """
     limits = {"low": low, "high": high, "choices": choices, "path": path}
     if isinstance(default, (list, dict)):

@@ -21,7 +21,7 @@ from typing import Any
 import tomli_w
 
 from gspo.config.checks import check
-from gspo.config.names import REMOVED, RENAMED, nearest_key
+from gspo.config.names import nearest_key
 from gspo.config.recipes import file_of
 from gspo.config.schema import SECTIONS, STAGE, Config
 from gspo.config.stages import StageConfig
@@ -42,14 +42,10 @@ def docs(section: type) -> dict[str, str]:
 
 
 def load(path: str | Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
-    """Returns the configuration in the TOML file `path` (`recipe:NAME`; None: the defaults), changed by `overrides`.
-
-    `overrides` maps `section.key` to a value, or to a string as typed on a command line. Raises ValueError with the key, the
-    value and what is allowed.
+    """Returns the configuration in the TOML file `path` (`recipe:NAME`; None: the defaults), changed by `overrides`: values,
+    or strings as typed on a command line, by `section.key`. Raises ValueError with key, value and what is allowed.
     """
-    raw: dict[str, Any] = {}
-    if path is not None:
-        raw = read_toml(path, "configuration file")
+    raw = {} if path is None else read_toml(path, "configuration file")
     for section, table in nested(overrides or {}).items():
         if section == STAGE:
             _stages(table)  # raises: a command line cannot say which of the tables it means
@@ -106,7 +102,7 @@ def from_dict(raw: dict[str, Any]) -> Config:
             sections[name] = _stages(table)
             continue
         if name not in SECTIONS:
-            raise ValueError(_no_section(str(name), table))
+            raise ValueError(_no_section(name, table))
         if not isinstance(table, dict):
             raise ValueError(f"{name} = {shown(table)}: expected a table [{name}]")
         sections[name] = _section(name, SECTIONS[name], table)
@@ -127,7 +123,7 @@ def _no_section(name: str, table: Any) -> str:
     """The error for a name that is no section, with what it probably meant."""
     if not isinstance(table, (dict, list)):
         return f"{name} = {shown(table)}: is in no section: put each key below the name of its section{nearest_key(name)}"
-    known = nearest(name, [*SECTIONS, STAGE]) or next((hint for key in table if (hint := nearest_key(str(key)))), "")
+    known = nearest(name, [*SECTIONS, STAGE]) or next((hint for key in table if (hint := nearest_key(key))), "")
     return f"[{name}]: unknown section; sections are {', '.join(SECTIONS)}{known}"
 
 
@@ -149,12 +145,8 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {}
     for key, value in table.items():
-        key, full_key = str(key), f"{name}.{key}"
+        full_key = f"{name}.{key}"
         if key not in fields:
-            if full_key in REMOVED:
-                raise ValueError(f"{full_key} = {shown(value, full_key)}: was removed: {REMOVED[full_key]}")
-            if full_key in RENAMED:
-                raise ValueError(f"{full_key} = {shown(value, full_key)}: is called {RENAMED[full_key]} now")
             close = nearest(key, fields) if cls is StageConfig else nearest_key(full_key)
             near = close or f"; keys of [{name}] are {', '.join(fields)}"
             outer, dot, inner = key.partition(".")
@@ -220,13 +212,8 @@ def _set(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(config: Config, comments: bool = False, secrets: bool = False, sections: Collection[str] | None = None) -> str:
-    """Returns the configuration as TOML.
-
-    Args:
-        config: The resolved configuration.
-        comments: Whether to write each field's meaning and unit above it.
-        secrets: Whether to write secrets as well. Otherwise they are hidden (safe.py).
-        sections: The sections to write; None: all, and the stages.
+    """Returns the configuration as TOML: with `comments` each field's meaning and unit above it, without `secrets` HIDDEN in
+    their place. sections: those to write; None: all, and the stages.
     """
     lines: list[str] = []
     for name, cls in SECTIONS.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from importlib.machinery import PathFinder
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
 
 
 def load_function(spec: str, key: str) -> Callable[..., Any]:
-    """Imports the function that `spec` (`module:function`) names. The current folder is searched first, as in `find_here`.
-
-    `key` is the configuration key for errors. Raises ValueError if there is no such module or function.
+    """Imports the function that `spec` (`module:function`) names, from the current folder first (`find_here`). Raises
+    ValueError, with the configuration key.
     """
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
@@ -49,8 +49,8 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
 
 def find_here(name: str) -> None:
     """Imports the top-level package or module of `name` from the current folder, if it is there, and appends the folder to
-    sys.path, so that it can import others from there. Only the named module takes precedence over installed packages, and
-    none over the standard library: a stray pickle.py or yaml.py beside the data is not run. Raises what the module raises.
+    sys.path for what that imports. Only the named module goes before installed packages, and none before the standard
+    library: a stray pickle.py or yaml.py beside the data is not run. Raises what the module raises.
     """
     folder, top = os.getcwd(), name.partition(".")[0]
     if folder not in map(os.path.abspath, sys.path):
@@ -92,12 +92,9 @@ def pick_device(name: str, key: str = "model.device") -> torch.device:
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"{key} = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps") from None
-    if device.type not in ("cpu", "cuda", "mps"):
+    if not re.fullmatch(r"(cpu|cuda|mps)(:\d{1,2})?", name):
         raise ValueError(f"{key} = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         available = f"only {count} CUDA GPUs, counted from 0" if count else "no CUDA GPU that torch can use"

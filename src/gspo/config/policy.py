@@ -59,8 +59,7 @@ class TeacherConfig:
     """The teacher of on-policy distillation: a frozen model that reads what the policy samples. Other settings: [model]."""
 
     path: str = opt("", path=True)
-    """Folder or Hugging Face id of a causal language model with the policy's token ids and chat template. Empty: no
-    teacher."""
+    """Folder or Hugging Face id of a language model with the policy's token ids and chat template. Empty: no teacher."""
     revision: str | None = opt(None)
     """Branch, tag or commit on the Hugging Face Hub."""
     dtype: str = opt("float32", choices=("float32", "bfloat16"))
@@ -102,8 +101,7 @@ class AlgorithmConfig:
     `auto` decides on the first batch: recompute if numerical differences alone would clip more than 1 % of the tokens or,
     with a token-level clip range (`grpo`, `dapo`, `ppo`, ...), amount to a KL above 1e-5 nats per token."""
     clip_target: float = opt(0.15, low=1e-4, high=0.9)
-    """With `epsilon = "auto"`: target share of clipped tokens, which lose their gradient, among the tokens with an
-    advantage."""
+    """With `epsilon = "auto"`: target share of clipped tokens, without gradient, among those with an advantage."""
     router_replay: str = opt("none", choices=("none", "R2", "R3"))
     """Routing Replay for a mixture of experts: updates use the experts chosen by the trainer's old policy (`R2`, one more
     forward pass per step) or by the sampler (`R3`)."""

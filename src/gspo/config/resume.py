@@ -43,16 +43,10 @@ def check_allowed(keys: Collection[str]) -> None:
 
 
 def same_run(old: Config, new: Config, allowed: Collection[str] = (), begun: int = 0) -> list[str]:
-    """Returns the changes from `old` to `new` in words. Raises ValueError if `new` would continue a different run.
-
-    The error names the first such option in section order, because others may follow from it, as a clip range follows from
-    the algorithm's name. Secrets may change: none is kept for a comparison, and keys are replaced now and then.
-
-    Args:
-        old: Configuration of the run so far.
-        new: Configuration to resume with.
-        allowed: Keys that may change on purpose.
-        begun: The last step that was sampled for. Stages up to it are past; later ones may change.
+    """Returns the changes from `old` to `new` in words. Raises ValueError if `new` would continue a different run, with the
+    first such option in section order: others may follow from it, as a clip range from the algorithm. Secrets may change:
+    none is kept for a comparison. `allowed`: keys that may change on purpose. `begun`: the last step that was sampled for;
+    later stages may change.
     """
     changes = []
     past = [[stage for stage in config.stage if stage.at <= begun] for config in (old, new)]

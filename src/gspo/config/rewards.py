@@ -24,8 +24,7 @@ class RewardModelConfig:
     max_length: int | None = opt(None, low=1, high=10**7)
     """Maximum number of tokens of prompt and completion together. Unset: as many as the classifier can read."""
     too_long: str = opt("none", choices=("none", "left", "right"))
-    """Handling of longer texts: not scored (`none`), or the score of the text truncated at its start (`left`) or its end
-    (`right`)."""
+    """Longer texts are not scored (`none`), or truncated at their start (`left`) or their end (`right`) to be scored."""
     device: str = opt("auto")
     """`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
     dtype: str = opt("float32", choices=("float32", "bfloat16"))

@@ -8,14 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from gspo.config.policy import (
-    AlgorithmConfig,
-    LoraConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ResolvedAlgorithm,
-    TeacherConfig,
-)
+from gspo.config.policy import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig, ResolvedAlgorithm, TeacherConfig
 from gspo.config.rewards import CodeConfig, JudgeConfig, RewardConfig, RewardModelConfig
 from gspo.config.rollout import RolloutConfig, SamplerConfig, TaskConfig
 from gspo.config.scale import ScaleConfig

@@ -20,8 +20,7 @@ SAVED = ("dataset_dict.json", "state.json")
 
 def kind(source: str) -> str:
     """The kind of a source: `given` (rows from Python), `verifiers`, `generated` (reasoning-gym), `benchmark`, `function`,
-    `file`, `saved` (a folder written by `save_to_disk`), or `hub` (read by `datasets.load_dataset`: an id, or another
-    folder).
+    `file`, `saved` (a folder written by `save_to_disk`), or `hub` (for `datasets.load_dataset`: an id, or another folder).
     """
     if source == GIVEN:
         return "given"

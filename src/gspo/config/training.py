@@ -82,8 +82,7 @@ class ServeConfig:
     """Maximum number of concurrent requests; more are refused. The limit on connections is 256 higher, but at most half of
     the process's limit on open files (`ulimit -n`)."""
     timeout: float = opt(600.0, low=1e-3, high=1e6)
-    """Timeout of each phase of a request, in seconds: until it has arrived, until its response, and until the client has
-    read that."""
+    """Seconds for each phase of a request: until it has arrived, until its response, until the client has read that."""
     max_age: int = opt(4, low=0, high=10**9)
     """Maximum age of a turn to train on, in weight versions. Older turns are left out and counted."""
 
