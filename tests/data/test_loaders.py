@@ -56,8 +56,6 @@ def test_a_hugging_face_data_set(tmp_path, monkeypatch):
 def test_bad_files(tmp_path, subtests):
     for name, content, message in (  # others are in tests/test_bad_input.py
         ("a.jsonl", '{"prompt": "x"}\n\0', "a.jsonl, line 2: not valid JSON"),
-        ("a.jsonl", "[" * 100_000, "a.jsonl, line 1: not valid JSON"),
-        ("a.jsonl", '{"n": ' + "9" * 5000 + "}", "a.jsonl, line 1: not valid JSON"),
         ("a.json", '[{"prompt": "x"}, 3]', "a.json, row 1: expected an object .*, got 3"),
         ("a.csv", "prompt,answer\nx,1,2\n", "a.csv, line 2: expected 2 fields"),
         ("a.csv", "prompt,answer,answer\nx,1,2\n", "a.csv, line 1: two columns are called 'answer'"),
@@ -66,9 +64,6 @@ def test_bad_files(tmp_path, subtests):
         (tmp_path / name).write_text(content)
         with subtests.test(message), pytest.raises(ValueError, match=message):
             load(tmp_path / name)
-    (tmp_path / "link.jsonl").symlink_to("gone.jsonl")
-    with pytest.raises(ValueError, match=r"link.jsonl'*: is a link to 'gone.jsonl', where there is no file"):
-        load(tmp_path / "link.jsonl")
     with pytest.raises(ValueError, match=r"task\.source is required"):
         load()
 

@@ -13,7 +13,7 @@ factory = pytest.importorskip("reasoning_gym.factory")
 NO_GOLD = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # no right answer given
 ANY_ANSWER = {"game_of_life_halting"}  # its scorer pays 1 for whatever it is given
 OTHERS_FIT = {
-    "n_queens",  # another item's board may well fit this one's
+    "n_queens"  # another item's board may well fit this one's
 }
 SLOW = {
     "intermediate_integration", "knight_swap", "sokoban", "futoshiki", "arc_agi", "zebra_puzzles", "codeio", "figlet_font",

@@ -12,7 +12,6 @@ from gspo.config.import_function import load_function
 from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
 from gspo.config.source_kind import in_environment
-from gspo.data.verifiers_tasks import library
 from gspo.rewards.judge import Judge
 from gspo.rewards.reward_model import RewardModel
 from gspo.rewards.scorer import Rewards
@@ -54,7 +53,6 @@ def _check_environment(task: TaskConfig, given: CallInputs) -> None:
     if task.environment is not None:
         load_function(task.environment, "task.environment")
         return
-    library(task.source)
     if given.rows is not None or given.eval_rows is not None:
         raise ValueError(f"task.source = {task.source!r} has tasks of its own: leave dataset and eval_dataset out")
     from gspo.agents.verifiers_episodes import check

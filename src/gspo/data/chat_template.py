@@ -50,11 +50,8 @@ class Encoder:
 
     With a chat template (and `task.template = "auto"`), a string becomes one user message and the template is applied.
     Without one, the text is encoded as is. `task.system` comes first either way: in the first user message, if the template
-    takes no system message.
-
-    Args:
-        default_system: System message for `task.system = "auto"`. It is put before templated prompts, except those that have
-            a system message of their own or mention the tag <answer>.
+    takes no system message. `default_system` stands for `task.system = "auto"` before templated prompts, except those that
+    have a system message of their own or mention the tag <answer>.
     """
 
     def __init__(self, tokenizer: Any, task: TaskConfig, default_system: str = "") -> None:
@@ -80,10 +77,7 @@ class Encoder:
                 raise ValueError(f"task.template_args.{name}: the chat template does not use it{remedy}")
 
     def prompt(self, prompt: str | list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
-        """Token ids of a prompt, and whether it ends inside an open <think>.
-
-        Raises ValueError with the remedy if it cannot be encoded.
-        """
+        """Token ids of a prompt, and whether it ends inside an open <think>. Raises ValueError with the remedy."""
         if not isinstance(prompt, str):
             check_messages(prompt)
         if self.template is not None:
@@ -119,9 +113,8 @@ class Encoder:
         return "" if own else self.default_system
 
     def added_system(self, prompt: str | list[dict[str, Any]]) -> str:
-        """The system message that the chat template adds to a prompt of its own accord; "" if it adds none.
-
-        It is what stands where the system message of the same prompt would be, between the same words before and after.
+        """The system message that the chat template itself adds to a prompt; "" if none. It is what stands where the system
+        message of the same prompt would be, between the same words before and after.
         """
         messages = _as_messages(prompt)
         if self.template is None or self.system or messages[0]["role"] == "system" or self._default(messages):
@@ -137,8 +130,8 @@ class Encoder:
         return added or (before.strip() if "system" in before else "")
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
-        """Messages, as `templated` makes them, rendered with the chat template. Raises ValueError with the template's own
-        complaint, and for a message that it leaves out.
+        """Messages, as `templated` makes them, rendered with the chat template. Raises ValueError if it refuses or omits
+        one.
         """
         try:
             text = self._apply(messages, **options)
@@ -148,8 +141,8 @@ class Encoder:
         return text
 
     def _check_whole(self, messages: Sequence[Message], options: dict[str, Any]) -> None:
-        """Raises ValueError for a message that the template leaves out. To find out, the words are replaced by marks. Words
-        beside a tool call may be left out.
+        """Raises ValueError for a message whose words, replaced by marks, the template leaves out; beside a tool call it
+        may.
         """
         shape = tuple((one["role"], bool(one["content"]), len(one.get("tool_calls", ()))) for one in messages)
         if (shape, *options) in self._read_whole:
@@ -186,9 +179,7 @@ class Encoder:
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **options, **self.args))
 
     def _readable(self, message: Message) -> dict[str, Any]:
-        """A message in the form that this template reads: one for images may drop content that is plain text, and one may
-        take the arguments of a call for text.
-        """
+        """A message as this template reads it: it may drop content that is a string, or take a call's arguments for text."""
         if not self._reads_text:
             message = message | {"content": [{"type": "text", "text": message["content"]}]}
         if "tool_calls" in message and not self._reads_objects:
@@ -264,9 +255,7 @@ def _opens_thinking(text: str) -> bool:
 
 
 def _begun_with(system: str, messages: list[Message], as_message: bool) -> list[Message]:
-    """The messages with a system message before them, or with its text at the beginning of the first user message. Raises
-    ValueError if there is none.
-    """
+    """The messages with a system message before them, or with its text before that of the first user message."""
     if as_message:
         return [{"role": "system", "content": system}, *messages]
     for i, message in enumerate(messages):

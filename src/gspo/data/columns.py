@@ -10,9 +10,7 @@ from gspo.config.values import type_of
 
 
 def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
-    """The value in a column of a row. Raises ValueError, with the configuration key that names the column and `what` it
-    holds, if there is none.
-    """
+    """The value in a column of a row. Raises ValueError, with the key that names the column and `what` it holds."""
     if not isinstance(row, Mapping):
         raise ValueError(f"is {type_of(row)}, expected a dict of columns")
     if (found := value_in(row, column, row)) is row:
@@ -23,8 +21,8 @@ def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
 
 
 def value_in(row: Mapping[str, Any], column: str, default: Any = None) -> Any:
-    """The value in a column of a row, or `default`. `reward_model.ground_truth` is that of the key `ground_truth` in the
-    column `reward_model`, unless a column has the whole name.
+    """The value in a column of a row, or `default`. `a.b` is that of the key `b` in the column `a`, unless a column has that
+    name.
     """
     if column in row:
         return row[column]

@@ -28,15 +28,11 @@ _WORD = re.compile(r"\w+")
 
 
 class Overlap:
-    """Word 8-grams of benchmark prompts.
-
-    Attributes:
-        grams: The 8-grams, each with the last benchmark that has it.
-    """
+    """Word 8-grams of benchmark prompts: `grams` has each with the last benchmark that has it."""
 
     def __init__(self, task: TaskConfig, tables: Sequence[Table] = ()) -> None:
-        """Reads task.benchmarks, and all of a benchmark used for evaluation. tables: The training and held-out rows. Raises
-        ValueError for a benchmark that cannot be read or has no prompts.
+        """Reads task.benchmarks, and all of a benchmark used for evaluation. tables: training and held-out rows. Raises
+        ValueError.
         """
         self.grams: dict[tuple[str, ...], str] = {}
         for number, name in enumerate(task.benchmarks):

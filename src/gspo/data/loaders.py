@@ -94,8 +94,8 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
 
 
 def check_there(source: str, task: TaskConfig, split: str, key: str) -> None:
-    """Checks, as far as this machine can, that a source which is not generated exists: a file is read, a function only
-    imported, and no hub is contacted. Raises ValueError as `read` does.
+    """Checks that a source which is not generated exists: reads a file, imports a function, contacts no hub. Raises
+    ValueError.
     """
     kind = source_kind.kind(source)
     if kind == "benchmark":
@@ -179,9 +179,8 @@ def _saved(folder: str, split: str, where: str) -> Table:
 
 
 def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[Table, Table]:
-    """So many training and held-out items of a reasoning-gym task, generated in a subprocess.
-
-    Raises ValueError for an unknown task, bad options, or too few distinct items; warns of suspicious ones.
+    """So many training and held-out items of a reasoning-gym task, from a subprocess. Warns of suspicious ones. Raises
+    ValueError for an unknown task, bad options, or too few distinct items.
     """
     request = reasoning_gym.ItemsRequest(source, task.config, task.seed, train, held_out)
     process = Process("gspo.data.reasoning_gym_worker", request)

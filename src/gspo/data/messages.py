@@ -38,8 +38,8 @@ def _arguments(function: Mapping[str, Any]) -> Any:
 
 
 def content_of(message: Mapping[str, Any]) -> str:
-    """The text of a message, with several text parts joined. Raises ValueError for content other than text, and for an image
-    or sound beside it, where some templates read it.
+    """The text of a message. Raises ValueError for other content, and for an image or sound beside it, where templates read
+    it.
     """
     for name, value in message.items():
         if name not in ("content", "tool_calls") and is_media(str(name), value):
@@ -71,9 +71,7 @@ def calls_of(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def functions_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Names and arguments of a message's tool calls, which may stand in the call itself. Raises ValueError if they are
-    malformed.
-    """
+    """Names and arguments of a message's tool calls, which may stand in the call itself. Raises ValueError."""
     return [call.get("function") or {k: call[k] for k in ("name", "arguments") if k in call} for call in calls_of(message)]
 
 
@@ -95,9 +93,7 @@ def check_messages(prompt: Any) -> None:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content: a string, the text parts of a list, or none. Raises ValueError for a part that is not
-    text, such as an image.
-    """
+    """The text of a message's content: a string, the text parts of a list, or none. Raises ValueError for other parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -113,9 +109,7 @@ def text_of(content: Any) -> str:
 
 
 def without_filling(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of an Arrow table, its messages with only the keys that they were written with: Arrow gives each the keys of all
-    others, with null.
-    """
+    """A row of an Arrow table without the keys that Arrow adds to its messages: those of all others, with null."""
     return {name: _pruned(value) if _are_messages(value) else value for name, value in row.items()}
 
 

@@ -48,27 +48,16 @@ class Overlong(ValueError):
 
 
 def load_prompts(
-    task: TaskConfig,
-    tables: tuple[Table, Table],
-    encoder: Encoder,
-    limit: int | None = None,
-    overlap: Overlap | None = None,
+    task: TaskConfig, tables: tuple[Table, Table], encoder: Encoder, limit: int | None = None, overlap: Overlap | None = None
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Training prompts, and held-out prompts that are never among them. Raises ValueError with the row at fault.
-
-    Args:
-        tables: Training and held-out rows.
-        limit: Tokens of a prompt; longer ones are refused, or left out (task.too_long).
-        overlap: Word n-grams of benchmarks, if they were read before.
+    """Training prompts, and held-out prompts that are never among them, of training and held-out rows. Raises ValueError
+    with the row at fault. limit: tokens of a prompt; longer ones are refused, or left out (task.too_long).
     """
-    build = partial(_prompt, task=task, encoder=encoder, limit=limit)
-    return _load(task, tables, encoder, build, overlap)
+    return _load(task, tables, encoder, partial(_prompt, task=task, encoder=encoder, limit=limit), overlap)
 
 
 def first_prompts(task: TaskConfig, encoder: Encoder, limit: int | None, rows: Table, count: int) -> list[Prompt]:
-    """At most `count` prompts from the beginning of a table of training rows, without the checks that need all rows. Raises
-    ValueError as load_prompts does.
-    """
+    """At most `count` prompts from the beginning of training rows, without the checks that need all rows."""
     build = partial(_prompt, task=task, encoder=encoder, limit=limit)
     prompts = list(islice(_built(task, rows, "train", build), count))
     if prompts:
@@ -94,9 +83,7 @@ def _log_system(task: TaskConfig, encoder: Encoder, prompt: Prompt) -> None:
 def load_demonstrations(
     task: TaskConfig, tables: tuple[Table, Table], encoder: Encoder, limit: int | None = None
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Training and held-out demonstrations for `gspo sft`, as `load_prompts`. `limit`: tokens of a prompt with its
-    completion.
-    """
+    """Training and held-out demonstrations, as `load_prompts`. `limit`: tokens of a prompt with its completion."""
 
     def build(which: str, number: int, row: Mapping[str, Any]) -> Demonstration:
         prompt = _prompt(which, number, row, task, encoder, limit)
@@ -117,16 +104,10 @@ def other_prompts(
     held_out: Sequence[Prompt],
     overlap: Overlap,
 ) -> list[Prompt]:
-    """Training prompts from a source other than task.source, without those that are held out. Raises ValueError as
-    load_prompts does.
-
-    Args:
-        name: Prefix of their ids.
-        task: The task with this source.
-        limit: As in load_prompts.
+    """Training prompts from another source than task.source, which `task` names, without those that are held out. `name`:
+    prefix of their ids. Otherwise as load_prompts.
     """
-    build = partial(_prompt, task=task, encoder=encoder, limit=limit)
-    return _training(task, rows, name, build, held_out, overlap)
+    return _training(task, rows, name, partial(_prompt, task=task, encoder=encoder, limit=limit), held_out, overlap)
 
 
 def _load(
@@ -154,12 +135,7 @@ def _built(task: TaskConfig, source: Table, which: str, build: Build[Built]) -> 
 
 
 def _training(
-    task: TaskConfig,
-    source: Table,
-    which: str,
-    build: Build[Built],
-    held_out: Sequence[Prompt],
-    overlap: Overlap,
+    task: TaskConfig, source: Table, which: str, build: Build[Built], held_out: Sequence[Prompt], overlap: Overlap
 ) -> list[Built]:
     """The training rows of a source, except those that are held out or that a benchmark contains."""
     taken = {identity(prompt, in_environment(task)) for prompt in held_out}
@@ -207,9 +183,7 @@ def _why_none(held_out: int, known: int) -> str:
 
 
 def identity(prompt: Prompt, with_columns: bool) -> tuple[tuple[int, ...], str]:
-    """The key that equal prompts share: the tokens that the model reads; with_columns: also the row's other columns, which
-    environments and rewards read.
-    """
+    """The key that equal prompts share: the model's tokens, and with_columns what environments and rewards read besides."""
     return prompt.tokens, json.dumps(prompt.columns, sort_keys=True, default=str) if with_columns else ""
 
 
@@ -272,11 +246,7 @@ def prompt_order(n: int, seed: int, epoch: int) -> list[int]:
 
 
 class PromptStream(Generic[T]):
-    """Hands out items epoch after epoch, each in its own order.
-
-    Attributes:
-        position: Number of items handed out; set it to resume.
-    """
+    """Hands out items epoch after epoch, each in its own order. `position` counts them; set it to resume."""
 
     def __init__(self, items: Sequence[T], seed: int) -> None:
         """Raises ValueError if there are no items."""

@@ -61,9 +61,8 @@ def open_task(source: str, config: dict[str, Any], seed: int, size: int) -> Any:
 
 
 def generate(request: ItemsRequest, note: Callable[[str], None]) -> tuple[list[Entry], list[Entry]]:
-    """The entries of training and held-out items, without duplicate questions. `note` is called with warnings.
-
-    Raises ValueError if the task has fewer distinct held-out items than requested, or no training item.
+    """The entries of training and held-out items, without duplicate questions. `note` is called with warnings. Raises
+    ValueError if the task has fewer distinct held-out items than requested, or no training item.
     """
     questions: set[str] = set()
     held_out = _distinct(request, 2**31, request.held_out, questions)
@@ -115,10 +114,7 @@ def _seed_globals(seed: int) -> None:
 
 
 def score(dataset: Any, answer: str | None, entry: Entry) -> float:
-    """The library's score of an answer, in [0, 1]; 0 if its scorer cannot read the answer.
-
-    Raises ValueError if the score is not a finite number.
-    """
+    """The library's score of an answer, in [0, 1]; 0 if its scorer cannot read it. Raises ValueError unless it is finite."""
     if not answer:
         return 0.0
     try:
@@ -131,9 +127,8 @@ def score(dataset: Any, answer: str | None, entry: Entry) -> float:
 
 
 def check(source: str, dataset: Any, entries: list[Entry], note: Callable[[str], None]) -> None:
-    """Checks on a few items that right answers score and junk does not. `note` is called with warnings.
-
-    Tasks without reference answers are checked for junk only. Raises ValueError if no right answer scores 1.
+    """Notes if right answers of a few items score less than 1, or if junk scores. Raises ValueError if no right answer
+    scores 1.
     """
     golds = [(entry, entry["answer"].strip()) for entry in entries if isinstance(entry.get("answer"), str)]
     scores = [score(dataset, gold, entry) for entry, gold in golds]

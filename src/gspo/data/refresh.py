@@ -96,9 +96,7 @@ class Pool:
         return taken
 
     def observe(self, prompt: Prompt, scored: int, correct: int) -> None:
-        """Counts a group of a prompt of this pool: how many of its completions were scored, and how many of those are
-        correct.
-        """
+        """Counts a group of a prompt of this pool: its scored completions, and how many of those are correct."""
         query = self.query[self.number[prompt.id]]
         self.known.add(query)
         if scored:
@@ -106,8 +104,8 @@ class Pool:
             seen.groups, seen.scored, seen.correct = seen.groups + 1, seen.scored + scored, seen.correct + correct
 
     def refresh(self, done: int, rules: RefreshConfig, keep: int) -> Change:
-        """Returns queries that have rested long enough, and drops those whose accuracy is outside the limits, farthest
-        first. At least `keep` queries remain active. `done`: completed steps.
+        """After `done` steps returns queries that have rested long enough, and drops those whose accuracy is outside the
+        limits, farthest first. At least `keep` queries remain active.
         """
         back = [query for query, since in self.resting.items() if rules.return_after and done - since >= rules.return_after]
         for query in back:

@@ -48,8 +48,8 @@ def read_tables(task: TaskConfig, eval: EvalConfig, rows: Any = None, eval_rows:
 
 
 def check_columns(tables: tuple[Table, Table], task: TaskConfig, needs: Mapping[str, str]) -> None:
-    """Checks that the first row of each table has the columns for the prompt and the rewards, before any model is loaded.
-    Raises ValueError. `needs`: columns required by rewards, each with the configuration key that names it.
+    """Checks that the first row of each table has the columns for the prompt and the rewards. Raises ValueError. `needs`:
+    columns required by rewards, each with the configuration key that names it.
     """
     for source, which in zip(tables, ("train", "eval")):
         _check_first_row(source, prompt_column(which, task), needs)
@@ -67,9 +67,7 @@ def _check_first_row(source: Table, prompt: str, needs: Mapping[str, str]) -> No
 
 
 def read_stages(task: TaskConfig, stages: Stages, needs: Mapping[str, str]) -> dict[int, Table]:
-    """The rows of each stage with its own source, by stage number, before any is encoded. Raises ValueError if there are
-    none, or columns are missing. `needs`: as in check_columns.
-    """
+    """The rows of each stage with its own source, by stage number. Raises ValueError. `needs`: as in check_columns."""
     tables = {}
     for number, stage in enumerate(stages):
         if stage.source is not None:
@@ -142,9 +140,7 @@ def prompt_column(which: str, task: TaskConfig) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A cell as JSON-compatible data: dates and times as ISO text, durations in seconds, decimals as text, and arrays as
-    lists. Anything else is returned as is.
-    """
+    """A cell as JSON-compatible data: times as ISO text, durations in seconds, decimals as text, arrays as lists."""
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):

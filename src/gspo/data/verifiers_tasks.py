@@ -19,15 +19,6 @@ class Tasks(NamedTuple):
     rows: list[dict[str, Any]]
 
 
-def library(source: str) -> Any:
-    """The module verifiers.v1. Raises ValueError if it is not installed."""
-    try:
-        import verifiers.v1 as vf
-    except ImportError as error:
-        raise ValueError(f"{source} needs verifiers 0.4: pip install 'gspo[verifiers]' ({error})") from None
-    return vf
-
-
 def taskset_options(source: str, task: TaskConfig, split: str | None) -> dict[str, Any]:
     """The options of the taskset, with its id, and its split unless that is None. Raises ValueError."""
     options = task.config.get("taskset", {})
@@ -46,7 +37,8 @@ def tasks_of(source: str, task: TaskConfig, split: str | None = None) -> Tasks:
 
 @lru_cache(maxsize=4)  # read for the rows, then again for the tasks to play
 def _loaded(source: str, options: str, size: int | None) -> Tasks:
-    vf = library(source)
+    import verifiers.v1 as vf
+
     parsed = json.loads(options)
     check_installed(source)
     try:
@@ -65,8 +57,9 @@ def _loaded(source: str, options: str, size: int | None) -> Tasks:
 
 def check_installed(source: str) -> None:
     """Raises ValueError unless a taskset of this name is installed; the current folder is searched first."""
-    vf, name = library(source), source.removeprefix(VERIFIERS)
-    module = None
+    import verifiers.v1 as vf
+
+    name, module = source.removeprefix(VERIFIERS), None
     try:
         find_here(name.rsplit("/", 1)[-1].split("@")[0].replace("-", "_").lower())  # as verifiers names its module
         module = vf.import_taskset(name)

@@ -24,9 +24,7 @@ class Unjudgeable(ValueError):
 
 def codeforces_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A problem as prompt, id, tests, checker (a Python program; None if outputs are compared), limits and place in its
-    contest.
-
-    Raises ValueError for another schema, and Unjudgeable for missing fields, incomplete tests and input other than stdin.
+    contest. Raises ValueError for another schema, and Unjudgeable for what cannot be judged here.
     """
     for name in (*_NEEDED, "title", "description"):
         if name not in row or (row[name] in (None, "") and name in _NEEDED):
@@ -97,11 +95,9 @@ class Contest:
 
 
 def contests_of(path: Path, where: str) -> list[Contest]:
-    """The contests of a file, with those humans who were rated. `where` names it in errors.
-
-    A row has the fields of Codeforces' own interface: `contest_id`, `problems` (index, points), `standings` (handle or
-    party, points, penalty) and `rating_changes` (handle, oldRating). Raises ValueError for standings that are empty or do
-    not match the ratings.
+    """The contests of a file, with those humans who were rated. `where` names it in errors. A row has the fields of
+    Codeforces' own interface: `contest_id`, `problems` (index, points), `standings` (handle or party, points, penalty) and
+    `rating_changes` (handle, oldRating). Raises ValueError for others, and for standings that do not match the ratings.
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{where}: files can be {', '.join(SUFFIXES)}")

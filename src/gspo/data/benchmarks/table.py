@@ -101,7 +101,6 @@ def own_options(name: str) -> list[str]:
 
 def place(name: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
     """Where the rows of a benchmark are: its source ("" if a package ships them), split, and arguments for the dataset.
-
     Raises ValueError for an option that the benchmark does not have.
     """
     one, known = named(name), own_options(name)
@@ -120,9 +119,7 @@ def place(name: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, An
 
 
 def asked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with which a benchmark was read, defaults included. The release of a file or of another configuration is
-    unknown, so it has no default.
-    """
+    """The options with which a benchmark was read, and defaults, but for the unknown release of other data."""
     elsewhere = options.get("data") or options.get("name")
     usual = {key: value for key, value in named(name).usual.items() if key != "release" or not elsewhere}
     return {**usual, **options}
@@ -130,8 +127,7 @@ def asked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any], where: str) -> tuple[Rows, Counter[str]]:
     """The rows of a benchmark, from those of its dataset, whose name for errors is `where`; and how many cannot be judged
-    and are left out, by reason. Warns of these. Raises ValueError for a row of another schema, for duplicate ids, and if no
-    row is left.
+    and are left out, by reason. Warns of these. Raises ValueError for a row of another schema, and if no row is left.
     """
     one = named(name)
     rows: list[dict[str, Any]] = []
