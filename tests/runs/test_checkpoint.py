@@ -118,16 +118,6 @@ def test_a_checkpoint_under_another_name_is_refused(tmp_path):
         checkpoint.load_state(folder)
 
 
-def test_a_folder_of_checkpoints_that_was_removed_meanwhile_is_made_again(tmp_path):
-    with RunFolder.create(tmp_path / "run", "") as run:
-        save(run.checkpoints, 2)
-        checkpoint.mark(run.checkpoints, 2, checkpoint.GOOD)
-        shutil.rmtree(run.checkpoints)
-        assert checkpoint.latest(run.checkpoints) is checkpoint.marked(run.checkpoints, checkpoint.GOOD) is None
-        save(run.checkpoints, 4)
-        assert names(run.checkpoints) == ["step_000004"]
-
-
 def test_a_full_disk_is_logged_or_raised_and_leaves_what_was_there(tmp_path):
     def full(part):
         (part / "model" / "tokenizer.json").symlink_to("/dev/full")

@@ -171,10 +171,7 @@ class Recorder:
 
 def test_trackers_get_numbers_and_a_broken_one_is_dropped(tmp_path):
     recorder = Recorder()
-    with (
-        RunFolder.create(tmp_path / "run", "") as folder,
-        RunLog(folder, [Broken(), recorder], Quiet()) as log,
-    ):
+    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder, [Broken(), recorder], Quiet()) as log:
         log.metrics({"step": 1, "reward": 0.5, "kl": math.nan, "kl_ref": None, "name": "x"})
         assert read(folder) == [{"step": 1, "reward": 0.5, "kl": None, "kl_ref": None, "name": "x"}]  # at once
         log.metrics({"step": 2, "reward": 1})

@@ -8,7 +8,7 @@ import pytest
 from gspo.config.checks import check_required
 from gspo.config.files import from_dict, load, to_toml
 from gspo.report.read import read_lines
-from gspo.runs import checkpoint, disk
+from gspo.runs import checkpoint
 from gspo.runs.folder import RunFolder
 from gspo.runs.open import claimed, open_run
 
@@ -75,23 +75,6 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
         assert none == (made, None, None) and not (tmp_path / "run").exists()
     go(made, False, [])
     assert go(made, True, [1]) is None
-
-
-def test_a_damaged_checkpoint_is_refused_before_anything_is_read(tmp_path):
-    made = config(tmp_path / "run")
-    for step in (2, 4):
-        go(made, step > 2, [step])
-    state = tmp_path / "run" / "checkpoints" / "step_000004" / checkpoint.STATE
-    state.write_bytes(state.read_bytes()[:-1] + b"x")
-    with pytest.raises(
-        RuntimeError, match=r"state\.pt is damaged.*delete .*step_000004: --resume \(.*\) then goes on from step_000002"
-    ):
-        go(made, True, [5])
-    shutil.rmtree(state.parent)
-    assert go(made, True, [3])["step"] == 2
-    (tmp_path / "run" / "checkpoints" / "step_000008").mkdir()
-    with pytest.raises(RuntimeError, match=rf"{disk.SUMS} is missing. Put it back, or delete .* goes on from step_000003"):
-        go(made, True, [4])
 
 
 def test_settings_changed_by_hand_do_not_make_another_run(tmp_path):

@@ -16,12 +16,7 @@ from rich.console import Console
 from gspo.runs.progress import Progress, clock, sparkline
 from tests.patience import PATIENCE
 
-METRICS = {
-    "reward": 0.5,
-    "clip_ratio/region_mean": 0.15,
-    "completions/mean_length": 44.4,
-    "tokens_per_second": 9000.0,
-}
+METRICS = {"reward": 0.5, "clip_ratio/region_mean": 0.15, "completions/mean_length": 44.4, "tokens_per_second": 9000.0}
 
 
 @pytest.fixture(autouse=True)

@@ -39,15 +39,11 @@ def save(
     keep: int,
     needed: bool = True,
 ) -> Path | None:
-    """Writes `checkpoints/step_NNNNNN` and returns it, then deletes all but the newest `keep` and the marked ones.
+    """Writes `checkpoints/step_NNNNNN` and returns it, then deletes all but the newest `keep` and the marked ones. The
+    folder appears under its name only once everything in it is on disk, checksums included.
 
-    The folder appears under its name only once everything in it is on disk, checksums included.
-
-    Args:
-        write_learner: Writes the learner's files into a folder.
-        state: Saved as state.pt.
-        config: The settings, as TOML.
-        needed: Whether to raise SaveError if the disk refuses the write. Otherwise it is a warning, and None is returned.
+    write_learner: writes the learner's files into a folder. state: saved as state.pt. config: the settings, as TOML. needed:
+    whether to raise SaveError if the disk refuses the write; otherwise it is a warning, and None is returned.
     """
     final = folder_of(checkpoints, step)
 

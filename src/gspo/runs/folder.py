@@ -17,9 +17,8 @@ _SKELETON = {".lock", ".config.toml.part", "checkpoints", SMALLER, f".{SMALLER}.
 
 
 class RunFolder:
-    """A folder that a single run writes to, under a lock.
-
-    Make one with `create` or `resume`. `close` or the end of the process releases the lock.
+    """A folder that a single run writes to, made by `create` or `resume`. It is locked until `close` or the end of the
+    process.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -30,9 +29,8 @@ class RunFolder:
 
     @classmethod
     def create(cls, dir: str | Path, config_toml: str) -> RunFolder:
-        """Creates a run folder with `config_toml` in it.
-
-        Raises ValueError if the folder already holds anything, RuntimeError if another process holds the lock.
+        """Creates a run folder with `config_toml` in it. Raises ValueError if the folder already holds anything,
+        RuntimeError if another process holds the lock.
         """
         folder = cls(dir)
         folder.check_unused()
@@ -55,9 +53,8 @@ class RunFolder:
 
     @classmethod
     def resume(cls, dir: str | Path) -> RunFolder:
-        """Opens a run folder that `create` made before.
-
-        Raises ValueError if it is not one, RuntimeError if another process holds the lock.
+        """Opens a run folder that `create` made. Raises ValueError if it is none, RuntimeError if another process holds the
+        lock.
         """
         folder = cls(dir)
         if not folder.path.is_dir():

@@ -28,13 +28,8 @@ SEPARATORS = str.maketrans({c: f"\\u{ord(c):04x}" for c in "\u0085\u2028\u2029"}
 
 
 class RunLog:
-    """Writes what a run does into its folder, and forwards the metrics to the trackers and the live view.
-
-    `step` is the step that events belong to; `metrics` sets it, and the trainer may.
-
-    Args:
-        trackers: As in runs/trackers.py.
-        progress: As in runs/progress.py.
+    """Writes what a run does into its folder, and forwards the metrics to the trackers (runs/trackers.py) and the live view
+    (runs/progress.py). `step` is the step that events belong to; `metrics` sets it, and the trainer may.
     """
 
     def __init__(self, folder: RunFolder, trackers: Sequence[Any] = (), progress: Any = None) -> None:
@@ -75,8 +70,8 @@ class RunLog:
         logger.debug(without_logins(text))
 
     def prompt(self, text: str, tokens: int) -> None:
-        """Write a prompt of so many tokens, with its special tokens, as an event of its own kind, and log it. Only the first
-        call has an effect.
+        """Write a prompt of so many tokens, with its special tokens, as an event of its own kind, and log it: only the
+        first.
         """
         if not self._prompted:
             self._prompted = True
@@ -94,10 +89,8 @@ class RunLog:
         logger.info(without_logins(text))
 
     def warn(self, text: str, aloud: bool = True) -> None:
-        """Write a warning as an event and log it, the first time it occurs. `aloud=False` only writes it, for a text that
-        was logged before in similar words.
-
-        A resumed run logs earlier warnings again, but does not write them twice.
+        """Write a warning as an event and log it, the first time it occurs; a resumed run logs it again. `aloud=False` only
+        writes it, for a text that was logged before in similar words.
         """
         if text not in self._warned:
             self._warned.add(text)
@@ -124,10 +117,8 @@ class RunLog:
         return {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
 
     def rewind(self, position: dict[str, int]) -> None:
-        """Truncate the files to the `position` of a checkpoint; `{}` empties them.
-
-        Raises RuntimeError, before anything is truncated, if a file is shorter than it was at the checkpoint. Raises
-        SaveError.
+        """Truncate the files to the `position` of a checkpoint; `{}` empties them. Raises RuntimeError, before anything is
+        truncated, if a file is shorter than it was at the checkpoint, and SaveError.
         """
         for name, file in self._files.items():
             size, saved_size = os.fstat(file.fileno()).st_size, position.get(name, 0)
@@ -222,9 +213,8 @@ def recorded(take: Callable[[logging.LogRecord], None]) -> Iterator[None]:
 
 
 def to_json(row: dict[str, Any]) -> bytes:
-    """One line of JSON, newline included. Tensors and arrays become lists; NaN and infinities become null.
-
-    Every line separator of Python's `splitlines` is escaped, so that any reader finds the same lines.
+    """One line of JSON, newline included. Tensors and arrays become lists; NaN and infinities null. All line separators of
+    Python's `splitlines` are escaped, so that any reader finds the same lines.
     """
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=lambda value: value.tolist())

@@ -17,8 +17,8 @@ WAITING = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"  # variables that
 
 @functools.cache
 def slowdown(dtype: torch.dtype) -> float:
-    """Processor seconds that a matrix product in `dtype` takes, as a multiple of those in float32. Measured once, in less
-    than half a second, because torch has no flag for it.
+    """Processor seconds of a matrix product in `dtype`, as a multiple of those in float32: measured, for torch has no flag
+    for it.
     """
     seconds = []
     for kind in (torch.float32, dtype):
@@ -34,7 +34,7 @@ def slowdown(dtype: torch.dtype) -> float:
 
 def warn_if_slow(setting: str, remedy: str, dtype: torch.dtype, device: torch.device) -> None:
     """Warns if matrix products in `dtype` are slower than in float32 on this device, a CPU without instructions for them.
-    setting: what chose `dtype`, with its value. remedy: the value to set instead.
+    setting: what chose `dtype`. remedy: the value to set instead.
     """
     if device.type != "cpu" or dtype == torch.float32 or (times := slowdown(dtype)) < SLOW:
         return
@@ -45,9 +45,7 @@ def warn_if_slow(setting: str, remedy: str, dtype: torch.dtype, device: torch.de
 
 
 def warn_if_busy(device: torch.device) -> None:
-    """Warns if other programs need the cores on which threads of this one wait for each other. By default they spin there,
-    and so keep a core from the thread that they wait for.
-    """
+    """Warns if other programs need the cores on which threads of this one wait for each other: by default they spin."""
     load, cores, threads = os.getloadavg()[0], os.cpu_count() or 1, torch.get_num_threads()
     if device.type != "cpu" or threads == 1 or load <= cores or any(name in os.environ for name in WAITING):
         return

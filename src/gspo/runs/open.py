@@ -27,9 +27,9 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 def claimed(
     config: AnyConfig, resume: bool, allowed: Collection[str] = ()
 ) -> Iterator[tuple[AnyConfig, RunFolder | None, Path | None]]:
-    """Yields the settings, the folder of a run to resume, locked before anything is read, and its newest checkpoint. Without
-    a run to resume, both are None. A resumed run keeps its date. `allowed`: settings that may differ from those of the run
-    on purpose. Raises ValueError for others, RuntimeError for a damaged checkpoint.
+    """Yields the settings, with the date of a run to resume, its folder, locked before anything is read, and its newest
+    checkpoint (None, None without one). `allowed`: settings that may differ from those of the run on purpose. Raises
+    ValueError for others, RuntimeError for a damaged checkpoint.
     """
     check_allowed(allowed)
     if allowed and not resume:
@@ -51,8 +51,7 @@ def claimed(
 
 def saved_settings(folder: RunFolder, last: Path | None) -> Config:
     """The settings of the run so far, from its last checkpoint: config.toml in the run folder may have been edited by hand.
-
-    Raises ValueError, naming the file, if they cannot be read.
+    Raises ValueError, naming the file.
     """
     path = folder.config if last is None else last / checkpoint.CONFIG
     return load_of_run(path, "The settings of this run were changed: put them back as they were")
@@ -67,13 +66,8 @@ def last_sampled_step(config: Config, last: Path | None) -> int:
 def open_run(
     config: Config, folder: RunFolder | None, last: Path | None, title: str, command: str = "train"
 ) -> Iterator[tuple[RunLog, Progress, dict[str, Any] | None]]:
-    """Yields the log and screen of a run, in a new folder if there is none yet, and the state to continue from, if any.
-
-    Args:
-        folder: The folder of a run to resume; None for a new run.
-        last: The checkpoint to resume from.
-        title: Label of the progress bar.
-        command: "serve" for an unknown number of steps.
+    """Yields the log and screen of a run, and the state to continue from, if any. folder: that of a run to resume; None for
+    a new run. last: the checkpoint to resume from. command: "serve" for an unknown number of steps.
     """
     with ExitStack() as stack:
         toml, changes = to_toml(config), []

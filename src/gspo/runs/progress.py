@@ -48,13 +48,8 @@ class Progress:
 
     Prints plain lines if the output is no terminal (a notebook, for example), in CI, and with TERM=dumb. Other output
     appears above the live view. If the output is lost (closed terminal, `| head` has ended), the run goes on without it.
-    Shows nothing if the logger "gspo" has a level above INFO (`--quiet`).
-
-    Args:
-        total_steps: 0 for a single phase without steps, None if unknown.
-        start_step: Steps done already.
-        title: Label of the step bar.
-        console: By default standard output.
+    Shows nothing if the logger "gspo" has a level above INFO (`--quiet`). total_steps: 0 for a single phase without steps,
+    None if unknown.
     """
 
     def __init__(

@@ -17,9 +17,8 @@ class Stop:
 
 @contextmanager
 def stop_signals(note: Callable[[str], None]) -> Iterator[Stop]:
-    """Turns the first Ctrl-C, SIGTERM or SIGHUP into `Stop.asked`; a second Ctrl-C or SIGTERM interrupts at once.
-
-    SIGHUP stays ignored if it was (nohup).
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into `Stop.asked`; a second Ctrl-C or SIGTERM interrupts at once. SIGHUP
+    stays ignored if it was (nohup).
     """
     stop = Stop()
 
@@ -37,9 +36,7 @@ def stop_signals(note: Callable[[str], None]) -> Iterator[Stop]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that it ends its subprocesses and cleans up. An ignored SIGHUP
-    (nohup) stays ignored.
-    """
+    """SIGTERM and SIGHUP (unless nohup ignores it) end a command as Ctrl-C does, so that it ends its subprocesses."""
 
     def interrupt(number: int) -> None:
         raise KeyboardInterrupt

@@ -17,17 +17,8 @@ from gspo.runs.disk import write_text
 
 
 def open_trackers(names: Sequence[str], folder: Path, project: str, config: dict[str, Any], step: int = 0) -> list[Any]:
-    """Opens the trackers, ready to log.
-
-    Args:
-        names: Any of "tensorboard", "wandb" and "trackio".
-        folder: The run folder, which names the tracker run.
-        project: The project of wandb and trackio.
-        config: The resolved configuration as nested tables.
-        step: The step of the checkpoint to resume from. TensorBoard discards later steps.
-
-    Raises:
-        RuntimeError: If one does not start.
+    """Opens the trackers, any of "tensorboard", "wandb" and "trackio". `folder` names the tracker run. TensorBoard discards
+    the steps after `step`, that of the checkpoint to resume from. Raises RuntimeError if one does not start.
     """
     return [
         TensorBoard(folder, config, step) if name == "tensorboard" else Hosted(name, folder, project, config)
