@@ -5,46 +5,12 @@ import shutil
 import textwrap
 
 from gspo.backends.hf.tiny import longest_match_tokenizer
+from tests.cli.whole import COLD_START, TRAIN
 from tests.tiny_run import ROWS, model
 
-RECIPE = """
-    [model]
-    path = "model"
-    device = "cpu"
-    [task]
-    source = "rows.jsonl"
-    [reward]
-    functions = ["exact"]
-    [rollout]
-    num_prompts = 4
-    num_generations = 2
-    max_completion_length = 4
-    [algorithm]
-    epsilon = 3e-4
-    epsilon_high = 4e-4
-    mini_batches = 4
-    scale_rewards = "group"
-    [train]
-    steps = 1
-    [log]
-    dir = "run"
-"""
-COLD_START = """
-    [model]
-    path = "model"
-    device = "cpu"
-    [task]
-    source = "rows.jsonl"
-    completion_column = "answer"
-    [train]
-    steps = 1
-    batch_size = 4
-    [log]
-    dir = "run"
-"""
 FILES = {
-    "recipe.toml": RECIPE,
-    "cold.toml": COLD_START,
+    "recipe.toml": TRAIN.replace("cold/model", "model").replace("steps = 3", "steps = 1").replace("every = 2\nnum", "num"),
+    "cold.toml": COLD_START.replace("steps = 30", "steps = 1").replace("16", "4").replace('"cold"', '"run"'),
     "not_toml.toml": "[train\nsteps = 1\n",
     "latin.toml": b"# \xe9\n",
     "flat.toml": "train = 3\n",

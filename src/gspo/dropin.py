@@ -94,9 +94,8 @@ def _check(logp: Tensor, logp_old: Tensor, advantages: Tensor, mask: Tensor) -> 
 
 
 def _given(row: Algorithm, name: str, advantages: Tensor, sampled: Tensor) -> Tensor:
-    """Advantages [B, T] as A_i [S] if constant over the sampled tokens of each completion, else as A_it [N].
-
-    Raises ValueError if the algorithm takes no advantages per token.
+    """Advantages [B, T] as A_i [S] if constant over the tokens of each completion, else as A_it [N]. Raises ValueError if
+    the algorithm takes none per token.
     """
     first = advantages.gather(1, sampled.int().argmax(1, keepdim=True))
     if torch.equal(torch.where(sampled, advantages, first), first.expand(sampled.shape)):

@@ -91,18 +91,12 @@ def key_of(seed: int | tuple[int, ...], prompt: int, completion: int) -> list[in
 
 
 def seed_of(seed: int | tuple[int, ...], prompt: int, completion: int) -> int:
-    """Seed of one completion, from the indices of its prompt and of the completion itself, for engines with a seed per
-    completion.
-    """
+    """Seed of one completion, from its random key, for engines with a seed per completion."""
     return int(np.random.SeedSequence(key_of(seed, prompt, completion)).generate_state(1, np.uint32)[0])
 
 
 class Job:
-    """A completion that is being sampled.
-
-    Attributes:
-        future: Resolves to the completion; raises SamplerError if the engine failed to deliver it.
-    """
+    """A completion that is being sampled. `future` raises SamplerError if the engine failed to deliver it."""
 
     def __init__(self, future: Future[Rollout], now: Callable[[], Rollout]) -> None:
         self.future, self._now = future, now
@@ -126,11 +120,7 @@ class Job:
 
 
 class StreamingCompleter(Protocol):
-    """Samples single completions, many of them concurrently.
-
-    Attributes:
-        still: Lock that is held while the weights change.
-    """
+    """Samples single completions, many of them concurrently. `still` is held while the weights change."""
 
     still: AbstractContextManager[Any]
 
@@ -175,8 +165,8 @@ class Learner(SupervisedLearner, Protocol):
     """A learner that trains on rewards."""
 
     def override_lr(self, lr: float | None) -> None:
-        """Replaces optimizer.lr and any reduction by rewinds from now on; the schedule still applies. None: no override. It
-        is not part of a checkpoint.
+        """Replaces optimizer.lr and any reduction by rewinds from now on, until None; the schedule still applies. No
+        checkpoint has it.
         """
 
     @property
@@ -196,7 +186,7 @@ class Learner(SupervisedLearner, Protocol):
         """
 
     def enter(self, temperature: float, max_completion_length: int) -> None:
-        """Sets the sampling settings of all completions that are read or trained on from now on. max_completion_length: in
+        """Sets the sampling settings of all completions that are read or trained on from now on. max_completion_length:
         tokens.
         """
 
@@ -210,7 +200,7 @@ class Learner(SupervisedLearner, Protocol):
         """The log-probabilities of the sampled tokens of a few completions, each [|y|]."""
 
     def rewind(self, folder: Path, lr_factor: float) -> None:
-        """Restores what `save` wrote, including the model. The update count continues; the learning rate is multiplied by
+        """Restores what `save` wrote, with the model. The update count continues; the learning rate is multiplied by
         lr_factor.
         """
 
@@ -231,11 +221,8 @@ class Scorer(Protocol):
 
 
 class PromptSource(Protocol):
-    """Hands out prompts, pass after pass (rollout/stages.py).
-
-    Attributes:
-        position: Number of prompts handed out.
-        stages: Settings that change during the run.
+    """Hands out prompts, pass after pass (rollout/stages.py). `position` counts them; `stages` change settings during the
+    run.
     """
 
     position: int

@@ -280,8 +280,8 @@ class Agreement(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Result of an update: its metrics and, for the first after `Learner.prepare` that reads any completion, the effect of
-    numerics alone.
+    """Metrics of an update and, for the first after `Learner.prepare` that reads any completion, the effect of numerics
+    alone.
     """
 
     metrics: Metrics

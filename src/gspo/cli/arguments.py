@@ -20,15 +20,8 @@ FIELDS = "Set any configuration field with --section.key VALUE. `gspo config` li
 
 @dataclass(frozen=True)
 class Command:
-    """A command of `gspo`.
-
-    Attributes:
-        name: Name on the command line.
-        help: One line for `gspo --help`.
-        add_arguments: Adds its options to its parser.
-        run: Runs it, given the parsed arguments and the configuration fields. Returns the exit status.
-        takes_fields: Whether it accepts `--section.key VALUE`.
-        resume_hint: How to continue after an interruption, as text that follows "interrupted".
+    """A command of `gspo`. `run` gets the parsed arguments and the configuration fields, and returns the exit status.
+    `resume_hint` says how to continue, as text that follows "interrupted".
     """
 
     name: str

@@ -25,7 +25,6 @@ OF_RANKS = {"RankLost": LOST, "OutOfMemory": SHORT}  # by name, since their modu
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command. Returns the exit status: 0, 1 for a failed or collapsed run, 2 for bad input, 130 when interrupted.
-
     Ends silently if stdout has no reader any more (`| head`).
     """
     argv = sys.argv[1:] if argv is None else argv

@@ -67,9 +67,7 @@ def configured(arguments: argparse.Namespace, fields: dict[str, str]) -> Config:
 
 
 def take_part(config: Config, arguments: argparse.Namespace) -> int | None:
-    """Starts the ranks, or runs as a follower rank, and returns the exit status. Returns None in the leading process, which
-    continues.
-    """
+    """Starts the ranks, or is a follower rank, and returns the exit status; None in the leading process, which continues."""
     from gspo.launch import launch
 
     fetch_model(config)

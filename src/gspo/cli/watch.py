@@ -32,9 +32,5 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
 
 WATCH = Command(
-    "watch",
-    "show the report of a run in the browser while it goes on",
-    _add_arguments,
-    _run,
-    takes_fields=False,
+    "watch", "show the report of a run in the browser while it goes on", _add_arguments, _run, takes_fields=False
 )
