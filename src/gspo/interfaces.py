@@ -68,14 +68,8 @@ class Sampler(Protocol):
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:
-        """Samples `n` unscored completions per prompt, in the order of the prompts.
-
-        The same prompts, n, sampling and weights give the same completions.
-
-        Args:
-            n: Completions per prompt.
-            sampling: Length limit, temperature, stop conditions and seed.
-            progress: Called with the number of finished completions.
+        """Samples `n` unscored completions per prompt, in the order of the prompts: the same for the same prompts, n,
+        sampling and weights. `progress` is called with the number of finished completions.
         """
 
     def load(self, weights: Weights) -> None:
@@ -165,8 +159,8 @@ class Learner(SupervisedLearner, Protocol):
     """A learner that trains on rewards."""
 
     def override_lr(self, lr: float | None) -> None:
-        """Replaces optimizer.lr and any reduction by rewinds from now on, until None; the schedule still applies. No
-        checkpoint has it.
+        """Replaces optimizer.lr and any reduction by rewinds, until None; the schedule still applies. It is in no
+        checkpoint.
         """
 
     @property
@@ -176,13 +170,9 @@ class Learner(SupervisedLearner, Protocol):
     def prepare(
         self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
     ) -> None:
-        """Sets a batch and computes what its updates need besides the sampler's log-probabilities.
-
-        Args:
-            mini_batches: The completions of each mini-batch.
-            recompute: Take pi_old's log-probabilities from a forward pass of the current policy.
-            fresh: If the batch is stale, some completions sampled by the current weights: they show the effect of numerics
-                alone.
+        """Sets a batch, by mini-batch, and computes what its updates need besides the sampler's log-probabilities.
+        recompute: take pi_old's from a forward pass of the current policy. fresh: if the batch is stale, some completions
+        sampled by the current weights: they show the effect of numerics alone.
         """
 
     def enter(self, temperature: float, max_completion_length: int) -> None:
@@ -259,11 +249,9 @@ class PromptSource(Protocol):
 
 
 class RolloutSource(Protocol):
-    """Groups for the trainer, batch after batch. By default nothing waits, and there is no state.
-
-    Attributes:
-        metrics: Sampling and scoring times of the last batch, in seconds, and counters.
-        unused: For each completion that was sampled for the last batch but is not in it: why it has no reward, or None.
+    """Groups for the trainer, batch after batch. By default nothing waits, and there is no state. `metrics`: sampling and
+    scoring times of the last batch, in seconds, and counters. `unused`: for each completion that was sampled for it but is
+    not in it, why it has no reward, or None.
     """
 
     metrics: dict[str, float]

@@ -69,13 +69,6 @@ def test_a_system_message_of_the_template_itself_is_found(subtests):
             assert Encoder(characters(template), TaskConfig(**task), default).added_system(prompt) == added
 
 
-def test_messages_and_a_completion_to_carry_on():
-    tokenizer = characters(TEMPLATE)
-    turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "3"}]
-    assert encoded(turns, tokenizer) == "<s>[user]1;[assistant]2;[user]3;[assistant]"
-    assert encoded(turns[:2], tokenizer) == "<s>[user]1;[assistant]2"
-
-
 def test_without_a_template_the_text_stands_as_it_is():
     assert encoded("a;b", characters()) == "<s>a;b"
     assert encoded("a", characters(TEMPLATE), template="none") == "<s>a"

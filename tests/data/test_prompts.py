@@ -119,14 +119,6 @@ def test_bad_rows(subtests):
         load(rows=[{"prompt": ""}], tokenizer=characters(bos=False))
 
 
-def test_chat_messages_with_a_template():
-    messages = [{"role": "user", "content": "x"}]
-    (prompt,), _ = load(rows=[{"prompt": messages}], tokenizer=characters(TEMPLATE), system="s")
-    assert prompt.messages == messages and not prompt.opens_thinking
-    assert text(characters(), prompt.tokens) == "<s>[system]s;[user]x;[assistant]"
-    assert load(rows=[{"prompt": "1+1= <think>"}])[0][0].opens_thinking
-
-
 @settings(deadline=None)
 @given(st.integers(1, 20), st.integers(0, 2**32), st.lists(st.integers(0, 30), max_size=6), st.integers(0, 6))
 def test_a_stream_that_is_resumed_goes_on_as_if_never_stopped(n, seed, takes, stop):

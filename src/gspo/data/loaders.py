@@ -30,14 +30,9 @@ SILENCE = 3600.0
 
 @dataclass(frozen=True)
 class Table:
-    """Some rows of a source.
-
-    Attributes:
-        label: Name of the source in errors.
-        numbers: Numbers of the selected rows, from 0.
-        benchmark: The source, if it is a benchmark.
-        left_out: How many of a benchmark's problems cannot be judged, by reason.
-        arrow: Whether the rows are of an Arrow table.
+    """Some rows of a source, which errors call `label`. `numbers` are those of the selected rows, from 0; `benchmark` is the
+    source, if it is one, and `left_out` how many of its problems cannot be judged, by reason; `arrow` tells whether the rows
+    are of an Arrow table.
     """
 
     label: str

@@ -46,13 +46,9 @@ class Change:
 
 @dataclass
 class Pool:
-    """The prompts of one source. A query is identified by the number of its first prompt.
-
-    Attributes:
-        cursor: Positions visited so far, over all epochs.
-        rows: Rows that they were built from, if refresh.source returned them.
-        resting: Each dropped query, with the step at which it was dropped.
-        known: Queries that were ever sampled.
+    """The prompts of one source. A query is identified by the number of its first prompt. `cursor` counts the positions
+    visited, over all epochs; `rows` are those that refresh.source returned; `resting` has each dropped query with its step;
+    `known` are the queries that were ever sampled.
     """
 
     name: str

@@ -49,10 +49,9 @@ class TensorBoard:
 
 
 class Hosted:
-    """A run of Weights & Biases or of Trackio, which has the same interface.
-
-    wandb keeps its files in `wandb/` of the run folder, and `WANDB_MODE=offline` needs no login (https://docs.wandb.ai).
-    Trackio keeps its own on this machine (`trackio show`; https://huggingface.co/docs/trackio).
+    """A run of Weights & Biases (files in `wandb/` of the run folder; `WANDB_MODE=offline` needs no login;
+    https://docs.wandb.ai) or of Trackio (files on this machine, `trackio show`; https://huggingface.co/docs/trackio), which
+    have the same interface.
     """
 
     def __init__(self, name: str, folder: Path, project: str, config: dict[str, Any]) -> None:
