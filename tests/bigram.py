@@ -32,4 +32,4 @@ class Bigram:
         tokens, parent = batch.forest.tokens, batch.forest.parent
         logp = self.table[tokens[parent[batch.node]]].log_softmax(-1)
         chosen = logp.gather(-1, tokens[batch.node][:, None])[:, 0]
-        return Outputs(chosen, -(logp.exp() * logp).sum(-1).detach() if entropy else None)
+        return Outputs(chosen, -(logp.exp() * logp).sum(-1) if entropy else None)

@@ -239,7 +239,7 @@ class Outputs(NamedTuple):
 
     Attributes:
         logp: [N] float32. Log-probabilities.
-        entropy: [N]. Entropy of each sampling distribution, in nats, without gradient; None unless requested.
+        entropy: [N]. Entropy of each sampling distribution, in nats; None unless requested.
         routing: None for a dense model, or if not requested.
         values: [N] float32. The critic's V of the state before each token; None without a critic.
     """

@@ -129,7 +129,24 @@ def test_clipped_micro_batches_skip_their_backward_pass():
     torch.testing.assert_close(gradient, full_gradient("gspo", batch), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("config", [{"beta": 0.1}, {"aux_loss": 0.1}])
+@pytest.mark.parametrize(("name", "sums"), [("gspo", False), ("grpo", False), ("dapo", True), ("dr_grpo", True)])
+@pytest.mark.parametrize("max_tokens", [10_000, 1])
+def test_the_entropy_bonus_is_that_of_a_naive_loop(name, sums, max_tokens):
+    batch = without_reference(some_idle())
+    policy, (gradient,), metrics = watched_update(name, batch, max_tokens, entropy_bonus=0.3)
+    table = Bigram().table
+    bonus = torch.zeros((), dtype=torch.float64)
+    for completion in batch:
+        rows = [table[completion.tokens[t - 1]] for t in range(len(completion.tokens)) if completion.sampled[t]]
+        H = [-sum(p * p.log() for p in row.softmax(-1)) for row in rows]
+        bonus = bonus + sum(H) / (1 if sums else len(H))
+    objective = objective_of(name, entropy_bonus=0.3)
+    (0.3 * bonus / objective.denominator(batch)).backward()
+    torch.testing.assert_close(gradient, full_gradient(name, batch) - table.grad, rtol=1e-10, atol=1e-14)
+    assert metrics["no_signal/completions"] == 0 and len(policy.passed) == (len(batch) if max_tokens == 1 else 1)
+
+
+@pytest.mark.parametrize("config", [{"beta": 0.1}, {"aux_loss": 0.1}, {"entropy_bonus": 0.1}])
 def test_nothing_is_left_out_where_another_term_has_a_gradient(config):
     batch = some_idle()
     assert not any(map(objective_of(**config).idle, batch))

@@ -84,6 +84,9 @@ class AlgorithmConfig:
     """Weight of the KL divergence from the initial model in the loss. 0: no KL term, and no reference model in memory."""
     kl_estimator: str = opt("k3", choices=("k1", "k2", "k3"))
     """Estimator of that KL divergence. As a loss, k1 has zero gradient on average, so it does not restrain the policy."""
+    entropy_bonus: float = opt(0.0, low=0, high=1000)
+    """Weight of the policy's entropy at the sampled tokens, in nats, in the objective: it slows the fall of the entropy.
+    Start with 1e-3."""
     mini_batches: int | None = opt(None, low=1, high=100_000)
     """Number of mini-batches that a rollout batch is split into, with one update each. Unset: the algorithm's own."""
     epochs: int = opt(1, low=1, high=1000)

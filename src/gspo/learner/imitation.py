@@ -24,7 +24,7 @@ class Imitation(Objective):
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
         """-log pi of each token [N]."""
         assert out.entropy is not None
-        return -out.logp, {"entropy": out.entropy, "nll": -out.logp.detach()}
+        return -out.logp, {"entropy": out.entropy.detach(), "nll": -out.logp.detach()}
 
     def summary(self, stats: Stats, completions: Sequence[Completion]) -> dict[str, float]:
         """loss: nats per token."""

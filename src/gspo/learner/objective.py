@@ -38,7 +38,7 @@ class PolicyObjective:
         self.kl = divergence.ESTIMATORS[config.kl_estimator]
         self.correction, self.correction_ratio = config.correction, config.correction_ratio
         self.correction_bounds = config.correction_low, config.correction_high or float("inf")
-        self.opsm, self.aux_loss = config.opsm, config.aux_loss
+        self.opsm, self.aux_loss, self.entropy_bonus = config.opsm, config.aux_loss, config.entropy_bonus
         constants = {**row.constants, **row.critic, **config.constants}
         self.constants = {name: constants[name] for name in row.constants}
         self.critic = {name: constants[name] for name in row.critic}
@@ -67,13 +67,13 @@ class PolicyObjective:
         return float(len(completions) * (self.max_completion_length if self.row.counts == "budget" else 1))
 
     def idle(self, completion: Completion) -> bool:
-        """Whether the advantage is zero and no other term has a gradient (KL, auxiliary loss, critic, teacher)."""
-        others = self.beta or self.aux_loss or self.critic or self.teacher_weight
+        """Whether the advantage is zero and no other term has a gradient (KL, entropy, auxiliary loss, critic, teacher)."""
+        others = self.beta or self.entropy_bonus or self.aux_loss or self.critic or self.teacher_weight
         return not (others or torch.as_tensor(completion.advantage).any())
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
-        """The loss of each completion [S], and statistics. The KL term and the auxiliary loss are averaged over tokens as
-        the loss is.
+        """The loss of each completion [S], and statistics. The KL term, the entropy and the auxiliary loss are averaged over
+        tokens as the loss is.
         """
         logp, y = out.logp, Completions(batch.completion, batch.length, batch.turn, batch.turn_length)
         A = batch.advantage.to(logp)
@@ -103,8 +103,10 @@ class PolicyObjective:
             wrong = value_loss(out.values, batch.values, batch.returns, self.critic["e_value"])
             loss = loss + self.critic["c_value"] * y.sum(wrong)
             stats |= {"value_loss": wrong, "value_error": batch.returns - batch.values, "returns": batch.returns}
+        over = y.sum if self.row.sums else y.mean
+        if self.entropy_bonus:
+            loss = loss - self.entropy_bonus * over(out.entropy)
         if batch.logp_ref is not None:
-            over = y.sum if self.row.sums else y.mean
             loss = loss + self.beta * over(self.kl(logp, batch.logp_ref))
             stats["kl_ref"] = divergence.k3(logp, batch.logp_ref)
         if out.routing is not None:

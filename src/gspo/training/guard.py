@@ -68,6 +68,7 @@ SAMPLER = (
 )
 FAR = "each batch moves the policy further than before: lower optimizer.lr"
 LOWER_LR = "lower optimizer.lr, or set algorithm.beta"
+EXPLORE = "lower optimizer.lr, or set algorithm.entropy_bonus"
 CUT_OFF = "cut-off completions go with instability: raise rollout.max_completion_length"
 SIGNALS: tuple[Signal, ...] = (
     Signal("mismatch/kl", "above", 1e-2, 0.3, SAMPLER),
@@ -77,7 +78,7 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("kl", "rise", 10.0, None, FAR, least=1e-3),
     Signal("ratio/std", "rise", 5.0, None, FAR),
     Signal("grad_norm", "rise", 6.0, None, "a spike, often the first sign of a run that breaks: lower optimizer.lr"),
-    Signal("entropy", "fall", 0.3, None, f"the policy stops exploring: {LOWER_LR}", least=1e-2),
+    Signal("entropy", "fall", 0.3, None, f"the policy stops exploring: {EXPLORE}", least=1e-2),
     Signal("entropy", "rise", 3.0, 10.0, "the policy falls apart: lower optimizer.lr", least=0.2),
     Signal("completions/clipped_ratio", "above", 0.15, None, CUT_OFF),
     Signal("completions/repetition", "rise", 2.0, None, f"completions begin to repeat themselves: {LOWER_LR}", least=0.3),

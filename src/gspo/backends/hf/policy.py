@@ -183,7 +183,7 @@ class HFPolicy:
         values = None if self.critic is None else self.critic(states, before, inputs)
         targets = to_device(batch.forest.tokens[batch.node])
         logp, entropies = self.model.head.logprobs(states, targets, self.temperature, entropy)
-        return Outputs(logp, None if entropies is None else entropies.detach(), routed, values)
+        return Outputs(logp, entropies, routed, values)
 
 
 def _row_routes(batch: Batch, rows: layout.Rows) -> Tensor:
