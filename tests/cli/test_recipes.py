@@ -30,14 +30,43 @@ def test_wherever_a_file_is_taken_a_recipe_is(command, capsys):
 def test_its_model_is_fetched_to_where_it_names_it(tmp_path, monkeypatch):
     fetched = []
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(smollm2, "fetch_smollm2", lambda show, place: fetched.append(place))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def fetch(show):
+        fetched.append(smollm2.folder())
+        smollm2.folder().mkdir(parents=True)
+        return smollm2.folder()
+
+    monkeypatch.setattr(smollm2, "fetch_smollm2", fetch)
+    place = Path(MODEL).expanduser()
     for name, path in recipes().items():
         if name != "smollm2-grpo-gspo":
             fetch_model(load(f"recipe:{name}"))
-            assert len(fetched) == (MODEL in path.read_text()), name
-            fetched.clear()
-    place = Path(MODEL).expanduser()
+            assert len(fetched) == place.exists() == (MODEL in path.read_text()), name
+            if fetched:
+                fetched.pop().rmdir()  # the link is left
     assert tmp_path in place.parents
-    place.mkdir(parents=True)
     fetch_model(load("recipe:smollm2-words"))
-    assert fetched == []
+    assert place.resolve() == smollm2.folder() and len(fetched) == 1
+    fetch_model(load("recipe:smollm2-words"))
+    assert len(fetched) == 1
+    smollm2.folder().rmdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "moved"))
+    fetch_model(load("recipe:smollm2-words"))
+    assert place.resolve() == smollm2.folder() == fetched[1]
+
+
+def test_a_benchmark_fetches_the_model_of_its_recipe(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def fetch(show):
+        raise smollm2.Unavailable("no network")
+
+    monkeypatch.setattr(smollm2, "fetch_smollm2", fetch)
+    (tmp_path / "rows.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
+    words = ["eval", "recipe:smollm2-suite", "--benchmark", "rows.jsonl"]
+    assert main(words) == 1 and "no network" in capsys.readouterr().err
+    endpoint = ["--url", "http://127.0.0.1:9/v1", "--key-variable", "NOT_SET"]  # whose own error comes
+    assert main([*words, *endpoint]) == 2 and "NOT_SET" in capsys.readouterr().err

@@ -64,10 +64,12 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         from gspo.eval.settings import configured
 
         options = _options_of(arguments)
-        configured(options, fields)  # refuses before torch is imported
+        config = configured(options, fields)
+        if not options.url:
+            fetch_model(config)
         with importing():
             from gspo.eval.run import evaluate
-        return evaluate(options, fields)
+        return evaluate(options, config)
     check_typed(fields)
     config = load(arguments.config, fields)
     check_command(config, "eval")

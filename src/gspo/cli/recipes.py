@@ -26,12 +26,20 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
 
 def fetch_model(config: Config) -> None:
-    """Downloads and converts the recipes' SmolLM2 if `config` names it and it is not there. Raises RuntimeError."""
-    path = from_home("model.path", MODEL)
-    if config.model.path == path and not Path(path).exists():
-        with importing():
-            from gspo.demo import smollm2
-        smollm2.fetch_smollm2(logger.info, Path(path))
+    """Downloads and converts the recipes' SmolLM2 if `config` names it and it is not there. Raises RuntimeError.
+
+    With XDG_CACHE_HOME the cache is elsewhere. The place that recipes name then is a link to it.
+    """
+    place = Path(from_home("model.path", MODEL))
+    if config.model.path != str(place) or place.exists():
+        return
+    with importing():
+        from gspo.demo import smollm2
+    cached = smollm2.fetch_smollm2(logger.info)
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)  # a link to a cache that was deleted
+        place.symlink_to(cached)
 
 
 RECIPES = Command(

@@ -25,7 +25,7 @@ from gspo.eval.endpoint import Endpoint
 from gspo.eval.manifest import begin, begun_on, manifest
 from gspo.eval.replies import REFUSED, Key, Lines, Mark, Reply
 from gspo.eval.sampling import mark, missing_keys, sample, shuffle_problems
-from gspo.eval.settings import Options, configured, folder_of
+from gspo.eval.settings import Options, folder_of
 from gspo.rewards import programs
 from gspo.rewards.http_client import api_key_of
 from gspo.runs.progress import Progress
@@ -38,12 +38,11 @@ KEY = "OPENAI_API_KEY"
 Begin = Callable[[Key], Future[Any]]
 
 
-def evaluate(options: Options, fields: dict[str, str]) -> int:
+def evaluate(options: Options, config: Config) -> int:
     """Runs or resumes an evaluation, prints the figures, and writes the page. Returns the exit status.
 
     Raises ValueError for bad input, before anything is sampled.
     """
-    config = configured(options, fields)
     folder = folder_of(options, config)
     key = _key(options)
     rows, unjudgeable = _rows(options, config)
