@@ -61,20 +61,15 @@ def accuracy(mean: float, rng: random.Random) -> dict[str, float]:
 
 
 def metrics(step: int, steps: int, skill: float, rng: random.Random) -> dict[str, Any]:
-    low, high = rng.uniform(0.05, 0.09), rng.uniform(0.05, 0.1)
-    loss, reward = rng.gauss(0, 1e-3), min(1.0, skill + rng.gauss(0, 0.03))
+    reward = min(1.0, skill + rng.gauss(0, 0.03))
     row = {
         "step": step,
-        "loss": loss,
         "reward": reward,
         "reward_std": (reward * (1 - reward)) ** 0.5,
         "reward_min": 0.0,
         "reward_max": 1.0,
         "frac_reward_zero_std": rng.uniform(0.0, 0.3) + step / steps * 0.4,
-        "clip_ratio/low_mean": low,
-        "clip_ratio/high_mean": high,
-        "clip_ratio/region_mean": low + high,
-        "clip_ratio/tokens": (low + high) * 0.8,
+        "clip_ratio/tokens": rng.uniform(0.08, 0.14),
         "clip/epsilon": 3e-4,
         "clip/epsilon_high": 4e-4,
         "ratio/mean": 1 + rng.gauss(0, 1e-4),
@@ -106,7 +101,17 @@ def rollouts(step: int, skill: float, rng: random.Random, prompts: int = 6, grou
         for g in range(group):
             answer = bin(number).count("1") if rewards[g] else rng.randrange(3, 12)
             if rng.random() < skill + 0.1:
-                pieces = ["<think>", *worked(number), "</think>", "<answer>", str(answer), "</answer>"]
+                pieces = [
+                    "<think>",
+                    f"{number} odd 1",
+                    "; ",
+                    "1 odd ",
+                    str(answer),
+                    "</think>",
+                    "<answer>",
+                    str(answer),
+                    "</answer>",
+                ]
             else:
                 pieces = ["I ", "will ", "guess. ", "<answer>", str(answer), "</answer>"]
             rows.append({
@@ -120,14 +125,3 @@ def rollouts(step: int, skill: float, rng: random.Random, prompts: int = 6, grou
                 rows[-1]["logp"] = [-abs(rng.gauss(0, 0.4)) for _ in pieces]
                 rows[-1]["log_ratio"] = [rng.gauss(0, 0.01) * rng.choice((0.1, 1, 3)) for _ in pieces]
     return rows
-
-
-def worked(number: int) -> list[str]:
-    """The bits of `number` counted step by step, in pieces."""
-    pieces, ones = [], 0
-    while number:
-        odd = number % 2
-        ones += odd
-        pieces += [str(number), " odd " if odd else " even ", str(ones), "; "]
-        number //= 2
-    return pieces[:-1]

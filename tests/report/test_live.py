@@ -124,12 +124,3 @@ def test_what_is_no_run_is_refused(tmp_path, made):
         Path(folder, made).write_text("")
     with pytest.raises(ValueError, match=rf"{folder}: (no such|not a run) folder; give the folder of a run \(log\.dir\)"):
         LivePage(folder)
-
-
-def test_an_error_of_the_page_is_logged_and_the_next_one_is_served(run, monkeypatch, caplog):
-    with serving(run) as server:
-        with monkeypatch.context() as patch, pytest.raises(http.client.RemoteDisconnected):
-            patch.setattr(live, "live_page", lambda folder: 1 / 0)
-            get(server)
-        assert get(server)[0] == 200
-    assert "the page could not be made" in caplog.text

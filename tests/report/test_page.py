@@ -113,7 +113,6 @@ def test_a_run_without_metrics_says_why(tmp_path):
 
 
 ODD = """<script>x</script>"'&$\\frac{$\x1b"""
-ALL_FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 
 
 def with_odd_texts(value):
@@ -124,22 +123,6 @@ def with_odd_texts(value):
     if isinstance(value, list):
         return [with_odd_texts(item) for item in value]
     return ODD if isinstance(value, str) else value
-
-
-def with_one_odd_value(row):
-    """The row, once for each of its values and each of these in its place."""
-    for key in row:
-        for odd in (ODD, [ODD], {ODD: ODD}, [[ODD]], None, True, 10**400, -1, 1e308, []):
-            yield row | {key: odd}
-
-
-def tamper(folder, change):
-    """Writes the lines of the run's files again, each followed by what `change` makes of it."""
-    for name in ALL_FILES:
-        lines = (folder / name).read_text().splitlines()
-        kept = [*lines[:3], *lines[-3:]] if change is with_one_odd_value else lines
-        rows = [[row, *change(row)] for row in map(json.loads, kept)]
-        (folder / name).write_text("".join(json.dumps(each) + "\n" for row in rows for each in row))
 
 
 @pytest.fixture
@@ -163,7 +146,9 @@ def talked(tmp_path):
 
 
 def test_no_text_and_no_key_of_any_file_reaches_the_page_raw(talked):
-    tamper(talked, lambda row: [with_odd_texts(row)])
+    for name in ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl"):
+        rows = [json.loads(line) for line in (talked / name).read_text().splitlines()]
+        (talked / name).write_text("".join(f"{json.dumps(each)}\n" for row in rows for each in (row, with_odd_texts(row))))
     (talked / "config.toml").write_text(tomli_w.dumps(with_odd_texts(tomllib.loads((talked / "config.toml").read_text()))))
     folder = talked.rename(talked.with_name("run<script>x"))
     html = write_report([folder]).read_text()
@@ -177,39 +162,7 @@ def test_no_text_and_no_key_of_any_file_reaches_the_page_raw(talked):
     assert again.tags.count("script") == 1 and shown in again.text
 
 
-def test_values_of_other_types_stop_no_report(talked):
-    tamper(talked, with_one_odd_value)
-    for name in ALL_FILES:
-        with (talked / name).open("a") as file:
-            file.write("[" * 100_000 + "\n1\nnull\n{}\n")
-    html = write_report([talked]).read_text()
-    assert html.count("<script") == 1 and Page(html).tags.count("figure") > 5
-
-
-REWARDS = '{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 1.0}\n'
-
-
-def test_nothing_is_written_through_a_link(talked, tmp_path):
-    (talked / "metrics.jsonl").write_text(REWARDS)
-    write_report([talked])
-    others = [tmp_path / name for name in ("page", "figure")]
-    for link, other in zip((talked / "report.html", talked / "figures" / "reward.svg"), others):
-        other.write_text("kept")
-        link.unlink()
-        link.symlink_to(other)
-    (talked / "report.part").symlink_to(others[0])
-    assert "doctype" in write_report([talked]).read_text()
-    assert [other.read_text() for other in others] == ["kept", "kept"]
-    (talked / "figures").rename(tmp_path / "elsewhere")
-    (talked / "figures").symlink_to(tmp_path / "elsewhere")
-    before = (tmp_path / "elsewhere" / "reward.svg").stat().st_mtime_ns
-    with pytest.raises(ValueError, match=r"figures is a link to .*Remove the link"):
-        write_report([talked])
-    assert (tmp_path / "elsewhere" / "reward.svg").stat().st_mtime_ns == before
-
-
 def test_secrets_are_not_shown(talked):
-    (talked / "metrics.jsonl").write_text(REWARDS)
     secret = "[task]\nconfig = {api_key = 'sk-1', url = 'http://me:word@host'}\n"
     (talked / "config.toml").write_text(secret)
     assert "sk-1" not in (html := write_report([talked]).read_text()) and "word@host" not in html

@@ -19,13 +19,6 @@ def run(tmp_path_factory):
     return make(tmp_path_factory.mktemp("runs") / "demo", steps=30)
 
 
-def test_a_training_run_has_all_its_figures(run):
-    assert {chart.name for chart in charts(run)} == {
-        "accuracy", "reward", "reward_parts", "clip", "ratio", "noise", "entropy", "kl", "length",
-        "truncated", "no_signal", "grad_norm", "lr", "throughput", "time",
-    }  # fmt: skip
-
-
 def test_what_a_run_has_figures_of(tmp_path):
     sft = {"loss": 3.0, "lr": 3e-3, "grad_norm": 1.0, "tokens": 9, "time/train": 0.1}
     for name, line, figures in (
@@ -34,14 +27,6 @@ def test_what_a_run_has_figures_of(tmp_path):
         ("nothing", {"kl": None, "reward": None, "loss": "x"}, []),
     ):
         assert [chart.name for chart in charts(write(tmp_path / name, [line | {"step": 1}]))] == figures, name
-
-
-@pytest.mark.parametrize("values", [[0.0, 0.0], [None, 1e-30, 1e30], [-5.0, 5.0]])
-def test_odd_values_do_not_stop_a_figure(tmp_path, values):
-    keys = ("reward", "kl", "ratio/noise_floor", "time/sample", "eval/accuracy", "lr")
-    lines = [dict.fromkeys(keys, value) | {"step": i} for i, value in enumerate(values, 1)]
-    found = charts(write(tmp_path / "run", lines))
-    assert len(found) == 6 and "nan" not in str([layout(chart) for chart in found])
 
 
 def test_accuracy_has_its_intervals_and_ends(run):
@@ -91,13 +76,6 @@ def test_a_short_run_beside_a_long_one_is_not_smoothed(tmp_path):
     assert chart.x_note == " (bold: running mean, where a thin line shows)"
 
 
-def test_what_a_caption_says_is_drawn(tmp_path):
-    lines = [{"step": s, "ratio/noise_floor": 1e-7, "ratio/std": 1e-3} for s in (1, 2)]
-    without = figure("noise", write(tmp_path / "a", lines)).caption
-    both = figure("noise", write(tmp_path / "b", [r | {"clip/epsilon": 1e-2} for r in lines])).caption
-    assert "clip range" not in without and "clip range (dashed)" in both
-
-
 def test_a_caption_names_what_is_drawn_of_one_run_or_of_several(tmp_path):
     lines = [{"step": s, "kl": 1e-4, "kl_ref": 1e-3} for s in (1, 2)]
     one, other = (write(tmp_path / name, lines) for name in "ab")
@@ -131,12 +109,6 @@ def test_several_runs_whose_first_line_is_zero_are_drawn(tmp_path):
     chart = figure("kl", *runs)
     assert not chart.log and [mark.y.tolist() for mark in chart.marks] == [[0, 0], [0, 0]]
     assert figure("kl", runs[0]).log
-
-
-def test_kinds_of_completions_are_drawn_by_their_prefix(tmp_path):
-    lines = [{"step": s, "completion/worked": 0.4, "completion/cut_off": 0.1} for s in (1, 2)]
-    chart = figure("completions", write(tmp_path / "run", lines))
-    assert [mark.label for mark in chart.marks if mark.label] == ["worked", "cut off"]
 
 
 def test_stages_are_thin_lines_and_queries_have_a_figure(tmp_path):

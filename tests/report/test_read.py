@@ -44,7 +44,7 @@ def test_series_by_hand():
 
 def test_the_time_of_a_step_is_the_sum_of_its_parts(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
-        '{"step": 1, "time/sample": 1, "time/score": 2, "time/train": 4}\n{"step": 2, "time/train": 4, "time/step": 9}\n[]\n'
+        '{"step": 1, "time/sample": 1, "time/score": 2, "time/train": 4}\n{"step": 2, "time/train": 4, "time/step": 9}\n'
     )
     made = read_run(tmp_path, "a name")
     assert [line["time/step"] for line in made.lines] == [7, 9] and made.name == "a name"

@@ -37,18 +37,6 @@ def parts(folder):
     return samples.coloured(folder / "rollouts.jsonl")["cards"][0][1]["parts"]
 
 
-def test_what_is_rounding_has_no_colour(tmp_path):
-    rollouts(tmp_path, [row(1, "p", 1.0, tokens=["a", "b"], log_ratio=[-2.4e-7, 1e-7], logp=[-0.5, -1.0])])
-    assert [token.shade for token in parts(tmp_path)[1].tokens] == ["", ""]
-    assert samples.coloured(tmp_path / "rollouts.jsonl")["top"] == "1e-05"
-
-
-def test_prompts_that_share_no_word_are_not_called_similar(tmp_path):
-    for last, words in (("4+7=", "Completions of two prompts"), ("4+2= too", "Completions of two similar prompts")):
-        rollouts(tmp_path, [row(1, "4+2=", 1.0), row(2, last, 1.0)])
-        assert samples.before_and_after(tmp_path)["which"] == words
-
-
 def test_a_long_completion_loses_its_middle(tmp_path):
     n = samples.MOST_TOKENS + 7
     rollouts(tmp_path, [row(1, "p", 1.0, tokens=["t"] * n, log_ratio=[0.1] * n, logp=[-1.0] * n)])
@@ -74,15 +62,6 @@ def test_conversations_are_shown_turn_by_turn(tmp_path):
         ]  # fmt: skip
     assert parts(tmp_path)[1].note == "turn 1, trained, reward −0.02"
     assert [token.text for token in parts(tmp_path)[1].tokens] == ["look ", "a"] and not parts(tmp_path)[2].tokens
-
-
-def test_tokens_stand_in_the_turns_that_sampled_them(tmp_path):
-    said = [{"role": "assistant", "content": content, "turn": turn} for turn, content in enumerate("abc")]
-    tokens = {"tokens": ["b", "a", "a"], "log_ratio": [0.1] * 3, "token_turns": [1, 0, 0]}
-    rollouts(tmp_path, [row(1, "p", 1.0, dialogue=said, **tokens)])
-    assert [(part.note, [token.text for token in part.tokens]) for part in parts(tmp_path)] == [
-        ("turn 1, trained", ["a", "a"]), ("turn 2, trained", ["b"]), ("turn 3", []),
-    ]  # fmt: skip
 
 
 def test_the_list_has_the_wrong_ones_first_and_says_why(tmp_path):

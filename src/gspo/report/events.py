@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from gspo.report.numbers import plural, steps
-from gspo.report.read import RunMetrics, is_step, read_lines
-from gspo.safe import shorten, without_logins
+from gspo.report.read import RunMetrics, read_lines
+from gspo.safe import shorten
 
 LOSSES = (
     ("rollouts/failed", "rollout", "had no reward"),
@@ -39,8 +38,8 @@ def warnings(folder: Path, run: RunMetrics) -> list[str]:
 
 def newest(folder: Path) -> list[tuple[int, str, str]]:
     """Step, kind and text of the newest events, without those that the page shows elsewhere."""
-    events = (each for each in read_lines(folder / "events.jsonl") if each.get("kind") not in ELSEWHERE)
-    return [(_step(each), str(each.get("kind", "")), shorten(_text(each), 2000)) for each in deque(events, MOST_EVENTS)]
+    events = (each for each in read_lines(folder / "events.jsonl") if each["kind"] not in ELSEWHERE)
+    return [(each["step"], each["kind"], shorten(each["text"], 2000)) for each in deque(events, MOST_EVENTS)]
 
 
 def ended(folder: Path, kind: str, run: RunMetrics) -> str:
@@ -60,12 +59,4 @@ def sandbox(folder: Path) -> str:
 
 def _events(folder: Path, kind: str) -> list[tuple[int, str]]:
     """Step and text of each event of a kind."""
-    return [(_step(each), _text(each)) for each in read_lines(folder / "events.jsonl") if each.get("kind") == kind]
-
-
-def _step(event: dict[str, Any]) -> int:
-    return event["step"] if is_step(event.get("step")) else 0
-
-
-def _text(event: dict[str, Any]) -> str:
-    return without_logins(str(event.get("text", "")))
+    return [(each["step"], each["text"]) for each in read_lines(folder / "events.jsonl") if each["kind"] == kind]

@@ -14,23 +14,18 @@ Texts = list[tuple[float, float, bool, str]]
 
 def ends(run: RunMetrics) -> Texts:
     """Labels of the first and the last accuracy: where, whether below the point, and the value."""
-    x, y = run.series("eval/accuracy")
-    steps, (_, *bars) = run.rows(INTERVAL)
-    reach = {step: ends for step, *ends in zip(steps, *bars)}  # keeps the label clear of the error bar
+    x, (y, low, high) = run.rows(INTERVAL)
     texts = []
     for i in sorted({0, len(x) - 1}) if len(x) else ():
-        below = bool(y[i] > 0.15 and (y[-1] < y[0]) == (i > 0))  # away from the line
-        low, high = reach.get(x[i], (y[i], y[i]))
-        end = min(low, y[i]) if below else max(high, y[i])
-        texts.append((float(x[i]), float(end) * 100, below, f"{100 * y[i]:.0f} %"))
+        below = bool(y[i] > 0.15 and (y[-1] < y[0]) == (i > 0))  # away from the line, and clear of the error bar
+        texts.append((float(x[i]), float(low[i] if below else high[i]) * 100, below, f"{100 * y[i]:.0f} %"))
     return texts
 
 
 def intervals(run: RunMetrics, colour: int) -> list[ChartMark]:
     """The intervals of accuracies: bars, or a band if there are many."""
-    x, (y, low, high) = run.rows(INTERVAL)
-    low, high = (np.minimum(low, y) * 100, np.maximum(high, y) * 100)
-    return [ChartMark("", x, high, low, colour, "band" if len(x) > MOST_DOTS else "bars")]
+    x, (_, low, high) = run.rows(INTERVAL)
+    return [ChartMark("", x, 100 * high, 100 * low, colour, "band" if len(x) > MOST_DOTS else "bars")]
 
 
 def reward_band(run: RunMetrics) -> list[ChartMark]:
@@ -84,9 +79,7 @@ def borders(run: RunMetrics) -> list[float]:
 
 
 def times(run: RunMetrics) -> tuple[np.ndarray, dict[str, np.ndarray], float]:
-    """Steps, the seconds of each part of them by its name, and the top of the axis, which cuts off a few long steps that
-    would flatten the rest.
-    """
+    """Steps, the seconds of each part of them, and the top of the axis, which cuts off a few long steps."""
     parts = {key: name for key, name in TIMES if len(run.series(key)[0])}
     x, heights = run.rows(list(parts))
     top = 1.25 * float(np.quantile(np.sum(heights, axis=0), 0.98)) if len(x) else 0.0

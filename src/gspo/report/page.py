@@ -19,7 +19,7 @@ from gspo.report.chart import Chart
 from gspo.report.events import newest, prompt, sandbox, warnings
 from gspo.report.html import render, write_figures, write_page
 from gspo.report.judgements import judge
-from gspo.report.read import RunMetrics, is_number, read_lines, read_run, run_names
+from gspo.report.read import RunMetrics, read_lines, read_run, run_names
 from gspo.report.summary import RunSummary, get, headline, lead, origin, summarise, tiles
 from gspo.safe import own_folder, without_secrets
 
@@ -106,7 +106,7 @@ def _report(folders: list[Path], runs: list[RunMetrics], charts: list[Chart]) ->
         "prompt": prompt(folder),
         "before_and_after": samples.before_and_after(folder),
         "events": newest(folder),
-        "listed": samples.listed(folder, threshold if is_number(threshold) else 1.0),
+        "listed": samples.listed(folder, 1.0 if threshold is None else threshold),
         "diagnostics": [chart for chart in judged if chart.name not in first],
         "coloured": samples.coloured(folder / "rollouts.jsonl"),
         "configuration": text,
@@ -130,7 +130,6 @@ def _comparison(folders: list[Path], runs: list[RunMetrics], charts: list[Chart]
 
 
 def _cells(summary: RunSummary) -> tuple[str, ...]:
-    """A row of the table in templates/comparison.html."""
     run = summary.run
     return (
         run.name + (" (failed)" if summary.error else " (collapsed)" if summary.collapsed else ""),
@@ -149,7 +148,7 @@ def _settings(folder: Path) -> tuple[dict[str, Any], str]:
     try:
         text = (folder / "config.toml").read_text(encoding="utf-8")
         settings = tomllib.loads(text)
-    except (OSError, ValueError, RecursionError):  # what is no TOML may be anything
+    except (OSError, ValueError):  # what is no TOML may be anything
         return {}, ""
     hidden = without_secrets(settings)
     return settings, text if hidden == settings else tomli_w.dumps(hidden)

@@ -1,14 +1,12 @@
-"""Reads a run folder: its metrics, and the rollouts of its first and last step.
-
-These files are not trusted. Values of another type than a run writes are dropped here, so that figures and pages need no
-checks. Imports nothing else from gspo.
-"""
+"""Reads a run folder: its metrics, and the rollouts of its first and last step. Imports nothing else from gspo."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +42,18 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
-def is_step(value: Any) -> bool:
-    """Whether a value is the number of a step."""
-    return type(value) is int and 0 <= value < 1 << 53
-
-
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the objects of a JSONL file. A missing file counts as empty; malformed (half-written) lines are skipped."""
     if not path.exists():
         return
     with path.open("rb") as file:
-        for line in file:
-            row = _object(line)
-            if row is not None:
-                yield row
+        yield from filter(None, map(_object, file))
 
 
 def read_run(run_dir: str | Path, name: str | None = None, begun: bool = True) -> RunMetrics:
     """Reads a run from its folder. Raises ValueError if it has no step yet, unless `begun` is False."""
     folder = Path(run_dir)
-    lines = [_metrics(line) for line in read_lines(folder / "metrics.jsonl") if is_step(line.get("step", 0))]
+    lines = list(read_lines(folder / "metrics.jsonl"))
     if not lines and begun:
         errors = [event.get("text") for event in read_lines(folder / "events.jsonl") if event.get("kind") == "error"]
         why = f". This one failed before its first step: {errors[-1]}" if errors else ""
@@ -87,7 +77,7 @@ def first_step(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with path.open("rb") as file:
-        return _one_step(map(_row, file.read(MOST_BYTES).split(b"\n")))
+        return _one_step(filter(None, map(_object, file.read(MOST_BYTES).split(b"\n"))))
 
 
 def last_step(path: Path) -> list[dict[str, Any]]:
@@ -102,54 +92,18 @@ def newest_rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - MOST_BYTES))
         lines = file.read().split(b"\n")
-    yield from filter(None, map(_row, reversed(lines)))
+    yield from filter(None, map(_object, reversed(lines)))
 
 
-def _one_step(found: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """The first of these rollouts, up to one of another step. None: a line that is cut off, which is no JSON."""
-    rows: list[dict[str, Any]] = []
-    for row in found:
-        if row and rows and row["step"] != rows[0]["step"]:
-            break
-        rows += [row] if row else []
-    return rows
+def _one_step(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first of these rollouts, up to one of another step."""
+    return next((list(found) for _, found in groupby(rows, itemgetter("step"))), [])
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    """Parses a line of JSON that holds an object; None for anything else."""
+    """Parses a line of JSON; None if it is cut off."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row: dict[str, Any] = json.loads(line)
+    except ValueError:
         return None
-    return row if isinstance(row, dict) else None
-
-
-def _metrics(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of metrics, reduced to numbers, lists, and null for metrics without a value."""
-    return {key: value for key, value in line.items() if value is None or is_number(value) or isinstance(value, list)}
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """Parses a rollout, with each field of the type that a run writes; None if the line is no rollout."""
-    row = _object(line)
-    if row is None or not is_step(row.get("step")):
-        return None
-    prompt = row.get("prompt", "")
-    kept = {"step": row["step"], "prompt": prompt if isinstance(prompt, list) else str(prompt), "reward": None}
-    kept |= {key: row[key] for key in ("reward", "advantage") if is_number(row.get(key))}
-    kept |= {key: str(row[key]) for key in ("completion", "stop", "error", "answer") if row.get(key) is not None}
-    if isinstance(parts := row.get("reward_parts"), dict):
-        kept["reward_parts"] = {name: value if is_number(value) else None for name, value in parts.items()}
-    lists = {key: value for key, value in row.items() if isinstance(value, list)}
-    kept |= {key: lists[key] for key in ("token_ids", "tokens") if key in lists}
-    for key in {"log_ratio", "logp", "token_turns"} & lists.keys():
-        kept[key] = [value if is_number(value) else None for value in lists[key]]
-    dialogue = [_message(each) for each in lists.get("dialogue", ()) if isinstance(each, dict)]
-    return kept | ({"dialogue": dialogue} if dialogue else {})
-
-
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message of a conversation: `role`, `content`, and optionally `turn`, `reward`, and why it was `left_out`."""
-    texts = {key: str(message[key]) for key in ("role", "content", "left_out") if message.get(key) is not None}
-    reward, turn = message.get("reward"), message.get("turn")
-    return texts | ({"reward": reward} if is_number(reward) else {}) | ({"turn": turn} if is_step(turn) else {})
+    return row

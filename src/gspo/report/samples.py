@@ -45,18 +45,13 @@ class Passage(NamedTuple):
 
 
 def before_and_after(folder: Path) -> dict[str, Any] | None:
-    """A completion of the first evaluation beside one of the last, to the same held-out prompt. Without evaluations, they
-    are from the first and the last step, to similar prompts.
-
-    Both are typical: each has the median reward of its side. None if there are no two steps.
-    """
+    """A typical completion of the first evaluation or step beside one of the last, to the same or a similar prompt."""
     files = [folder / "evaluations.jsonl", folder / "rollouts.jsonl"]
     pair = next((pair for file in files if (pair := choose_pair(first_step(file), last_step(file)))), None)
     if pair is None:
         return None
-    similarity = _similarity(*map(prompt_text, pair))
-    which = "Completions of two similar prompts" if similarity else "Completions of two prompts"
-    which = "Two completions of the same prompt" if similarity == SAME else which
+    words = {SAME: "Two completions of the same prompt", 0.0: "Completions of two prompts"}
+    which = words.get(_similarity(*map(prompt_text, pair)), "Completions of two similar prompts")
     return {"which": which, "cards": [(f"{name}: step {row['step']}", _card(row)) for name, row in zip(NAMES, pair)]}
 
 
@@ -73,9 +68,7 @@ def coloured(path: Path) -> dict[str, Any] | None:
 
 
 def listed(folder: Path, threshold: float) -> dict[str, Any]:
-    """The newest completions, held out and of training: as many right as wrong ones, the wrong ones first; and a sentence
-    about why some are wrong. threshold: what the first reward function gives to a right one at least.
-    """
+    """The newest completions, as many right as wrong ones, and why some are wrong. threshold: the reward of a right one."""
     rows, why = [], ""
     for kind, name in (("held-out", "evaluations.jsonl"), ("training", "rollouts.jsonl")):
         why = why or _why(kind, last_step(folder / name), threshold)
@@ -95,18 +88,17 @@ def _cause(row: dict[str, Any], threshold: float) -> str:
     value = next(iter(row.get("reward_parts", {}).values()), row["reward"])
     if value is not None and value >= threshold - 1e-9:
         return ""
-    other = "not the right answer" if row.get("answer") else "low reward"
+    other = "not the right answer" if _answer(row) else "low reward"
     return "no reward" if row["reward"] is None else "cut off" if row.get("stop") == "length" else other
 
 
 def _listed(row: dict[str, Any], kind: str, cause: str) -> dict[str, Any]:
-    """A line of the list."""
     parts = [f"{name} {value:z.3g}" for name, value in row.get("reward_parts", {}).items() if value is not None]
     notes = [kind, cause, row.get("error", ""), *(parts if len(parts) > 1 else [])]
     return {
         "right": not cause, "step": row["step"], "reward": row["reward"], "tokens": len(row.get("token_ids", ())),
-        "prompt": shorten(prompt_text(row), 600), "completion": shorten(row.get("completion", ""), 1000),
-        "answer": shorten(row.get("answer", ""), 200), "notes": shorten("; ".join(filter(None, notes)), 400),
+        "prompt": shorten(prompt_text(row), 600), "completion": shorten(row["completion"], 1000),
+        "answer": shorten(_answer(row), 200), "notes": shorten("; ".join(filter(None, notes)), 400),
     }  # fmt: skip
 
 
@@ -119,24 +111,25 @@ def _why(kind: str, rows: list[dict[str, Any]], threshold: float) -> str:
 
 
 def _card(row: dict[str, Any], top: float = 0.0) -> dict[str, Any]:
-    """A rollout: facts, the prompt and the completion or the conversation turn by turn, and the right answer. `top`: where
-    the colours of tokens saturate; 0 for plain text.
-    """
+    """A rollout: facts, conversation, right answer. `top`: where the colours of tokens saturate; 0 for plain text."""
     parts = []
     for message in row.get("dialogue", ()):
         sampled = "turn" in message
         tokens = _tokens(row, top, message["turn"]) if sampled and top else []
-        notes = [f"turn {message['turn'] + 1}" if sampled else message.get("role", "")]
+        notes = [f"turn {message['turn'] + 1}" if sampled else message.get("role") or ""]
         notes += ["trained"] if tokens else []
         notes += [f"reward {message['reward']:+z.2f}".replace("-", "−")] if "reward" in message else []
         notes += [f"left out: {message['left_out']}"] if message.get("left_out") else []
-        text = shorten(message.get("content", ""), 2000)
+        text = shorten(str(message.get("content") or ""), 2000)
         parts.append(Passage("completion" if sampled else "prompt", ", ".join(notes), text, tokens))
     if not parts:
-        text = shorten(row.get("completion", ""), 8000)
-        completion = Passage("completion", "", text, _tokens(row, top, 0) if top else [])
+        completion = Passage("completion", "", shorten(row["completion"], 8000), _tokens(row, top, 0) if top else [])
         parts = [Passage("prompt", "", prompt_text(row), []), completion]
-    return {"about": _about(row), "parts": parts, "answer": shorten(row.get("answer", ""), 400)}
+    return {"about": _about(row), "parts": parts, "answer": shorten(_answer(row), 400)}
+
+
+def _answer(row: dict[str, Any]) -> str:
+    return str(row.get("answer", ""))
 
 
 def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -165,9 +158,7 @@ def _similarity(one: str, other: str) -> float:
 
 
 def shade(value: float | None, top: float) -> str:
-    """The CSS class of a log-ratio: u1 to u4 for more likely, d1 to d4 for less likely, "" near 0 and for None. The colour
-    saturates at `top`.
-    """
+    """The CSS class of a log-ratio: u1 to u4 for more likely, d1 to d4 for less, "" near 0. It saturates at `top`."""
     level = min(SHADES, round(abs(value or 0.0) / top * SHADES))
     return f"{'u' if value and value > 0 else 'd'}{level}" if level else ""
 
@@ -180,7 +171,7 @@ def _tokens(row: dict[str, Any], top: float, turn: int) -> list[Token]:
         if at == turn:
             known = {"log-ratio": ratio, "log-prob": logp}
             numbers = ", ".join(f"{name} {value:+z.3g}" for name, value in known.items() if value is not None)
-            tokens.append(Token(shade(ratio, top), numbers, str(text).replace("\n", "↵\n")))
+            tokens.append(Token(shade(ratio, top), numbers, text.replace("\n", "↵\n")))
     half, gap = MOST_TOKENS // 2, len(tokens) - MOST_TOKENS
     return tokens if gap <= 0 else [*tokens[:half], Token("", "", "", gap), *tokens[-half:]]
 
@@ -197,7 +188,5 @@ def _about(row: dict[str, Any]) -> str:
 
 def prompt_text(row: dict[str, Any]) -> str:
     """A prompt as text: the string, or its chat messages with their roles."""
-    prompt = row.get("prompt", "")
-    if not isinstance(prompt, list):
-        return str(prompt)
-    return "\n".join(f"{m.get('role', '')}: {m.get('content', '')}" if isinstance(m, dict) else str(m) for m in prompt)
+    prompt = row["prompt"]
+    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m.get('content', '')}" for m in prompt)

@@ -29,9 +29,8 @@ class RunSummary(NamedTuple):
 def summarise(folder: Path, run: RunMetrics, config: dict[str, Any]) -> RunSummary:
     """Summarises the run in a folder."""
     keys = {key for line in run.lines for key in line}
-    planned = get(config, "train", "steps")
     served = "turns/trained" in keys  # agents decide how many steps there are
-    planned = planned if type(planned) is int and not served else 0
+    planned = 0 if served else get(config, "train", "steps") or 0
     supervised = "loss" in keys and "reward" not in keys
     error, collapsed = (ended(folder, kind, run) for kind in ("error", "collapse"))
     return RunSummary(run, config, supervised, served, error, collapsed, planned)
@@ -39,8 +38,7 @@ def summarise(folder: Path, run: RunMetrics, config: dict[str, Any]) -> RunSumma
 
 def get(config: dict[str, Any], section: str, key: str) -> Any:
     """A setting; None if it is missing."""
-    table = config.get(section)
-    return table.get(key) if isinstance(table, dict) else None
+    return config.get(section, {}).get(key)
 
 
 def origin(summary: RunSummary) -> str:
@@ -153,11 +151,10 @@ def _ends_at(run: RunMetrics, key: str) -> str:
 
 def _watched(run: RunMetrics, config: dict[str, Any], where: str) -> list[Tile]:
     """The reward functions with weight 0, which are only monitored."""
-    each = (get(config, "reward", key) for key in ("functions", "weights"))
-    functions, weights = (value if isinstance(value, list) else [] for value in each)
+    functions, weights = (get(config, "reward", key) or [] for key in ("functions", "weights"))
     found = []
     for function, weight in zip(functions, weights):
-        name = str(function).rpartition(":")[2]
+        name = function.rpartition(":")[2]
         evaluated = run.series(f"eval/reward/{name}")[1]
         values = (evaluated[0], evaluated[-1]) if len(evaluated) > 1 else ends(run, f"reward/{name}")
         if weight == 0 and values:
