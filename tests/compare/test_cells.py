@@ -68,24 +68,6 @@ def test_a_study_that_is_stopped_goes_on(place, monkeypatch, number):
     assert metrics.read_text().count("\n") == done + 1
 
 
-def test_what_fails_in_the_study_itself_lets_the_running_cells_save(place, monkeypatch):
-    fork_cells(monkeypatch)
-    broken = '[variants.broken]\ntask = {source = "letters:lost"}\n'
-    text = BASE.replace("steps = 3", "steps = 4000").replace("[3, 4]", "[3]").replace("last = 2", "last = 2\nworkers = 2")
-    whole, _, lost = read(write(place, text + broken), place / "out").cells
-    metrics = Path(whole.config.log.dir) / "metrics.jsonl"
-
-    def tell(outcome, remaining):
-        wait_for(lambda: lines(metrics) > 3)
-        raise OSError("the screen is gone")
-
-    with pytest.raises(OSError, match="the screen is gone"):
-        run_cells([whole, lost], 2, 1, tell)
-    done = metrics.read_text().count("\n")
-    assert 3 < done < 4000
-    assert list((metrics.parent / "checkpoints").glob(f"step_{done:06d}"))  # it saved the step it was in
-
-
 def test_a_file_of_the_users_folder_is_not_pythons(place, monkeypatch):
     paths = os.environ["PYTHONPATH"].split(os.pathsep)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path != str(place)))
@@ -117,22 +99,18 @@ def test_what_is_finished_is_kept_and_what_fails_says_why(place, monkeypatch):
     file = folder.parents[1] / "broken" / "seed3.toml"  # the run needs its secrets: nobody else reads them
     assert "sk-1234" in file.read_text() and stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "sk-1234" not in file.with_suffix(".txt").read_text() + failed.reason
-    other = dataclasses.replace(done, config=as_config(done.config, {"optimizer": {"lr": 0.5}}))
-    with pytest.raises(ValueError, match=r"holds a cell of another study: optimizer\.lr = 0\.003 there, 0\.5 in this one"):
-        finished(other)
     (folder / "events.jsonl").unlink()
     (folder / "metrics.jsonl").write_text('{"step": 3}\n')
-    for section, key, value in (
-        ("eval", "every", 2),
-        ("guard", "collapse", 0.25),
-    ):  # a resumed run may change them, a cell not
+    # A resumed run may change the last two, a cell not.
+    for section, key, value in (("optimizer", "lr", 0.5), ("eval", "every", 2), ("guard", "collapse", 0.25)):
         other = dataclasses.replace(done, config=as_config(done.config, {section: {key: value}}))
         with pytest.raises(ValueError, match=rf"holds a cell of another study: {section}\.{key} = .* there, {value!r} in"):
             finished(other)
     shorter = dataclasses.replace(done, config=as_config(done.config, {"train": {"steps": 2}}))
     with pytest.raises(ValueError, match=r"holds a cell of 3 steps, more than train\.steps = 2\. Delete the folder"):
         finished(shorter)
-    for text, why in (("[train", "not valid TOML.*"), ("[train]\nstepz = 1", r"train\.stepz = 1: .* mean train\.steps\?")):
-        (folder / "config.toml").write_text(text)
-        with pytest.raises(ValueError, match=rf"seed3/config\.toml: {why} Delete the folder, or choose another --dir"):
-            finished(done)
+    (folder / "config.toml").write_text("[train]\nstepz = 1")
+    with pytest.raises(
+        ValueError, match=r"seed3/config\.toml: train\.stepz = 1: .* mean train\.steps\? Delete the folder, "
+    ):
+        finished(done)

@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from gspo.compare.compare import compare
 from gspo.compare.spec import read
 from gspo.config.files import to_toml
 from tests.compare.studies import BASE, write
-from tests.patience import PATIENCE
 
 
 def rows(folder):
@@ -70,18 +67,6 @@ def test_a_cell_that_was_not_evaluated_at_its_end_is_told_and_counts_for_the_rew
     page = (place / "out" / "compare.html").read_text()
     assert "Not in the numbers" in page and "4 of 4 cells" in page
     assert "GSPO auto / seed 4: done. eval/accuracy has no value at its last step, 3: only its reward counts" in page
-
-
-@pytest.mark.slow
-def test_a_study_whose_output_nobody_reads_any_more_goes_on(place):
-    study = write(place, BASE.replace("[3, 4]", "[3]"))
-    command = [sys.executable, "-m", "gspo", "compare", str(study), "--dir", "out"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline().startswith("2 of 2 cells to run")
-    process.stdout.close()  # as `| head -1` does
-    assert process.wait(PATIENCE) == 0 and process.stderr.read() == ""
-    assert [row["status"] for row in rows(place / "out")] == ["done", "done"]
-    assert (place / "out" / "compare.html").exists()
 
 
 def test_what_the_command_line_refuses(place, capsys):

@@ -5,13 +5,11 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from gspo.compare.page import summarise, write_html, write_rows, write_summary
 from gspo.compare.spec import Cell, Study
 from gspo.config.schema import Config
-from gspo.report.chart import Chart, ChartMark
 
 
 def row(variant, seed, reward, status="done", **more):
@@ -83,30 +81,3 @@ def test_the_page_says_it_all_as_text(tmp_path):
     page = write_html(others, [row("GRPO", 3, 0.1)], {}, {}, tmp_path).read_text()
     assert "seeds 3, 4, 5. " in page  # a setting may have its own
     assert "seed 2: failed. &lt;out of memory&gt;" in text and "1 of 2" in text and "10.00%" in text
-
-
-def test_no_name_and_no_reason_is_markup(tmp_path):
-    odd = """<script>x</script>"'&\x1b"""
-    cells = [Cell(odd, variant, seed, Config()) for variant in (odd, "other" + odd) for seed in range(2)]
-    study = Study(odd, odd, odd, odd, 2, 1, 1, cells)
-    done = {"setting": odd, "metric": 0.5}
-    rows = [row(cell.variant, cell.seed, 0.25 * cell.seed, **done) for cell in cells]
-    rows[0] = row(odd, odd, 0.0, odd, setting=odd, reason=odd)
-    ends = np.array([0.0, 1.0])
-    drawn = {odd: [Chart(odd, odd, odd, odd, [ChartMark(odd, ends, ends), ChartMark(odd, ends, ends)])]}
-    page = write_html(
-        study, rows, {by: summarise(study, rows, by) for by in ("reward", "metric")}, drawn, tmp_path
-    ).read_text()
-    assert page.count("<script") == 1 and "\x1b" not in page
-    assert page.count("&lt;script&gt;x&lt;/script&gt;&#34;&#39;&amp;\\x1b") > 10
-
-
-def test_nothing_is_written_through_a_link(tmp_path):
-    (tmp_path / "other").write_text("kept")
-    for name in ("results.csv", "results.json", "compare.html", "results.csv.part"):
-        (tmp_path / name).symlink_to(tmp_path / "other")
-    summary = {"reward": summarise(STUDY, ROWS, "reward")}
-    write_rows(ROWS, tmp_path)
-    write_summary(STUDY, summary, tmp_path)
-    write_html(STUDY, ROWS, summary, {}, tmp_path)
-    assert (tmp_path / "other").read_text() == "kept" and not (tmp_path / "results.csv").is_symlink()

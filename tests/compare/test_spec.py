@@ -10,18 +10,15 @@ from gspo.config.policy import ModelConfig
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
-from gspo.data import loaders
 from tests.compare.studies import BASE, write
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("seeds = [3, 4]", "", "seeds = None: a list of different whole numbers"),
         ("seeds = [3, 4]", "seeds = [3, 3]", r"seeds = \[3, 3\]: a list of different whole numbers"),
         ("seeds = [3, 4]", "seed = [3]", "seed: unknown key, did you mean seeds"),
         ('baseline = "GRPO"', 'baseline = "GRPOO"', "baseline = 'GRPOO': is no variant, did you mean GRPO"),
-        ('name = "grpo"', 'name = "grop"', "GRPO: algorithm.name = 'grop': allowed are .* did you mean grpo"),
         ("lr = 3e-3", "rl = 3e-3", r"optimizer\.rl = 0\.003: unknown key"),
         ("train = {steps = 3}", "train = {steps = 3, seed = 1}", ""),
         ('algorithm = {name = "grpo"}', "train = {seed = 1}", r"GRPO: train\.seed: the study sets it"),
@@ -30,11 +27,6 @@ from tests.compare.studies import BASE, write
         ("[variants.GRPO]", '[settings."x"]\nonly = ["GRP"]\n[variants.GRPO]', "'GRP' is no variant, did you mean GRPO"),
         ("[variants.GRPO]", '[variants."GRPO "]\n[variants.GRPO]', "two cells would have the folder"),
         ("[variants.GRPO]", '[settings."x"]\nonly = ["GRPO"]\n[variants.GRPO]', "variants.GSPO auto: has no cell: "),
-        (
-            '{name = "grpo"}',
-            '{name = "grpo"}\nseeds = [7]',
-            r"variants\.GRPO: has no cell: its `seeds`, or `only`, leave none",
-        ),
         (
             "[variants.GRPO]",
             '[settings."x".variants]\nGRPO = 3\n[variants.GRPO]',
@@ -80,17 +72,11 @@ variants = {GRPO = {optimizer = {lr = 1e-2}}}
 
 def test_a_name_may_be_words_but_leads_out_of_no_folder(tmp_path):
     """All are quoted keys that TOML allows."""
-    for kind, name in (
-        ("variants", ".."),
-        ("settings", "../x"),
-        ("variants", ""),
-        ("settings", "///"),
-        ("variants", "a\x1b[2Jb"),
-    ):
+    for kind, name in (("variants", ".."), ("settings", "../x"), ("variants", "a\x1b[2Jb")):
         table = tomli_w.dumps({kind: {name: {"train": {"steps": 2}}}})
         with pytest.raises(ValueError, match=rf"study\.toml: {kind}\."):
             read(write(tmp_path, f"{BASE}\n{table}"), tmp_path / "out")
-    for name in ("λ = 0.5 (1/2)", "a/../x", "/etc"):
+    for name in ("λ = 0.5 (1/2)", "a/../x"):
         table = tomli_w.dumps({"variants": {name: {"train": {"steps": 2}}}})
         cell = read(write(tmp_path, f"{BASE}\n{table}"), tmp_path / "out").cells[-1]
         place = (tmp_path / "out" / "cells" / cell.name).resolve()
@@ -103,17 +89,6 @@ def test_a_source_that_is_not_there_is_told_before_a_cell_runs(tmp_path):
         ValueError, match=r"study\.toml: runs / late: stage\[0\].source = 'gone.jsonl': there is no such file"
     ):
         read(write(tmp_path, f"{BASE}\n{late}"), tmp_path / "out")
-
-
-def test_a_source_that_many_variants_name_is_read_once(place, monkeypatch):
-    asked, real = [], loaders.rows_of
-    monkeypatch.setattr(loaders, "rows_of", lambda path, where: asked.append(str(path)) or real(path, where))
-    (place / "more.jsonl").write_text((place / "rows.jsonl").read_text())
-    stage = {"stage": [{"at": 2, "source": "more.jsonl"}]}
-    later = {"stage": [{"at": 2, "temperature": 0.5}, {"at": 3, "source": "more.jsonl"}]}
-    tables = tomli_w.dumps({"variants": {"a": stage, "b": later}, "settings": {"x": {}, "y": {}}})
-    read(write(place, f"{BASE}\n{tables}"), place / "out")
-    assert asked == ["more.jsonl"]
 
 
 def test_a_base_may_be_a_file_beside_it(tmp_path):

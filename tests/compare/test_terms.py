@@ -51,6 +51,6 @@ def test_the_same_prompts_are_those_that_nothing_changes(subtests):
 
 def test_the_same_number_of_steps_is_counted():
     cells = [cell("A", {}), cell("B", {}), cell("A", {}, seed=1)]
-    names = [each.name for each in cells]
-    assert "the same number of steps" in describe(cells, {names[0]: 9, names[1]: 9, names[2]: 8})
-    assert "the same number of steps" not in describe(cells, {names[0]: 9, names[1]: 7})  # the guard has stopped one
+    A, B, other = (("runs", each.variant, each.seed) for each in cells)
+    assert "the same number of steps" in describe(cells, {A: 9, B: 9, other: 8})
+    assert "the same number of steps" not in describe(cells, {A: 9, B: 7})  # the guard has stopped one

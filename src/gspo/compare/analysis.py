@@ -24,19 +24,7 @@ MEANS = {
 
 
 def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD) -> dict[str, Any]:
-    """Returns the numbers of a cell.
-
-    Args:
-        metric: A metric that counts beside the reward; "" for none.
-        last: Number of final steps over which the reward is averaged.
-        guard: Settings of the collapse test.
-
-    Returns:
-        A row that contains, among others, `reward`: mean of the `last` steps; `best`: highest mean of as many steps; `fall`:
-        `best` minus `reward`; `mean`: mean of all steps, the area under the curve; `metric`: its value at the last step, NaN
-        if it has none there; `collapsed`: by the test of `guard`; `unscored`: share of the sampled completions without a
-        reward; `eval_unscored`: number of held-out completions without a reward in the last step.
-    """
+    """The numbers of a cell, as a row. `metric`: one beside the reward, or "". `last`: steps whose mean reward counts."""
     _, rewards = run.series("reward")
     width = min(last, len(rewards))
     smooth: list[float] = np.convolve(rewards, np.ones(width) / width, "valid").tolist() if width else []
@@ -45,15 +33,15 @@ def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD)
     row: dict[str, Any] = {
         "steps": steps,
         "reward": smooth[-1] if smooth else math.nan,
-        "best": max(smooth, default=math.nan),
-        "mean": _mean(rewards),
+        "best": max(smooth, default=math.nan),  # of as many steps
+        "mean": _mean(rewards),  # the area under the curve
         "tokens": next(iter(run.series("tokens_total")[1].tolist()[::-1]), math.nan),
         "seconds": float(run.series("time/step")[1].sum()),
     }
     row["fall"] = row["best"] - row["reward"]
     row["collapsed"] = collapsed(run, guard)
     row["unscored"] = unscored(run)
-    row["eval_unscored"] = float(end.get("eval/failed", math.nan))
+    row["eval_unscored"] = float(end.get("eval/failed", math.nan))  # a number, in the last step
     if metric:
         row["metric"] = float(end.get(metric, math.nan))
     return row | {name: _mean(run.series(key)[1]) for name, key in MEANS.items()}
@@ -64,9 +52,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def collapsed(run: RunMetrics, guard: GuardConfig = GUARD) -> bool:
-    """Whether the final reward is below the share `guard.collapse` of its best and noise does not explain it, by the guard's
-    test. The best is taken since the last change of the queries.
-    """
+    """Whether the guard's test finds a collapse at the end: a fall from the best since the queries last changed."""
     test, fall, stage = RewardFall(guard.window), None, 0.0
     for line in run.lines:
         if other_queries(line, stage):

@@ -26,16 +26,10 @@ def compare(
     dry_run: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> int:
-    """Runs the cells of a study and writes its page from all that are done.
+    """Runs the cells of a study whose names match `only`, and writes its page from all that are done. Returns the exit
+    status: 1 if a cell failed or none is done.
 
-    Args:
-        folder: Folder of the study; by default runs/NAME.
-        only: Pattern of the names of the cells to run.
-        dry_run: Whether to only list the cells.
-        overrides: `section.key` -> value, for all cells.
-
-    Returns:
-        The exit status: 1 if a cell failed or none is done.
+    folder: of the study; by default runs/NAME. overrides: `section.key` -> value, for all cells.
     """
     folder = Path(folder) if folder is not None else Path("runs") / Path(path).stem
     study = spec.read(path, folder, overrides)

@@ -42,10 +42,7 @@ def points(run: RunMetrics, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def band(runs: Sequence[RunMetrics], x: str, y: str, log: bool) -> tuple[np.ndarray, ...] | None:
-    """Grid, mean, minimum and maximum over the runs, where all of them have values; None if one has none.
-
-    With `log` the mean is geometric, and values below FLOOR are raised to it.
-    """
+    """Grid, mean (geometric with `log`), minimum and maximum over the runs, where all have values; None if one has none."""
     lines = [points(run, x, y) for run in runs]
     if not lines or any(len(at) == 0 for at, _ in lines):
         return None

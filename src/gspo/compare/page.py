@@ -53,53 +53,46 @@ def named(study: Study, by: str) -> tuple[str, str]:
 def summarise(
     study: Study, rows: Sequence[CellRow], by: str, limits: tuple[float, float] = UNBOUNDED
 ) -> list[dict[str, Any]]:
-    """For each setting and variant: means and intervals of `by` (one of MEASURES), the paired difference to the baseline,
-    and a verdict. limits: of the measure's values.
-    """
+    """For each setting and variant: means and intervals of `by`, the paired difference to the baseline, and a verdict."""
     metric, words = named(study, by)
     width = limits[1] - limits[0]
     lines = []
     for setting in study.settings:
-        values = {v: _values(rows, setting, v, by) for v in study.variants(setting)}
-        base = values.get(study.baseline, {})
-        for variant, each in values.items():
-            here = _done(rows, setting, variant)
+        done: dict[str, list[CellRow]] = {variant: [] for variant in (*study.variants(setting), study.baseline)}
+        for row in rows:
+            if (row["setting"], row["status"]) == (setting, "done"):
+                done[row["variant"]].append(row)
+        values = {variant: {row["seed"]: row[by] for row in here if by in row} for variant, here in done.items()}
+        for variant in study.variants(setting):
+            here = done[variant]
             line: dict[str, Any] = {
                 "setting": setting, "variant": variant, "cells": len(here),
                 "collapsed": sum(bool(row["collapsed"]) for row in here),
             }  # fmt: skip
-            line[by] = interval(list(each.values()), limits)
+            line[by] = interval(list(values[variant].values()), limits)
             line |= {name: interval([row[name] for row in here], ends) for name, ends in BESIDE.items()}
             if variant != study.baseline:
-                differences = paired(each, base)
+                differences = paired(values[variant], values[study.baseline])
                 line["difference"] = of_differences(differences, (-width, width))
                 line["bootstrap"] = bootstrap(differences) if len(differences) > 1 else (math.nan, math.nan)
                 line["verdict"] = verdict(
                     variant, study.baseline, line["difference"], line["collapsed"], len(here), words, better(metric)
-                ) + _unscored(metric, rows, setting, (variant, study.baseline))
+                ) + _unscored(metric, {name: done[name] for name in (variant, study.baseline)})
             lines.append(line)
     return lines
 
 
-def _unscored(metric: str, rows: Sequence[CellRow], setting: str, variants: Sequence[str]) -> str:
+def _unscored(metric: str, done: Mapping[str, Sequence[CellRow]]) -> str:
     """What a mean reward leaves out, where it leaves something out: graders fail on bad completions above all."""
     held_out = metric.startswith("eval/")
     if not metric.removeprefix("eval/").startswith("reward"):
         return ""
     key, form, what = ("eval_unscored", ".1f", "held-out completions") if held_out else ("unscored", ".1%", "completions")
-    shares = {name: interval([row[key] for row in _done(rows, setting, name)]).mean for name in variants}
+    shares = {name: interval([row[key] for row in rows]).mean for name, rows in done.items()}
     if not any(share > 0 for share in shares.values()):
         return ""
     listed = ", ".join(f"{name} {share:{form}}" for name, share in shares.items())
     return f" Left out, as {what} without a reward: {listed}."
-
-
-def _done(rows: Sequence[CellRow], setting: str, variant: str) -> list[CellRow]:
-    return [row for row in rows if (row["setting"], row["variant"], row["status"]) == (setting, variant, "done")]
-
-
-def _values(rows: Sequence[CellRow], setting: str, variant: str, by: str) -> dict[int, float]:
-    return {row["seed"]: row[by] for row in _done(rows, setting, variant) if by in row}
 
 
 def write_summary(study: Study, summaries: Mapping[str, list[dict[str, Any]]], folder: Path) -> None:
@@ -122,7 +115,7 @@ def write_html(
         for row in rows
         if row["status"] != "done" or row["reason"]
     ]
-    count = sum(row["status"] == "done" for row in rows)
+    steps = {(r["setting"], r["variant"], r["seed"]): r["steps"] for r in rows if r["status"] == "done"}
     settings = []
     for setting in study.settings:
         tables = []
@@ -136,8 +129,8 @@ def write_html(
         path,
         "compare/page.html",
         title=study.title,
-        lead=f"{count} of {len(rows)} cells: {len(study.settings)} setting{'s' * (len(study.settings) > 1)}, seeds "
-        f"{', '.join(map(str, study.seeds))}. {describe(study.cells, _steps(study, rows))}",
+        lead=f"{len(steps)} of {len(rows)} cells: {len(study.settings)} setting{'s' * (len(study.settings) > 1)}, seeds "
+        f"{', '.join(map(str, study.seeds))}. {describe(study.cells, steps)}",
         plan=study.plan,
         missing=missing,
         settings=settings,
@@ -145,12 +138,6 @@ def write_html(
         share=f"{shares.pop():.0%}" if len(shares) == 1 else "the share guard.collapse",
     )
     return path
-
-
-def _steps(study: Study, rows: Sequence[CellRow]) -> dict[str, int]:
-    """Of each cell that is done, by its name."""
-    done = {(row["setting"], row["variant"], row["seed"]): row["steps"] for row in rows if row["status"] == "done"}
-    return {cell.name: done[at] for cell in study.cells if (at := (cell.setting, cell.variant, cell.seed)) in done}
 
 
 def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> tuple[Sequence[str], list[list[str]]]:

@@ -71,9 +71,7 @@ def slug(name: str) -> str:
 
 
 def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
-    """Reads and checks a whole study, whose cells run in `folder`. Raises ValueError with the key, the value and what is
-    allowed. `overrides`: `section.key` -> value, for all cells.
-    """
+    """Reads and checks a study whose cells run in `folder`. `overrides`: `section.key` -> value, for all cells."""
     path = Path(path)
     raw = read_toml(path, "study file")
     for key in raw:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from gspo.compare.spec import SET_BY_THE_STUDY, Cell
@@ -27,23 +29,23 @@ def settings(cell: Cell) -> dict[str, Any]:
 def differing(cells: Sequence[Cell]) -> list[str]:
     """The keys that differ among cells of the same setting, in order."""
     found: dict[str, None] = {}
-    for here in _by(cells, lambda cell: cell.setting):
+    for here in _by_setting(cells):
         each = [settings(cell) for cell in here]
         keys = dict.fromkeys(key for one in each for key in one)
         found |= dict.fromkeys(key for key in keys if any(one.get(key) != each[0].get(key) for one in each))
     return list(found)
 
 
-def describe(cells: Sequence[Cell], steps: Mapping[str, int]) -> str:
-    """Describes what cells with the same seed have in common, and where the variants of a setting differ. `steps`: number of
-    steps that each cell ran, by its name; the guard may have ended it early.
-    """
+def describe(cells: Sequence[Cell], steps: Mapping[tuple[str, str, int], int]) -> str:
+    """What cells with the same seed share, and where variants differ. `steps`: by setting, variant and seed."""
     keys = differing(cells)
     shared = ["the same prompts in the same order"] if _same_prompts(cells, keys) else []
     if not any(key.startswith(MODEL) for key in keys):
         shared.append("the same model to begin with")
-    ran = [{steps[cell.name] for cell in here if cell.name in steps} for here in _by(cells, lambda c: (c.setting, c.seed))]
-    if "train.steps" not in keys and all(len(each) <= 1 for each in ran):
+    ran: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for (setting, _, seed), count in steps.items():
+        ran[setting, seed].add(count)
+    if "train.steps" not in keys and all(len(each) == 1 for each in ran.values()):
         shared.append("the same number of steps")
     whose = "Within a setting, cells" if len({cell.setting for cell in cells}) > 1 else "Cells"
     text = f"{whose} with the same seed have {', '.join(shared)}. " if shared else ""
@@ -51,9 +53,7 @@ def describe(cells: Sequence[Cell], steps: Mapping[str, int]) -> str:
 
 
 def _same_prompts(cells: Sequence[Cell], keys: Sequence[str]) -> bool:
-    """Whether each step has the same prompts in all cells: the same rows, worded alike, and not selected by the run: by
-    rewards, or by what finishes first.
-    """
+    """Whether each step has the same prompts in all cells: the same rows, worded alike, and not selected by the run."""
     configs = [cell.config for cell in cells]
     if any(c.rollout.dynamic_sampling_rounds or c.rollout.max_staleness or c.refresh.every for c in configs):
         return False
@@ -61,17 +61,13 @@ def _same_prompts(cells: Sequence[Cell], keys: Sequence[str]) -> bool:
         return False
     if LENGTH in keys and any(config.task.too_long == "leave_out" for config in configs):
         return False
-    return all(len({_system(cell.config) for cell in here}) == 1 for here in _by(cells, lambda cell: cell.setting))
+    return all(len({_system(cell.config) for cell in here}) == 1 for here in _by_setting(cells))
 
 
 def _system(config: Config) -> str:
-    """The system message of the prompts."""
     return default_system(config) if config.task.system == "auto" else config.task.system
 
 
-def _by(cells: Sequence[Cell], key: Callable[[Cell], Any]) -> list[list[Cell]]:
-    """Groups cells by a key."""
-    groups: dict[Any, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(key(cell), []).append(cell)
-    return list(groups.values())
+def _by_setting(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """The cells of each setting, which stand together."""
+    return [list(here) for _, here in groupby(cells, lambda cell: cell.setting)]
