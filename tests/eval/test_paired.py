@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from gspo.eval.manifest import NAME
-from gspo.eval.paired import compared, correct_of, paired
+from gspo.eval.paired import check, compared, correct_of, paired
 from gspo.eval.replies import Lines, Mark
 
 NAMES = ("new", "old")
@@ -74,9 +74,10 @@ def test_two_folders_compare(tmp_path):
 
 def test_folders_that_do_not_compare_are_refused(tmp_path):
     one = evaluation(tmp_path / "one", "m", [True] * 4)
+    this = json.loads((one / NAME).read_text())
     with pytest.raises(ValueError, match="its problems are others"):
-        compared(one, evaluation(tmp_path / "two", "m", [True] * 4, sha="2"))
+        check(this, evaluation(tmp_path / "two", "m", [True] * 4, sha="2"))
     with pytest.raises(ValueError, match="is not finished: 3 of 2 x 2 replies"):
-        compared(one, evaluation(tmp_path / "three", "m", [True] * 3))
+        check(this, evaluation(tmp_path / "three", "m", [True] * 3))
     with pytest.raises(ValueError, match="is not the folder of an evaluation"):
-        compared(one, tmp_path / "nowhere")
+        check(this, tmp_path / "nowhere")

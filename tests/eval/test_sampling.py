@@ -10,7 +10,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.eval import sampling
 from gspo.eval.endpoint import EndpointReply
 from gspo.eval.replies import Lines, Mark, Reply, read
-from gspo.eval.sampling import mark, missing_keys, sample, shuffle_problems, vote
+from gspo.eval.sampling import mark, missing_keys, sample, vote
 from gspo.interfaces import RewardsFailed
 from gspo.rewards.scorer import Rewards
 from gspo.types import Prompt, Rollout
@@ -74,13 +74,6 @@ def test_all_replies_that_are_there_are_kept_when_one_fails_or_somebody_stops_it
     with replies_of(tmp_path) as replies, pytest.raises(BegunNoMore if stopped else RuntimeError):
         sample(replies, [("a", i) for i in range(64)], begin, 64, quiet)
     assert len(read(tmp_path / "replies.jsonl", Reply)) == 63 - (not stopped)
-
-
-def test_an_order_by_chance_keeps_the_replies_to_a_problem_together():
-    todo = [(problem, number) for problem in "abcdefgh" for number in range(3)]
-    orders = [shuffle_problems(todo) for _ in range(20)]
-    assert all(sorted(order) == todo for order in orders) and len({order[0] for order in orders}) > 2
-    assert all([problem for problem, _ in order[::3]] == [problem for problem, _ in order[1::3]] for order in orders)
 
 
 def test_replies_are_marked_once_and_vote(tmp_path):

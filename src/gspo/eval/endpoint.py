@@ -23,9 +23,7 @@ class EndpointReply(NamedTuple):
 
 
 class Endpoint:
-    """Samples replies of `model` at an OpenAI-compatible endpoint, at most `concurrent` at a time. `system`: the system
-    message, or "". `timeout`: seconds for a reply, retries included.
-    """
+    """Samples replies of `model` at an OpenAI-compatible endpoint. `timeout`: seconds for a reply, retries included."""
 
     def __init__(self, url: str, model: str, key: str, system: str, timeout: float, concurrent: int) -> None:
         """Raises ValueError without the package openai."""

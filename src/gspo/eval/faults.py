@@ -23,22 +23,15 @@ class Faults:
     A refusal concerns only its problem, and so may a timeout or an error within the server: the other problems go on. A
     failure that every request would meet, such as a lost connection or a wrong key, stops the sampling.
 
-    Args:
-        there: Problems that have replies from an earlier run.
-        each: Whether a refused problem is requested for each of its replies, because they may differ.
-
-    Attributes:
-        refused: Why each problem was refused.
-        refusals: The refused replies.
-        failed: Problems that failed in another way, with the reason.
-        stopped: Why sampling has stopped; None while the endpoint works.
+    there: problems that have replies from an earlier run. each: whether a refused problem is requested for each of its
+    replies, because they may differ.
     """
 
-    def __init__(self, there: Iterable[str] = (), each: bool = False) -> None:
-        self.refused: dict[str, str] = {}
+    def __init__(self, there: Iterable[str], each: bool) -> None:
+        self.refused: dict[str, str] = {}  # why each problem was refused
         self.refusals: list[Key] = []
-        self.failed: dict[str, str] = {}
-        self.stopped: str | None = None
+        self.failed: dict[str, str] = {}  # why a problem failed in another way
+        self.stopped: str | None = None  # why sampling has stopped
         self._in_a_row: set[str] = set()
         self._replied, self._each = set(there), each
         self._counts = Counter[str]()

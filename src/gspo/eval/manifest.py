@@ -26,11 +26,8 @@ def manifest(
 ) -> dict[str, Any]:
     """What identifies an evaluation, as plain data.
 
-    Args:
-        url: The endpoint that samples; "" for a model in this process.
-        version: Of the model's files, "" for an endpoint.
-        computation: What the model's numbers depend on besides; {} for an endpoint.
-        context: Further facts about the scoring.
+    version, computation: of the model's files, and what its numbers depend on besides; "" and {} for the endpoint at `url`.
+    context: further facts about the scoring.
     """
     task, evaluation = config.task, config.eval
     made = {

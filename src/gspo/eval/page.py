@@ -49,7 +49,6 @@ def write(
 
 
 def _interval(value: Interval) -> str:
-    """A share with its interval, or why it has none."""
     return percent_with_interval(value) + (f"; an interval {NEEDS_TWO}" if math.isnan(value.low) else "")
 
 

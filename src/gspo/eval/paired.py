@@ -19,25 +19,16 @@ COMPARED = ("prompt", "computation", "sampling", "scoring", "samples")
 
 
 class Paired(NamedTuple):
-    """The difference of two models' avg@n, first minus second.
+    """The difference of two models' avg@n, first minus second."""
 
-    Attributes:
-        these: Its interval over these problems.
-        like: Its interval over problems like these.
-        words: The result in words.
-        differs: Settings that differ as well, so that the difference is not due to the models alone.
-    """
-
-    these: Interval
-    like: Interval
+    these: Interval  # over these problems
+    like: Interval  # over problems like these
     words: str
-    differs: list[str]
+    differs: list[str]  # settings that differ as well, so that the difference is not due to the models alone
 
 
 def correct_of(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The manifest of the finished evaluation in a folder, and the number of correct replies to each problem. Raises
-    ValueError if there is none.
-    """
+    """The manifest of a finished evaluation, and the correct replies to each problem. Raises ValueError if there is none."""
     there = load(folder)
     marks = read(folder / "marks.jsonl", Mark)
     n, problems = there["samples"], dict.fromkeys(problem for problem, _ in marks)
@@ -57,9 +48,8 @@ def check(this: Mapping[str, Any], other: Path) -> None:
 
 
 def compared(first: Path, second: Path) -> Paired:
-    """Compares the evaluation in `first` with that in `second`. Raises ValueError if one is unfinished or of other data."""
+    """Compares the evaluation in `first` with that in `second`, which `check` has found to be of the same data."""
     (mine, a), (theirs, b) = correct_of(first), correct_of(second)
-    check(mine, second)
     differs = [key for key in COMPARED if mine.get(key) != theirs.get(key)]
     names = str(mine["model"]), str(theirs["model"])
     if names[0] == names[1]:
@@ -70,13 +60,7 @@ def compared(first: Path, second: Path) -> Paired:
 def paired(
     a: Mapping[str, int], n: int, b: Mapping[str, int], m: int, names: tuple[str, str], differs: Sequence[str] = ()
 ) -> Paired:
-    """The difference of two models, a - b.
-
-    Args:
-        a: Correct replies to each problem, out of `n`.
-        b: Correct replies to each problem, out of `m`.
-        differs: Settings in which the two evaluations differ.
-    """
+    """The difference of two models, a - b: correct replies to each problem, out of `n` and out of `m`."""
     mine, theirs = list(a.values()), [b[problem] for problem in a]
     these = _difference(over_these(mine, n), over_these(theirs, m))
     differences = [c / n - d / m for c, d in zip(mine, theirs)]

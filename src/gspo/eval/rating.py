@@ -44,19 +44,17 @@ def expected(rating: float, humans: Sequence[float]) -> float:
 
 
 def rating_at(place: float, humans: Sequence[float], as_published: bool = False) -> tuple[float, str]:
-    """The rating whose expected place is `place`, by bisection, and "at least" or "at most" if it is only a bound.
+    """The rating whose expected place among humans is `place`, and "at least" or "at most" if it is only a bound.
 
-    The first and the last place are not the expected place of any rating. They get the rating of half a place further in. As
-    published, other places near the ends may have no rating either, and get the highest or lowest in the search range.
+    The first and the last place are not the expected place of any rating. They get the rating of half a place further in.
 
-    Args:
-        place: From 1 to the number of humans + 1.
-        humans: Their ratings.
-        as_published: Whether to follow the published script, which counts places from 0 and expected places from 1, and
-            searches whole ratings up to the best human's + 100.
+    as_published: as the published script, which counts places from 0 and expected places from 1, and searches whole ratings
+    up to the best human's + 100. Other places near the ends may have no rating either, and get the highest or the lowest.
     """
     if as_published:
-        return _published(place, humans)
+        top = int(max(humans)) + 99
+        rating = bisect_left(range(1, top + 1), True, key=lambda one: expected(one, humans) < place - 1)
+        return float(rating), "at least" if rating == top else "at most" if not rating else ""
     sought = min(max(place, 1.5), len(humans) + 0.5)
     bound = "at least" if sought > place else "at most" if sought < place else ""
     low, high = LOWEST, HIGHEST
@@ -69,25 +67,17 @@ def rating_at(place: float, humans: Sequence[float], as_published: bool = False)
     return (low + high) / 2, bound
 
 
-def _published(place: float, humans: Sequence[float]) -> tuple[float, str]:
-    top = int(max(humans)) + 99
-    rating = bisect_left(range(1, top + 1), True, key=lambda one: expected(one, humans) < place - 1)
-    return float(rating), "at least" if rating == top else "at most" if not rating else ""
-
-
 def points_of(contest: Contest, tries: Mapping[str, Sequence[bool]]) -> tuple[float, float]:
-    """The points and the penalty of a model's submissions.
+    """The points and the penalty of a model's submissions, for each problem in order: is it correct?
 
     A solved problem gives max(0, points - 50 x wrong submissions before the correct one). If problems have no points, it
-    gives 1 point, and a penalty of 10 per wrong submission. `tries`: for each problem, whether each submission is correct,
-    in order.
+    gives 1 point, and a penalty of 10 per wrong submission.
     """
     total = penalty = 0.0
     for problem, verdicts in tries.items():
-        some = list(verdicts)[:TRIES]
-        if True not in some:
+        if True not in verdicts[:TRIES]:
             continue
-        before = some.index(True)
+        before = verdicts.index(True)
         if any(contest.points.values()):
             total += max(0.0, contest.points[problem] - PER_TRY * before)
         else:
@@ -109,17 +99,11 @@ def rated(contest: Contest, tries: Mapping[str, Sequence[bool]], as_published: b
 
 
 class Missing(NamedTuple):
-    """Numbers of contests that do not rate.
+    """Numbers of contests that do not rate."""
 
-    Attributes:
-        few: With too few rated humans.
-        partial: With problems that the benchmark lacks.
-        absent: Of the benchmark, but not among the contests.
-    """
-
-    few: int
-    partial: int
-    absent: int
+    few: int  # with too few rated humans
+    partial: int  # with problems that the benchmark lacks
+    absent: int  # of the benchmark, but not among the contests
 
     def described(self) -> list[str]:
         """A phrase per reason."""

@@ -33,18 +33,13 @@ class Reply:
 
 @dataclass(frozen=True)
 class Mark:
-    """The mark of a reply.
-
-    Attributes:
-        right: Whether the reply is correct. A reply that could not be scored is wrong, and `error` says why.
-        vote: Its answer, for the majority vote; None if it has none.
-    """
+    """The mark of a reply."""
 
     problem: str
     sample: int
     right: bool
-    vote: str | None = None
-    error: str | None = None
+    vote: str | None = None  # its answer, for the majority vote
+    error: str | None = None  # why it could not be scored; it then counts as wrong
 
 
 Line = TypeVar("Line", Reply, Mark)
@@ -77,16 +72,13 @@ class Lines(Generic[Line]):
                 data = data[self._file.write(data) or 0 :]
         self.lines[item.problem, item.sample] = item
 
-    def close(self) -> None:
-        """Syncs the file to disk and closes it."""
-        with self._file:
-            os.fsync(self._file.fileno())
-
     def __enter__(self) -> Lines[Line]:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Syncs the file to disk and closes it."""
+        with self._file:
+            os.fsync(self._file.fileno())
 
 
 def read(path: Path, kind: type[Line]) -> dict[Key, Line]:
@@ -97,15 +89,10 @@ def read(path: Path, kind: type[Line]) -> dict[Key, Line]:
         raise ValueError(f"{path}: cannot be read: {error}") from None
     found: dict[Key, Line] = {}
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n")[:-1], 1):
-        item = _read(line, kind, f"{path}, line {number}")
+        try:
+            item = kind(**json.loads(line))
+        except (ValueError, TypeError):
+            where = f"{path}, line {number}: is no line of an evaluation: {line[:60]!r}"
+            raise ValueError(f"{where}; restore the file, or begin another") from None
         found.setdefault((item.problem, item.sample), item)
     return found
-
-
-def _read(line: bytes, kind: type[Line], where: str) -> Line:
-    try:
-        return kind(**json.loads(line))
-    except (ValueError, TypeError):
-        raise ValueError(
-            f"{where}: is no line of an evaluation: {line[:60]!r}; restore the file, or begin another"
-        ) from None

@@ -27,10 +27,7 @@ NEEDS_TWO = "needs 2 replies to a problem"
 def problem_rows(
     prompts: Sequence[Prompt], n: int, replies: Mapping[Key, Reply], marks: Mapping[Key, Mark]
 ) -> list[dict[str, Any]]:
-    """One row of figures per problem, with `n` replies each: among others `correct`, correct replies; `failed`, replies that
-    were not scored; `refused`, those among them that an endpoint refused; and if problems have answers `majority`, the most
-    frequent answer, and `answered`, replies with an answer.
-    """
+    """One row of figures per problem, with `n` replies each."""
     rows = []
     for prompt in prompts:
         given = [replies[prompt.id, number] for number in range(n)]
@@ -38,10 +35,11 @@ def problem_rows(
         row: dict[str, Any] = {
             "id": prompt.id,
             "correct": sum(mark.right for mark in marked),
+            "right": [mark.right for mark in marked],
             "n": n,
             "truncated": sum(reply.stop == "length" for reply in given),
             "tokens": sum(reply.tokens for reply in given) / n,
-            "failed": sum(mark.error is not None for mark in marked),
+            "failed": sum(mark.error is not None for mark in marked),  # not scored, the refused among them
             "errors": [mark.error for mark in marked if mark.error and mark.error != REFUSAL],
             "refused": sum(reply.stop == REFUSED for reply in given),
         }
@@ -51,7 +49,6 @@ def problem_rows(
                 "answer": str(prompt.columns["answer"]),
                 "majority": votes.most_common(1)[0][0] if votes else None,
                 "answered": votes.total(),
-                "right": [mark.right for mark in marked],
                 "votes": [mark.vote for mark in marked],
             }
         rows.append(row)
@@ -59,9 +56,7 @@ def problem_rows(
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of a benchmark: avg@n with both intervals, pass@k with the interval over problems like these, maj@k if
-    problems have answers, and shares of all replies.
-    """
+    """The figures of a benchmark: avg@n with both intervals, pass@k and maj@k, and shares of all replies."""
     n = rows[0]["n"]
     correct = [row["correct"] for row in rows]
     these = over_these(correct, n)

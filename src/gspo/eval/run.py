@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
@@ -78,7 +78,7 @@ def evaluate(options: Options, config: Config) -> int:
             extra = {}
             if humans is not None:
                 contests, missing = humans
-                rated = _rated(contests, prompts, marks.lines, samples, options.as_published)
+                rated = _rated(contests, prompts, table, options.as_published)
                 extra["rating"] = [one._asdict() for one in rated]
                 notes.append(rating.describe(rated, missing, options.as_published))
             results.write(folder, what, made, table, prompts, replies.lines, marks.lines, extra)
@@ -114,9 +114,7 @@ def _rows(options: Options, config: Config) -> tuple[Rows, dict[str, int]]:
 
 
 def _runs_programs(config: Config) -> dict[str, Any]:
-    """What the scoring of programs depends on; {} if none are run. Raises RuntimeError if no sandbox works here, or if a
-    benchmark needs a compiler and there is none.
-    """
+    """What the scoring of programs depends on; {} if none are run. Raises RuntimeError without a sandbox or compiler."""
     if not runs_programs(config.reward.functions):
         return {}
     driver = programs.Programs(config.code, config.reward.functions).sandbox.driver
@@ -141,16 +139,11 @@ def _contests(options: Options, rows: Rows) -> tuple[list[Contest], rating.Missi
         raise ValueError(f"{where}: {error}") from None
 
 
-def _rated(
-    contests: list[Contest], prompts: list[Prompt], marks: Mapping[Key, Mark], samples: int, as_published: bool
-) -> list[rating.Rated]:
-    """The rating in each contest."""
-    rated = []
-    for contest in contests:
-        here = [prompt for prompt in prompts if prompt.columns["contest"] == contest.id]
-        tries = {prompt.columns["index"]: [marks[prompt.id, i].right for i in range(samples)] for prompt in here}
-        rated.append(rating.rated(contest, tries, as_published))
-    return rated
+def _rated(contests: list[Contest], prompts: list[Prompt], table: Rows, as_published: bool) -> list[rating.Rated]:
+    tries: dict[str, dict[str, list[bool]]] = defaultdict(dict)
+    for prompt, row in zip(prompts, table):
+        tries[prompt.columns["contest"]][prompt.columns["index"]] = row["right"]
+    return [rating.rated(contest, tries[contest.id], as_published) for contest in contests]
 
 
 def _key(options: Options) -> str:

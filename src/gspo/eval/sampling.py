@@ -30,15 +30,10 @@ def sample(
     report: Report,
     each: bool = False,
 ) -> Faults:
-    """Requests replies concurrently and returns the failures of the endpoint.
+    """Requests replies, at most `most` at once, and returns the failures of the endpoint.
 
-    An error that is not the endpoint's, and Ctrl-C, propagate; replies that have arrived by then are kept.
-
-    Args:
-        begin: Requests one reply. The result has `text`, `tokens` and `stop`, or is a rollout.
-        most: Maximum number of concurrent requests.
-        report: Called with the phase, the number of replies done, and the total.
-        each: As in Faults.
+    `begin` requests one, whose result has `text`, `tokens` and `stop`, or is a rollout. `each`: as in Faults. An error that
+    is not the endpoint's, and Ctrl-C, propagate; replies that have arrived by then are kept.
     """
     faults = Faults({problem for problem, _ in replies.lines}, each)
     waiting = deque(todo)
@@ -86,9 +81,7 @@ def mark(
     correct_threshold: float,
     report: Report,
 ) -> None:
-    """Scores the replies that have no mark yet. Raises RewardsFailed if all of a batch fail and none was scored before: then
-    the replies are hardly to blame.
-    """
+    """Scores replies that have no mark. Raises RewardsFailed if a whole batch fails and none was scored before."""
     by_id = {prompt.id: prompt for prompt in prompts}
     for reply in replies:
         if reply.stop == REFUSED:
@@ -122,9 +115,7 @@ def vote(rollout: Rollout) -> str | None:
 
 
 def shuffle_problems(todo: Sequence[Key]) -> list[Key]:
-    """Shuffles the problems, differently on every call, because those at which an endpoint always fails could otherwise
-    block all others forever. The content of a reply does not depend on the order.
-    """
+    """Shuffles the problems anew on each call: those at which an endpoint always fails must not block the others."""
     place = {problem: random.random() for problem, _ in todo}
     return sorted(todo, key=lambda key: (place[key[0]], key[1]))
 
