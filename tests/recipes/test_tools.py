@@ -63,22 +63,16 @@ def test_tools_say_how_to_get_the_package(monkeypatch):
         ("mail.send(to='Bob', hours=2.0)", True),  # another value
         ("mail.send(to='Ann Lee')", True),  # a value is missing
         ("mail.send(to='Ann Lee', hours='2')", True),  # another type
-        ("mail.send(to='Ann Lee', hours=True)", True),
         ("mail.send(to='Ann Lee', hours=2, count=3.0)", True),
-        ("mail.send(to='Ann Lee', hours=2, urgent=1)", True),
         ("mail.send(to='Ann Lee', hours=2, count='')", True),
         ("mail.send(to='Ann Lee', hours=2, more=1)", True),  # no such parameter
-        ("mail.send(to=['Ann Lee'], hours=2)", True),
         ("mail.send(**{'to': 'Ann Lee', 'hours': 2})", True),
         ("mail.send('Ann Lee', 2)", False),  # without names
         ("send(to='Ann Lee', hours=2)", False),
         ("mail.send(to='Ann Lee', hours=1 + 1)", False),  # no plain value
-        ("mail.send(to=f, hours=2)", False),
         ("Call mail.send(to='Ann Lee', hours=2)", False),
         ("mail.send", False),
         ("(" * 5000, False),
-        ("mail.send(to='\0', hours=2)", False),
-        ("", False),
     ],
 )
 def test_only_right_calls_count(text, named):

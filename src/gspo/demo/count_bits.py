@@ -43,16 +43,10 @@ def guess(low: int, high: int, rng: random.Random) -> str:
 def cold_start(
     size: int, min_n: int, max_n: int, worked: float, slip: float, seed: int, held_out: int
 ) -> list[dict[str, Any]]:
-    """Rows with `prompt` and `completion`. A number may repeat: there are only max_n - min_n + 1.
+    """`size` rows with `prompt` and `completion`, about numbers from min_n to max_n, which may repeat.
 
-    Args:
-        size: Number of rows.
-        min_n: Smallest number in a question.
-        max_n: Largest number in a question.
-        worked: Share of rows with a worked solution; the rest are guesses.
-        slip: Probability of a miscount in each step of a solution.
-        seed: Seed of the rows and of the evaluation questions.
-        held_out: Number of evaluation questions. No row has one of those that training with this task and seed evaluates on.
+    worked: share of rows with a worked solution; the rest are guesses. slip: probability of a miscount in each step of one.
+    held_out: number of questions that training with this task and seed evaluates on. They are in no row.
     """
     task = TaskConfig(source=TASK, config={"min_n": min_n, "max_n": max_n}, seed=seed)
     left_out = {row["question"] for _, row in generate(TASK, task, 0, held_out)[1]}

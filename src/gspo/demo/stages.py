@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +24,22 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class ColdStart:
-    """How a demo makes a model that can do something: one with random weights imitates.
+    """How a demo makes a model that can do something: one with random weights imitates."""
 
-    Attributes:
-        pieces: Vocabulary of its tokenizer.
-        template: Chat template of its tokenizer.
-        file: Configuration.
-        text: What it is, for the terminal.
-    """
-
-    pieces: Sequence[str]
-    template: str | None
-    file: str
-    text: str
+    pieces: Sequence[str]  # vocabulary of its tokenizer
+    template: str | None  # its chat template
+    file: str  # configuration
+    text: str  # what it is, for the terminal
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo.
-
-    Attributes:
-        file: Configuration of the training.
-        text: What is trained, for the terminal.
-        cold_start: How the model comes about; None: it is SmolLM2.
-        watched: Evaluation metrics to print, each with its label and number format.
-    """
+    """A demo: the configuration of its training, and what is trained, for the terminal."""
 
     file: str
     text: str
-    cold_start: ColdStart | None = None
-    watched: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    cold_start: ColdStart | None  # how the model comes about; None: it is SmolLM2
+    watched: Mapping[str, tuple[str, str]]  # evaluation metrics to print, each with its label and number format
 
 
 DEMOS = {
@@ -162,10 +148,8 @@ def _print_results(console: Terminal, demo: Demo, folder: Path, seconds: float) 
     assert pair is not None, "each demo evaluates before the first step and after the last"
     console.print(Text.assemble("\nA held-out question: ", (visible(pair[0]["prompt"]), "bold")))
     for name, rollout in zip(("Before", "After"), pair):
-        text = (
-            " ".join(f"{message['role']}: {message['content']}" for message in rollout.get("dialogue", [])[1:])
-            or rollout["completion"]
-        )
+        turns = [f"{message['role']}: {message['content']}" for message in rollout.get("dialogue", [])[1:]]
+        text = " ".join(turns) or rollout["completion"]
         console.print(Text(visible(f"{name}: {text}"), "green" if rollout["reward"] > 0.5 else "red"))
     report = (visible(folder / "report.html"), "bold")
     console.print(Text.assemble("\nReport: ", report, f"   whole demo: {seconds:.0f} s"))

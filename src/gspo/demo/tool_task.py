@@ -39,9 +39,7 @@ TEMPLATE = (
 
 
 class Boxes(ToolEnvironment):
-    """An episode: look as often as you like, then name a box. The reward is 1 for the right box, minus the cost of the
-    looks.
-    """
+    """An episode: look as often as you like, then name a box. The reward is 1 for the right one, minus the cost of looks."""
 
     looks = 0
 
@@ -94,11 +92,8 @@ def questions(size: int, seed: int) -> list[dict[str, str]]:
 def cold_start(size: int, looking: float, slip: float, seed: int) -> list[dict[str, Any]]:
     """Rows with a question as `prompt` and the rest of the conversation as `completion`, tool output included.
 
-    Args:
-        size: Number of rows.
-        looking: Share of rows that look until they find the ball; the rest guess.
-        slip: Probability of giving up and guessing after each look.
-        seed: Seed of the rows.
+    looking: share of rows that look until they find the ball; the rest guess. slip: probability of giving up and guessing
+    after each look.
     """
     rng = random.Random(f"cold start {seed}")
     rows = []

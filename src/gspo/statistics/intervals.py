@@ -69,13 +69,8 @@ def accuracy_interval(shares: Sequence[float]) -> Interval:
 
 
 def wilson(p: float, variance: float, draws: float, t: float) -> tuple[float, float]:
-    """Wilson's interval of a share.
-
-    Args:
-        p: The estimated share.
-        variance: Of the estimate.
-        draws: Independent draws to assume if the variance is 0, or if p is 0 or 1.
-        t: Quantile.
+    """Wilson's interval of a share p that is estimated with a variance, for the quantile t. `draws`: independent draws to
+    assume if the variance is 0, or if p is 0 or 1.
     """
     if variance > 0 and 0 < p < 1:
         draws = p * (1 - p) / variance

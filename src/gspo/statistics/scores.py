@@ -15,10 +15,8 @@ from gspo.statistics.intervals import Interval, student, wilson
 
 
 def passes(n: int, c: int, k: int) -> float:
-    """pass@k: the probability that at least one of k replies is correct, drawn from n replies of which c are correct (arXiv
-    2107.03374, equation 1).
-
-    Unbiased for n >= k.
+    """pass@k: the probability that at least one of k replies is correct, drawn from n >= k replies of which c are correct
+    (arXiv 2107.03374, equation 1).
     """
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
@@ -26,12 +24,8 @@ def passes(n: int, c: int, k: int) -> float:
 def majority(votes: Sequence[Hashable | None], right: Sequence[bool], k: int) -> float:
     """maj@k: the probability that the most frequent answer among k of these replies is correct, over all choices of k.
 
-    All correct replies count as the same answer, however they write it. Ties are broken at random.
-
-    Args:
-        votes: The answer of each reply; None for a reply without one, which does not vote, correct or not.
-        right: Whether each reply is correct.
-        k: 1 to the number of replies.
+    All correct replies count as the same answer, however they write it. A reply without an answer, None, does not vote,
+    correct or not. Ties are broken at random.
     """
     n = len(votes)
     correct = sum(good for vote, good in zip(votes, right) if vote is not None)
@@ -49,13 +43,12 @@ def _ways(counts: Sequence[int], most: int, size: int) -> dict[tuple[int, int], 
     """The number of ways to choose replies with wrong answers, by (replies chosen, answers with `most` votes). At most
     `size` replies are chosen, and no answer gets more than `most`. `counts`: replies per wrong answer.
     """
-    ways = {(0, 0): 1}
+    ways = Counter({(0, 0): 1})
     for count in counts:
-        grown: dict[tuple[int, int], int] = {}
+        grown = Counter[tuple[int, int]]()
         for (voted, ties), number in ways.items():
             for taken in range(min(count, most, size - voted) + 1):
-                key = voted + taken, ties + (taken == most)
-                grown[key] = grown.get(key, 0) + number * math.comb(count, taken)
+                grown[voted + taken, ties + (taken == most)] += number * math.comb(count, taken)
         ways = grown
     return ways
 

@@ -32,14 +32,10 @@ def verdict(
     unit: str = "seed",
     share: bool = False,
 ) -> str:
-    """What the numbers allow to conclude, in words.
+    """What a difference, `name` - `baseline` paired by `unit`, allows to conclude about the measure, in words.
 
-    Args:
-        difference: `name` - `baseline`, paired by `unit`.
-        collapsed: Number of units in which `name` collapsed, out of `of`.
-        measure: What was measured.
-        sign: 1 if more of it is better, -1 if less is, 0 if neither.
-        share: Whether the measure is a share, whose differences are given in percentage points.
+    collapsed: number of units in which `name` collapsed, out of `of`. sign: 1 if more is better, -1 if less is, 0 if
+    neither. share: the measure is a share, whose differences are given in percentage points.
     """
     words = f"{measure}: "
     if collapsed:
