@@ -3,15 +3,11 @@
 import copy
 import dataclasses
 
-import dials
-import pytest
 import torch
-from dials import Dialled, quantized, round_weights, rounded_weights
+from dials import Dialled, quantized
 
-from gspo.backends.hf import routing
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
-from gspo.config.files import from_dict
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Sampling
 from tests.backends.hf.families import prompts, tiny
@@ -23,16 +19,6 @@ def test_the_grid_by_hand():
     assert torch.equal(quantized(torch.zeros(2, 3), "int4"), torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize(("kind", "values"), [("int4", 15), ("int8", 255)])
-def test_each_output_channel_has_its_own_grid(kind, values):
-    weight = torch.randn(3, 5, 4000)  # experts, out, in
-    rounded = quantized(weight, kind)
-    assert max(len(row.unique()) for row in rounded.flatten(0, 1)) <= values
-    step = weight.abs().amax(-1, keepdim=True) / (values // 2)
-    assert ((rounded - weight).abs() <= step / 2 + 1e-6).all()
-    assert torch.allclose(quantized(rounded, kind), rounded)  # what stands on the grid stays
-
-
 def test_floats_keep_their_digits():
     """bf16 has 8 bits of mantissa, e4m3 has 4, from 2^-6 of 448 on: the relative error is half of the last one."""
     weight = torch.randn(3, 4000).clamp(min=0.1) * torch.tensor([[1e-6], [1.0], [1e6]])
@@ -42,16 +28,6 @@ def test_floats_keep_their_digits():
     assert quantized(torch.tensor([[1.0, -448.0, 0.3]]), "fp8").tolist() == [[1.0, -448.0, 0.3125]]
     assert quantized(torch.tensor([[1.0, -448.0, 0.3]]), "bf16").tolist() == [[1.0, -448.0, 0.30078125]]
     assert torch.equal(quantized(torch.zeros(2, 3), "fp8"), torch.zeros(2, 3))
-
-
-def test_embeddings_routers_and_norms_are_left_alone():
-    model = tiny("qwen3_moe").model
-    before = copy.deepcopy(dict(model.named_parameters()))
-    round_weights(model, "int4")
-    same = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
-    assert {name for name in before if "embed" in name or "norm" in name or "mlp.gate." in name} == same
-    assert len(list(rounded_weights(model))) == len(before) - len(same)
-    assert routing.routers(model)
 
 
 def test_it_samples_from_the_rounded_weights_and_leaves_the_policy_alone():
@@ -93,14 +69,3 @@ def test_a_lag_samples_with_old_weights_and_shows_the_newest():
     assert texts[-1] != texts[0]
     sampler.load(PolicyWeights(policy, 9))  # a resumed run
     assert not sampler.probes and int(sampler.generate(prompts(5), 1, sampling)[0].version.max()) == 9
-
-
-def test_what_the_dials_are_not_for():
-    model = tiny("qwen3_moe")
-    for sections, turned, why in (
-        ({}, {"kind": "int3"}, "int3"),
-        ({}, {"lag": -1}, "lag"),
-        ({"lora": {"rank": 2}}, {}, "lora"),
-    ):
-        with pytest.raises(ValueError, match=f"sampler.engine.*{why}"):
-            dials.dials(from_dict(sections), model, **turned)

@@ -40,13 +40,6 @@ def test_texts_follow_the_source_and_are_worth_their_symbols():
     assert value.sum() == 0 and world.worth(["Aab"], [""]) == [-1.0]
 
 
-@pytest.mark.parametrize(("experts", "per_token"), [(0, 4), (8, 1), (8, 4)])
-def test_all_models_have_as_many_weights_for_a_token(experts, per_token):
-    shape = world.outline(experts, per_token, 2)
-    wide = shape["moe_intermediate_size"] * per_token if experts else shape["intermediate_size"]
-    assert wide == world.ACTIVE and ("num_experts" in shape) == bool(experts)
-
-
 def chosen(model, tokens):
     with torch.no_grad(), record(model.model) as recording:
         hidden = model.hidden(input_ids=tokens)
@@ -66,21 +59,11 @@ def test_jitter_changes_the_choice_and_a_replay_of_it_all():
         assert torch.allclose(plain.hidden(input_ids=tokens), h1, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def jittered(tmp_path_factory):
-    return cell(tmp_path_factory.mktemp("cell"), experts=8, jitter=0.3)
-
-
-def cell(folder, **changes):
-    """With few prompts: a whole study's take seconds to read."""
-    point = mechanism.Point(**{"layers": 2, "length": 16, "rate": 1e-3, "mini_batches": 2, "ages": (0, 1)} | changes)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probe_cell, "PROMPTS", 256)
-        return probe_cell.run_cell(point, 0, SIZES, folder)
-
-
-def test_a_cell_with_jitter(jittered):
+def test_a_cell_with_jitter(tmp_path, monkeypatch):
     """Routing alone differs at age 0: R3 takes the experts of the sampler and sees no difference, R2 takes the trainer's."""
+    monkeypatch.setattr(probe_cell, "PROMPTS", 256)  # a whole study's take seconds to read
+    point = mechanism.Point(experts=8, jitter=0.3, layers=2, length=16, rate=1e-3, mini_batches=2, ages=(0, 1))
+    jittered = probe_cell.run_cell(point, 0, SIZES, tmp_path)
     first, last = jittered["ages"]
     assert first["ratios"]["sampler"]["sd_token"] > 100 * first["ratios"]["R3"]["sd_token"]
     assert first["ratios"]["recompute"]["sd_token"] == 0 < last["ratios"]["recompute"]["sd_token"]
@@ -92,12 +75,6 @@ def test_a_cell_with_jitter(jittered):
         token, gspo = (np.array(last["merits"][name][part], float) for name in ("yours", "gspo 0.03"))
         np.testing.assert_allclose(token, gspo, rtol=1e-3, atol=1e-4)
     json.dumps(jittered, allow_nan=False)
-
-
-def test_an_undisturbed_cell_starts_on_policy(tmp_path):
-    first = cell(tmp_path, experts=0, ages=(0,))["ages"][0]
-    assert first["ratios"]["sampler"]["sd_token"] < 1e-5 and first["agreement"] is None
-    assert first["merits"]["grpo 0.2"]["noise"] == pytest.approx(first["merits"]["gspo 0.03"]["noise"], abs=1e-3)
 
 
 def line(b, seeds=4, noise=0.02, bend=None):
@@ -145,14 +122,11 @@ def test_tables_tell_what_was_not_run():
     assert "| grpo 0.2 | 25.0% / 8.3% | 25.0% / 8.3% | 25.0% / 8.3% |" in table  # 16, 32, 64: those that were run
     assert "| sd of log s | not run: 0 of 3 seeds | not run: 0 of 3 seeds |" in table  # a line with missing points
     assert laws.tables(some, "top") == "Not run.\n"
-    whole = laws.tables([result(point, seed) for point in points.values() for seed in range(3)], "length")
+    every = [result(point, seed) for point in points.values() for seed in range(4)]
+    whole = laws.tables(every, "length")
     assert "not run" not in whole and "| sd of log s | -0.45 [-0.45, -0.45] | -0.45 [-0.45, -0.45] |" in whole
-    other = json.loads(json.dumps(some))
-    for each in other:
-        each["settings"]["groups"] += 1  # another plan's
-    assert laws.tables(other, "length") == "Not run.\n"
-    single = laws.tables([result(points["16"], 0)], "length")
-    assert "| 16, 1 update | 1 | 0.1000 |" in single and "[" not in single.split("\n")[4]
+    untold = laws.tables(with_merit(every, "sapo", {"told": False}, length=64, seed=3), "length")
+    assert "| direction lost, sapo | cannot be told | cannot be told |" in untold and untold.count("(n = 3)") == 2
 
 
 def everything(seeds=mechanism.SEEDS):
@@ -175,43 +149,6 @@ def outcome(results, number):
     return [(found, verdict) for words, found, verdict in rows if words.startswith(f"{number}. ")]
 
 
-def test_tables_tell_where_seeds_have_no_number():
-    points = mechanism.DIALS["length"].values()
-    some = with_merit(
-        [result(point, seed) for point in points for seed in range(4)], "sapo", {"told": False}, length=64, seed=3
-    )
-    table = laws.tables(some, "length")
-    assert "0.90 [0.90, 0.90] (n = 3)" in next(line for line in table.splitlines() if line.startswith("| sapo |"))
-    assert "| direction lost, sapo | cannot be told | cannot be told |" in table
-    assert table.count("(n = 3)") == 2 and "| direction lost, cispo | +0.00" in table
-    some = [each for each in some if (each["settings"]["length"], each["settings"]["seed"]) != (64, 3)]  # it has not run
-    assert "| direction lost, sapo | +0.00" in laws.tables(some, "length")
-
-
-def test_the_range_that_a_single_age_made_is_left_out():
-    every = everything(range(3))
-    for dial in mechanism.DIALS:
-        assert ("auto" in laws.tables(every, dial)) == (dial != "staleness")
-    assert "| gspo 0.03 |" in laws.tables(every, "staleness") and "| gspo 0.03 - grpo |" in laws.tables(every, "staleness")
-    assert not any(place.age == foretold.AGE for place in laws.places("staleness"))  # nor is it in outcome 5
-
-
-def test_an_outcome_without_values_is_not_judged():
-    """The right gradient could not be told from noise: nothing is known of the update, and nothing said."""
-    (found, verdict), mean = outcome(with_merit(everything(), "gspo 0.03", {"told": False}, rate=1e-3), 5)
-    assert (
-        mean == ("", "cannot be told")
-        and verdict == "cannot be told"
-        and "gspo 0.03 at rate 0.001, 3 updates" in found
-        and "auto" not in found
-    )
-    few = everything()
-    for seed in (2, 3, 4):
-        with_merit(few, "grpo 0.2", {"told": False}, layers=8, seed=seed)
-    (found, verdict), _ = outcome(few, 5)
-    assert verdict == "cannot be told" and "gspo auto at layers 8, 3 updates" in found
-
-
 def test_updates_are_compared_at_the_age_of_the_plan_with_what_chance_gives():
     ahead = {"update": [0.5, 0.4, 0.6]}
     results = everything()
@@ -229,10 +166,8 @@ def test_updates_are_compared_at_the_age_of_the_plan_with_what_chance_gives():
     (found, verdict), _ = outcome(with_merit(everything(), "gspo 0.03", ahead, jitter=0.1), 5)
     assert found == "0 of 48 others above 0, by chance 1.2; as expected: gspo 0.03 at jitter 0.1, 3 updates"
     assert verdict == "holds"
-    base = everything()
-    for seed in mechanism.SEEDS:
-        with_merit(base, "gspo auto", ahead, **mechanism.ProbeCell(mechanism.BASE, seed).settings)
-    assert outcome(base, 5)[0][0].startswith("1 of 48 others above 0")  # a point of all dials, once
+    unknown = outcome(with_merit(everything(), "gspo 0.03", {"told": False}, rate=1e-3), 5)
+    assert [verdict for _, verdict in unknown] == ["cannot be told"] * 2
 
 
 def test_updates_are_compared_on_the_mean_of_all_points_too():
@@ -292,12 +227,6 @@ def share(value, wide):
         (1, 0, {"sd_completion": power("length", -0.45)}, "holds"),
         (1, 0, {"sd_completion": power("length", -0.45, 0.04)}, "open"),  # its mean alone is inside
         (1, 0, {"sd_completion": power("length", -0.3)}, "fails"),
-        (
-            1,
-            0,
-            {"sd_completion": lambda s, seed: s["length"] ** -0.45 * (1 + 2 * (s["length"] > 256))},
-            "open",
-        ),  # off the line
         (1, 1, {"drift": power("length", 0.1, 0.01)}, "holds"),
         (1, 1, {"drift": power("length", -0.02, 0.05)}, "open"),
         (1, 1, {"drift": power("length", -0.1)}, "fails"),
@@ -319,20 +248,8 @@ def test_verdicts_are_by_where_the_whole_interval_lies(number, at, of, verdict):
     assert outcome(ratios(**of), number)[at][1] == verdict
 
 
-def test_what_was_foretold_is_judged_by_its_rule():
+def test_what_has_not_run_is_not_judged():
     assert foretold.table([]).count("| not run |") == 7
-    rows = [line.strip("| ").split(" | ") for line in foretold.table(everything()).splitlines()[2:]]
-    assert [verdict for *_, verdict in rows] == ["holds", "holds", "fails", "fails", "fails", "holds", "holds"]
-    assert (
-        rows[0][1] == "b = -0.45 [-0.45, -0.45]"
-        and rows[2][1] == "0.19 to 0.19 of it"
-        and rows[5][1].startswith("0 of 48 others above 0")
-    )
-
-
-def test_every_dial_has_its_tables_on_the_page():
-    page = report.MECHANISM.read_text()
-    assert report.DIAL.findall(page) and [name for _, name, _ in report.DIAL.findall(page)] == ["foretold", *mechanism.DIALS]
 
 
 def test_every_picture_is_drawn_and_stands_on_the_page(tmp_path):
@@ -367,26 +284,10 @@ def test_cells_are_kept_and_known_again_by_their_settings(results):
     assert mechanism.STUDY.done(ours[0])
 
 
-def test_a_cell_of_another_world_is_not_this_one(results, tmp_path, monkeypatch):
-    one, steps = mechanism.cells(["length"])[0], SIZES | {"steps": 1}
-    point = mechanism.Point(experts=0, layers=2)
-    before, folder = json.loads(json.dumps(one.settings)), probe_cell.model_of(point, 0, steps, tmp_path)
-    assert before == one.settings and probe_cell.model_of(point, 0, steps, tmp_path) == folder
-    for module, name, value in (
-        (world, "BALANCE", 0.5),
-        (mechanism, "PROMPTS", 1),
-        (mechanism, "ALGORITHM", {"epsilon": 1.0}),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, value)
-            assert one.settings != before
-            assert (probe_cell.model_of(point, 0, steps, tmp_path) != folder) == (module is world)
-
-
 CELL = """
-import json, sys, time
+import sys, time
 from pathlib import Path
-time.sleep(float(sys.argv[3]))
+time.sleep(1.5)
 Path(sys.argv[1]).parent.mkdir(parents=True, exist_ok=True)
 Path(sys.argv[1]).write_text(sys.argv[2])
 """
@@ -397,39 +298,13 @@ class Quick(Workers):
 
     def _start(self, cell):
         told = json.dumps({"settings": cell.settings, "ages": []})
-        command = [sys.executable, "-c", CELL, str(mechanism.STUDY.file_of(cell)), told, "1.5"]
+        command = [sys.executable, "-c", CELL, str(mechanism.STUDY.file_of(cell)), told]
         self.running[cell] = subprocess.Popen(command)
-        if self.stop_at == len(self.running):
+        if len(self.running) == 2:
             self.interrupt()
-            if self.at_once:
-                self.interrupt()
-
-    stop_at, at_once = 0, False
 
 
-@pytest.mark.parametrize(("at_once", "kept"), [(False, 2), (True, 0)])
-def test_who_is_asked_to_stop_lets_the_running_cells_end(results, at_once, kept):
+def test_who_is_asked_to_stop_lets_the_running_cells_end(results):
     workers = Quick(mechanism.STUDY, 2, time.monotonic() + 1e6)
-    workers.stop_at, workers.at_once = 2, at_once
     workers.run(mechanism.cells(["rate"])[:5])
-    assert len(mechanism.STUDY.kept()) == kept and workers.failed == []
-
-
-def test_a_cell_that_does_not_fit_into_the_time_is_not_begun(results):
-    ours = mechanism.cells(["length"])[:7]
-    cheapest = min(ours, key=lambda cell: cell.cost)
-    second = min(cell.cost for cell in ours if cell is not cheapest)
-    workers = Quick(mechanism.STUDY, 2, time.monotonic() + second - 1)
-    workers.run(ours)
-    assert [each["settings"] for each in mechanism.STUDY.kept()] == [cheapest.settings]
-
-
-def test_no_interval_of_the_page_goes_beyond_what_was_measured():
-    """A cosine ends at -1 and 1, a spread at 0."""
-    page = (ROOT / "lab" / "mechanism.md").read_text()
-    directions = re.findall(r"^Direction of the gradient.*?\n\n(.*?)\n\n", page, re.M | re.S)
-    ends = [float(end) for table in directions for pair in re.findall(r"\[(.*?), (.*?)\]", table) for end in pair]
-    assert len(ends) > 100 and min(ends) >= -1 and max(ends) <= 1
-    ratios = re.findall(r"^Log-ratios to the sampler.*?\n\n(.*?)\n\n", page, re.M | re.S)
-    cells = [line.split("|")[3] for table in ratios for line in table.splitlines()[2:] if "[" in line]
-    assert len(cells) > 20 and all(float(cell.partition("[")[2].partition(",")[0]) >= 0 for cell in cells)
+    assert len(mechanism.STUDY.kept()) == 2 and workers.failed == []

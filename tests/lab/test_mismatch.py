@@ -4,8 +4,6 @@ import pytest
 from mismatch import line, mismatch, taken
 
 from gspo.objective.algorithms import BOUNDS
-from gspo.objective.corrections import ratio
-from gspo.training.guard import FELT
 from gspo.types import Prompt, Sampling
 from tests.tiny_run import sharpened
 
@@ -20,15 +18,6 @@ def test_each_correction_takes_something_of_an_int4_sampler_that_is_far_off():
     """A KL of .03 nats a token, as of SmolLM2-135M in fp8."""
     shares = taken(*found("int4", 8))
     assert shares.keys() == BOUNDS.keys() and all(0 < share < 1 for share in shares.values()), shares
-
-
-def test_each_correction_acts_on_an_int4_sampler_that_is_close():
-    """A KL of 7e-4 nats a token: bounds of the mean take completions; tokens and products are within theirs, and weigh."""
-    whole = found("int4", 2)
-    shares = taken(*whole)
-    for name, over in BOUNDS:
-        r = ratio("token" if over == "token" else "sequence", over, *whole)
-        assert shares[name, over] > 0 if over == "mean" else float((r - 1).abs().max()) > 2 * FELT
 
 
 @pytest.mark.parametrize("kind", ["none", "bf16"])

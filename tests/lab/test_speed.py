@@ -1,14 +1,10 @@
 """What the benchmarks make of their measurements: intervals, slopes, comparisons, tables and pictures. Nothing is timed."""
 
-import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import chain
 import gathering
-import head
 import models
 import pictures
 import pytest
@@ -16,7 +12,6 @@ import readings
 import scaling
 import tables
 import torch
-import trl_update
 import update
 import update_trl
 from readings import figure
@@ -53,12 +48,6 @@ def test_worse(before, now, slope, is_worse):
     assert [line.split(":")[1].strip() for line in found] == ["one"] * is_worse
 
 
-def test_figures_that_are_gone_or_have_another_base_are_reported():
-    before = {"a": figure(1, 1, 1, 5), "b": figure(1, 1, 1, 5, "lower", against="full")}
-    now = {"b": figure(1, 1, 1, 5, "lower", against="chunks")}
-    assert readings.regressions("head", before, now) == ["head: a: is gone", "head: b: is against chunks"]
-
-
 def test_gradients_are_told_apart():
     one = [3.0, -1.0, 1e-5]
     assert update_trl.close([3.001, -1.0, 0.0], one)
@@ -71,54 +60,11 @@ def test_gradients_are_told_apart():
     assert chain.gradients(weight) == [-x for x in found]
 
 
-def test_numbers_have_three_digits():
-    values = [12649.0, 143.9, 14.39, 1.499, 0.18366, 0.0583, None]
-    assert list(map(tables.number, values)) == ["12,600", "144", "14.4", "1.50", "0.184", "0.058", ""]
-
-
 def test_the_page_is_that_of_the_results(tmp_path):
     page = tmp_path / "performance.md"
     page.write_text(tables.PAGE.read_text())
     tables.write(COMMITTED, page)
     assert page.read_text() == tables.PAGE.read_text(), "python lab/speed/bench.py --tables"
-
-
-def test_a_head_that_fits_no_more_is_compared_with_chunks():
-    variants = {
-        "full": {"left_out": "too large"},
-        "chunks": {"seconds": 2.0, "GiB": 1.7, "to_chunks": 1.0, "interval": [1, 1]},
-    }
-    variants["ours"] = {"seconds": 1.0, "GiB": 0.7, "to_chunks": 0.5, "interval": [0.4, 0.6]}
-    found = dict(readings.of_head({"repeats": 5, "results": [{"tokens": 9, "variants": variants}]}))
-    rows = tables.table("head", found).splitlines()[2:]
-    assert rows == [
-        "| chunks, 9 tokens | 1.00 |  | chunks | 2.00 | 1.70 |",
-        "| ours, 9 tokens | 0.50 | 0.40 to 0.60 | chunks | 1.00 | 0.700 |",
-    ]
-
-
-def test_chunks_run_at_the_fewest_tokens_and_where_all_logits_do_not_fit(monkeypatch):
-    monkeypatch.setattr(head, "free_memory", lambda device: 20.0)
-    args = argparse.Namespace(
-        tokens=[8, 16, 10**9], vocabulary=100, entropy=False, device="cpu", variants=["full", "chunks", "ours"]
-    )
-    assert [head.left_out("chunks", tokens, args) is None for tokens in args.tokens] == [True, False, True]
-    assert head.left_out("full", 10**9, args).startswith("needs about")
-    args.variants.remove("full")
-    assert head.left_out("chunks", 16, args) is None
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's /proc")
-def test_the_peak_of_a_pass_is_seen_again_and_again():
-    script = """
-import torch, update
-run = lambda: torch.ones(32 << 20)  # 0.125 GiB, which the allocator may keep
-print(*(update.peak(run, torch.device("cpu")) for _ in range(3)))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT / "lab" / "speed", capture_output=True, text=True, check=True
-    )
-    assert [float(word) for word in done.stdout.split()] == pytest.approx([0.125] * 3, abs=0.02)
 
 
 def test_operations_count_each_token_once():
@@ -129,15 +75,6 @@ def test_operations_count_each_token_once():
     looks = 2 * (40 * 41 / 2 + 4 * sum(range(41, 49)))
     by_hand = 6 * (weights * tokens + len(model.tokenizer) * 128 * sampled) + 12 * 4 * 128 * looks
     assert update.operations(model, made) == by_hand
-
-
-def test_both_programs_read_the_same_completions():
-    shape = (5, 3, 4, 2)
-    ours, theirs = update.completions(*shape), trl_update.make_inputs(shape)
-    rows = torch.cat([theirs["prompt_ids"], theirs["completion_ids"]], 1)
-    assert torch.equal(torch.stack([completion.tokens for completion in ours]), rows)
-    assert [completion.advantage for completion in ours] == theirs["advantages"].tolist()
-    assert len({tuple(prompt.tolist()) for prompt, _ in chain.random_groups(*shape)}) == 2
 
 
 def test_the_pictures_show_what_was_measured(tmp_path):
@@ -168,27 +105,3 @@ def test_the_rule_shares_from_where_sharing_was_faster():
     assert found.gathering == 1.46  # the middle of 1.2 and 1.8 by ratio, rounded down
     assert (found.lost, found.worst, found.most) == (0, "", 0)
     assert f"GATHERING_ON_GPU = {found.gathering:g}`" in gathering.said(found)
-
-
-def test_a_rule_of_one_number_loses_least_where_the_times_are_not_in_order():
-    # Sharing 1.3 times would save a hundredth, and 1.5 times costs a half.
-    found = gathering.rule(timed((1.3, 1.01, 1.0), (1.5, 1.0, 1.5), (3.0, 2.0, 1.0)))
-    assert 1.5 <= found.gathering < 3.0
-    assert found.worst == "1.3" and found.most == pytest.approx(0.01) and found.lost == pytest.approx(0.01 / 3)
-    assert "1% at worst (1.3)" in gathering.said(found)
-
-
-def test_where_sharing_never_pays_or_both_take_the_same_time_rows_are_padded():
-    for found in (gathering.rule(timed((1.5, 1.0, 1.1), (4.0, 1.0, 2.0))), gathering.rule(timed((1.5, 1.0, 1.0)))):
-        assert found.gathering is None and found.lost == 0 and "= None" in gathering.said(found)
-
-
-def test_where_sharing_always_pays_no_shape_is_shared_that_spares_less_than_was_timed():
-    found = gathering.rule(timed((1.4, 1.0, 0.9), (2.0, 1.0, 0.5)))
-    assert 1.39 <= found.gathering < 1.4
-
-
-def test_what_each_layout_reads_is_counted_as_the_layout_counts_it():
-    batch = update.completions(40, 8, 4, 2)
-    assert update.reads(batch, 10_000) == (2 * 4 * 48, 2 * (40 + 4 * 8))
-    assert update.reads(batch, 80) == (2 * 4 * 48, 2 * (40 + 4 * 8))  # in two micro-batches

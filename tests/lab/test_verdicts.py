@@ -2,11 +2,8 @@
 
 import numpy as np
 import pytest
-import report
 import strong_told
 import verdicts
-
-from tests.lab.test_mechanism import everything
 
 
 def spread(n, deviation):
@@ -41,24 +38,3 @@ def test_the_seeds_of_a_difference_as_wide_as_its_spread_are_those_of_tables():
 )
 def test_a_difference_is_judged_by_its_interval(values, words):
     assert verdicts.said(values) == words
-
-
-def test_every_pair_is_in_the_results_and_the_page_has_the_table():
-    for _, words, column, one, other in verdicts.PAIRS:
-        a, b = verdicts.outcomes(column, one), verdicts.outcomes(column, other)
-        assert len(set(a) & set(b)) >= 3, words
-    assert len(verdicts.OF_STRONG) == len(strong_told.CLAIMS) + 1
-    assert len(report.VERDICTS.findall(report.PAGE.read_text())) == 1
-
-
-def test_leads_are_told_with_the_seeds_that_judge_them():
-    """The seed that was seen before the rule of the last one was made does not judge that."""
-    assert [row[2] for row in verdicts.led(everything(range(5)))] == ["5", "5", "5", "5", "4"]
-    assert [row[2] for row in verdicts.led(everything(range(1, 5)))] == ["4"] * 5
-    some = [each for each in everything(range(5)) if (each["settings"]["length"], each["settings"]["seed"]) != (16, 3)]
-    assert [row[2] for row in verdicts.led(some)] == ["5", "4", "4", "4", "3"]  # it has not run at one of the lengths
-    assert [row[2] for row in verdicts.led([])] == ["0"] * 5
-
-
-def test_without_the_runs_of_strong_nothing_is_said_of_them():
-    assert verdicts.strongly([]) == []

@@ -68,29 +68,6 @@ def test_the_interval_covers_the_truth_also_where_single_groups_are_huge(spikes,
     assert np.mean([each.value for each in found]) == pytest.approx(truth, abs=0.06)
 
 
-def test_a_mini_batch_of_more_than_half_of_all_is_counted_by_its_variance():
-    rng, mean = np.random.default_rng(5), np.full(D, 0.2)
-    g, r = draw(rng, mean, 0.6, 32), draw(rng, mean, 0.6, 64)
-    assert Resamples.of(32, 64, 0, 17).batches is None and Resamples.of(32, 64, 0, 16).batches.shape == (201, 96, 16)
-    near, far = (merit(products(g, r), Resamples.of(32, 64, 0, size), size).update[0] for size in (16, 17))
-    assert near == pytest.approx(far, abs=0.05)
-
-
-def test_mini_batches_have_different_groups_each():
-    batches = Resamples.of(12, 8, 0, 4).batches
-    assert (np.diff(np.sort(batches, axis=2), axis=2) > 0).all()
-    counts = Resamples.of(12, 8, 0, 4).measured
-    for number in range(1, 20):  # of those that stand in the resample, as long as there are enough
-        if (counts[number] > 0).sum() >= 4:
-            assert (counts[number][batches[number]] > 0).all()
-
-
-def test_pairs_are_resampled_alike_at_every_age():
-    a, b = Resamples.of(8, 16, 0, 2), Resamples.of(8, 16, 3, 2)
-    assert (a.batches == b.batches).all() and (a.measured == b.measured).all() and not (a.fresh == b.fresh).all()
-    assert (a.measured[0] == 1).all() and (a.measured.sum(1) == 8).all()
-
-
 def test_what_cannot_be_told_from_noise_is_no_number():
     rng = np.random.default_rng(3)
     r = draw(rng, np.zeros(D), 1.0, 32)

@@ -35,12 +35,6 @@ def test_figures_against_plain_loops():
     assert told["tail"] is None  # too few tokens
 
 
-def test_ratios_that_did_not_move_have_no_tail():
-    l, y = ragged([400], [0.0] * 400)
-    told = describe(l.double(), y)
-    assert told["tail"] is None and told["top"] is None and told["ess"] == pytest.approx(1.0) and told["sd_completion"] == 0
-
-
 @pytest.mark.parametrize("index", [1.0, 1.6, 3.0])
 def test_the_index_of_a_known_tail(index):
     rng = np.random.default_rng(0)
@@ -61,22 +55,6 @@ def test_what_all_tokens_of_a_completion_share_does_not_average_out():
     shared = l[:200].repeat_interleave(64)
     b, low, high = exponent(shared, y, [i // 8 for i in range(200)])
     assert b == pytest.approx(0.0, abs=1e-9) and low == pytest.approx(high)
-
-
-def test_lengths_are_compared_on_the_same_completions():
-    """Short completions with large ratios must not bend the law."""
-    lengths = [4] * 100 + [64] * 100
-    l, y = ragged(lengths)
-    loud = torch.cat([100 * l[:400], l[400:]])
-    _, alone = ragged([64] * 100)
-    assert by_length(loud, y) == by_length(l[400:], alone)
-
-
-def test_too_short_completions_have_no_law():
-    l, y = ragged([6] * 50)
-    assert exponent(l, y, list(range(50))) is None and [T for T, _, _ in by_length(l, y)] == [4]
-    l, y = ragged([64] * 10)
-    assert by_length(l, y) == []
 
 
 def test_shares_by_sign_do_not_depend_on_the_rewards():

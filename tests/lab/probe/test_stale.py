@@ -1,7 +1,5 @@
 """A batch that grows old: what is read of it, by hand, on a policy of one table."""
 
-import dataclasses
-
 import pytest
 import torch
 from probe.candidates import Candidate
@@ -23,14 +21,6 @@ def stale(*rewards, policy=None):
     ]
     policy = policy or Bigram()
     return policy, Stale(Reader(policy, MicroBatches(100), False), groups, GSPO)
-
-
-def test_groups_with_too_few_scores_are_left_out_and_the_rest_keeps_its_place():
-    _, batch = stale((1.0, None), (1.0, 0.0, None), (0.0, 1.0))
-    assert batch.number == [1, 2] and [len(row) for row in batch.rows] == [2, 2]
-    assert batch.owner == [0, 0, 1, 1] and batch.y.length.tolist() == [2, 3, 2, 3]
-    with pytest.raises(ValueError, match="no group has two scored completions"):
-        stale((None, 1.0), (None, None))
 
 
 def test_pi_old_is_that_of_age_0_and_the_sampler_what_it_said():
@@ -59,15 +49,3 @@ def test_a_view_has_its_own_advantages_and_likelihoods():
     sampled = batch.view(Candidate("y", GSPO, "sampler"))
     assert all((completion.logp_old == -0.5).all() for row in sampled for completion in row)
     assert sampled[0][0].advantage == pytest.approx(2**-0.5)
-
-
-def test_ratios_of_turns_stand_at_their_own_tokens():
-    _, batch = stale((1.0, 0.0), (0.0, 1.0))
-    turns = torch.tensor([0, 1, 0, 0, 1, 0, 0, 0, 1, 1])
-    batch.y = dataclasses.replace(batch.y, turn=turns)
-    by_turn = Candidate("x", resolve(AlgorithmConfig(name="gspo_turn", credit="turn"))[1], "sampler")
-    l = torch.arange(10.0, dtype=torch.float64) / 10
-    ratios = batch.ratios(by_turn, l - 0.5)
-    spread = batch.spread(by_turn, ratios)
-    expected = torch.tensor([0.0, 0.1, 0.25, 0.25, 0.4, 0.55, 0.55, 0.7, 0.85, 0.85], dtype=torch.float64).exp()
-    torch.testing.assert_close(spread, expected)
