@@ -91,7 +91,10 @@ def test_the_list_has_the_wrong_ones_first_and_says_why(tmp_path):
 
 
 def test_completions_that_went_wrong_are_coloured_first(tmp_path):
-    tokens = {"tokens": ["a"], "log_ratio": [0.1]}
-    rollouts(tmp_path, [row(1, prompt, reward, **tokens) for prompt, reward in (("r", 1.0), ("w", 0.0), ("f", None))])
+    rewards = (("r", 1.0), ("w", 0.0), ("f", None))  # the last one failed: it has no advantage either
+    rollouts(tmp_path, [row(1, p, r, tokens=["a"], log_ratio=[0.1], advantage=r) for p, r in rewards])
     cards = samples.coloured(tmp_path / "rollouts.jsonl")["cards"]
+    assert cards[0][1]["about"] == "2 tokens"
+    rollouts(tmp_path, [row(1, "p", 1.0, tokens=["a"], log_ratio=[0.1], advantage=[0.5, -0.5])])  # one of each turn
+    assert samples.coloured(tmp_path / "rollouts.jsonl")["cards"][0][1]["about"] == "2 tokens, reward 1.00"
     assert [card["parts"][0].text for _, card in cards] == ["f", "w", "r"]

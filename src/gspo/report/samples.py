@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median_low as median
 from typing import Any, NamedTuple
 
-from gspo.report.read import first_step, last_step, newest_rows
+from gspo.report.read import first_step, is_number, last_step, newest_rows
 from gspo.safe import shorten
 
 MOST_TOKENS = 2000  # shown per completion; longer ones lose their middle
@@ -118,7 +118,7 @@ def _card(row: dict[str, Any], top: float = 0.0) -> dict[str, Any]:
         tokens = _tokens(row, top, message["turn"]) if sampled and top else []
         notes = [f"turn {message['turn'] + 1}" if sampled else message.get("role") or ""]
         notes += ["trained"] if tokens else []
-        notes += [f"reward {message['reward']:+z.2f}".replace("-", "−")] if "reward" in message else []
+        notes += [f"reward {message['reward']:+z.2f}".replace("-", "−")] if is_number(message.get("reward")) else []
         notes += [f"left out: {message['left_out']}"] if message.get("left_out") else []
         text = shorten(str(message.get("content") or ""), 2000)
         parts.append(Passage("completion" if sampled else "prompt", ", ".join(notes), text, tokens))
@@ -179,7 +179,7 @@ def _tokens(row: dict[str, Any], top: float, turn: int) -> list[Token]:
 def _about(row: dict[str, Any]) -> str:
     facts = [f"{len(row['token_ids'])} tokens"] if row.get("token_ids") else []
     facts += [f"reward {row['reward']:z.2f}".replace("-", "−")] if row["reward"] is not None else []
-    facts += [f"advantage {row['advantage']:+z.2f}".replace("-", "−")] if "advantage" in row else []
+    facts += [f"advantage {row['advantage']:+z.2f}".replace("-", "−")] if is_number(row.get("advantage")) else []
     if row.get("stop") == "length":
         facts.append("reached a limit of length or turns" if row.get("dialogue") else "reached the length limit")
     facts += [f"error: {row['error']}"] if row.get("error") else []
