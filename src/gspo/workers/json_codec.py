@@ -6,16 +6,12 @@ import json
 from typing import Any
 
 KIND = "!"  # marks a JSON object that encodes another type
+KINDS = {"tuple": tuple, "set": set, "dict": dict}
 
 
 def packed(value: Any) -> bytes:
-    """Encodes plain data as JSON: None, bool, numbers, text; lists, tuples, sets and dicts of them. Raises ValueError for
-    others.
-    """
-    try:
-        return json.dumps(_marked(value)).encode()
-    except RecursionError:
-        raise ValueError("the data is nested too deeply") from None
+    """Encodes None, bool, numbers, text, and lists, tuples, sets and dicts of them. Raises ValueError for others."""
+    return json.dumps(_marked(value)).encode()
 
 
 def unpacked(data: bytes) -> Any:
@@ -31,13 +27,12 @@ def _marked(value: Any) -> Any:
         return value
     if isinstance(value, list):
         return [_marked(item) for item in value]
-    if isinstance(value, dict):
-        if all(isinstance(key, str) for key in value) and KIND not in value:
-            return {key: _marked(item) for key, item in value.items()}
-        return {KIND: "dict", "of": [[_marked(key), _marked(item)] for key, item in value.items()]}
-    for name, kind in (("tuple", tuple), ("set", set)):
+    if isinstance(value, dict) and KIND not in value and all(isinstance(key, str) for key in value):
+        return {key: _marked(item) for key, item in value.items()}
+    for name, kind in KINDS.items():
         if isinstance(value, kind):
-            return {KIND: name, "of": [_marked(item) for item in value]}
+            items = map(list, value.items()) if kind is dict else value
+            return {KIND: name, "of": [_marked(item) for item in items]}
     raise ValueError(f"{type(value).__name__} is no plain data")
 
 
@@ -46,7 +41,6 @@ def _unmarked(value: Any) -> Any:
         return [_unmarked(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if KIND not in value:
-        return {key: _unmarked(item) for key, item in value.items()}
-    items = [_unmarked(item) for item in value["of"]]
-    return {"dict": dict, "tuple": tuple, "set": set}[value[KIND]](items)
+    if KIND in value:
+        return KINDS[value[KIND]](_unmarked(value["of"]))
+    return {key: _unmarked(item) for key, item in value.items()}

@@ -26,10 +26,8 @@ from gspo.workers.json_codec import unpacked
 from gspo.workers.supervisor import LONGEST, keep
 
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)  # the other side has ended
-STALLED = 60
-"""Seconds that one read or write may take within a message."""
-LARGEST = 1 << 26
-"""Maximum bytes of a message from a process."""
+STALLED = 60  # seconds that one read or write may take within a message
+LARGEST = 1 << 26  # bytes of a message from a process
 PASSED = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TERM|TMPDIR|TEMP|TMP|VIRTUAL_ENV|CONDA_PREFIX|PYTHON\w+"
     r"|(?:DY)?LD_LIBRARY_PATH|(?:OMP|MKL|OPENBLAS|NUMEXPR)_\w+|CUDA_\w+|XDG_\w+|(?:SSL_CERT|REQUESTS_CA|CURL_CA)_\w+"
@@ -98,12 +96,9 @@ class Process:
     def kill(self) -> None:
         """Ends the process and all its descendants.
 
-        The connection is left to the garbage collector: another thread may be about to read from it. If the descriptor were
-        closed here, its number could be reused for the next process's connection, and that thread would steal its first
-        message.
+        The connection stays open: another thread may be about to read from it, and must not read, under a number that is
+        used again, the first message of the next process.
         """
-        if self.popen.returncode is not None:  # reaped: its pid may be in use again
-            return
         self.popen.terminate()  # the supervisor ends its descendants first
         try:
             self.popen.wait(2 * LONGEST)
@@ -113,15 +108,15 @@ class Process:
             self.popen.wait()
 
 
-def environment(variables: Iterable[str] = ()) -> dict[str, str]:
+def environment(variables: Iterable[str]) -> dict[str, str]:
     """The environment of a process: PASSED, `variables`, and a PYTHONPATH for Python's modules and ours."""
     passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name) or name in set(variables)}
     return {"OMP_NUM_THREADS": "1"} | passed | {"PYTHONPATH": os.pathsep.join(module_path()), "PYTHONHASHSEED": "0"}
 
 
 def module_path() -> list[str]:
-    """This process's module path for another one: the standard library first, without the current folder. A file next to the
-    data must not be imported as a module; `config/import_function.py` finds those that a setting names.
+    """This process's module path, the standard library first, without the current folder: a file beside the data is no
+    module, unless a setting names it (`config/import_function.py`).
     """
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     standard |= {os.path.join(folder, "lib-dynload") for folder in standard}
@@ -131,10 +126,7 @@ def module_path() -> list[str]:
 
 
 def opened(fd: str) -> Connection:
-    """In the process: the connection to its parent. The first message is the request.
-
-    Returns in a child process, which a supervisor kills with all its descendants.
-    """
+    """In the process: the connection to its parent, whose first message is the request. Returns in a child process."""
     os.set_inheritable(int(fd), False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     keep(int(fd))

@@ -20,16 +20,13 @@ import time
 from pathlib import Path
 
 DEATH_SIGNAL, SUBREAPER = 1, 36  # prctl options (Linux)
-LONGEST = 5.0
-"""Seconds to wait for killed processes to end. One may hang in the kernel."""
-folder: str | None = None
-"""In a worker: a folder, made when needed, that is removed when the worker has ended, however it ended."""
+LONGEST = 5.0  # seconds to wait for killed processes to end: one may hang in the kernel
+folder: str | None = None  # in a worker: made when needed, and removed when the worker has ended, however it ended
 
 
 def keep(fd: int) -> None:
-    """Forks. The child returns and does the work. This process waits until the child ends, the other end of socket `fd`
-    closes, or SIGTERM arrives; then it kills all remaining descendants of the child, removes `folder`, and ends with the
-    child's status, or by SIGKILL.
+    """Forks, and returns in the child. This process waits until the child ends, the other end of socket `fd` closes, or
+    SIGTERM arrives; then it kills the child's descendants, removes `folder`, and ends as the child did, or by SIGKILL.
     """
     global folder
     folder = os.path.join(tempfile.gettempdir(), f"gspo-scratch-{os.urandom(8).hex()}")
@@ -61,7 +58,7 @@ def step_aside() -> None:
 
 
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """From now on this process gets signal `number` as soon as its parent ends, by default SIGKILL."""
+    """From now on this process gets signal `number` as soon as its parent ends."""
     _prctl(DEATH_SIGNAL, number)
     if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
