@@ -12,6 +12,7 @@ from gspo.sandbox import drivers
 from gspo.sandbox.image import COMPILER
 from gspo.sandbox.open import open_sandbox
 
+compiler = pytest.mark.skipif(not os.path.exists(COMPILER), reason=f"there is no {COMPILER}: install the package g++")
 SUM = "import sys\nprint(sum(map(int, sys.stdin.read().split())))"
 
 

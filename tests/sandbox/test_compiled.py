@@ -1,26 +1,17 @@
-"""Hostile C++ gets nothing from the compiler, out of the sandbox, or for the next test. Without a sandbox it does."""
+"""Hostile C++ gets nothing from the compiler, out of the sandbox, or for the next test."""
 
 import dataclasses
-import shutil
 
 import pytest
 
 from gspo.sandbox.types import Case, Limits, Program
-from tests.sandbox.boxes import box_of, in_time
+from tests.sandbox.boxes import compiler, in_time
 from tests.sandbox.compiled import CONTAIN, EXHAUST, SPEND, SURVIVE
 
 TOKEN, INPUT = "gspo-attack-token-5151", "what another test is given"
 TIGHT = Limits(seconds=0.5, memory=1 << 28, output=100_000, threads=16, compile_seconds=1.0)
 HEAD = "".join(f"#include <{name}>\n" for name in ("csignal", "cstdio", "cstdlib", "cstring", "sys/stat.h", "unistd.h"))
-LEAKS = [
-    "an include of a file of the user", "an include of users", "bytes of a file of the user", "an assembler's include",
-    "a file of the user", "a process", "a connection", "a file in memory", "a call of 32 bits",
-]  # fmt: skip
-"""What succeeds without a sandbox."""
-
-pytestmark = [
-    pytest.mark.skipif(not shutil.which("g++", path="/usr/bin"), reason="there is no /usr/bin/g++: install the package g++"),
-]
+pytestmark = compiler
 
 
 @pytest.fixture(scope="module")
@@ -31,23 +22,14 @@ def secret(folder_of_all):
     return str(folder_of_all / "secret")
 
 
-def got(box, name, secret):
-    """What an attempt got: of the file, of the input of the next test, of the host."""
+@pytest.mark.parametrize("name", CONTAIN)
+def test_no_attempt_succeeds(box, secret, name):
+    """It gets nothing of the file, of the input of the next test, of the host."""
     source = CONTAIN[name].replace("{secret}", secret)
     outcome, _ = box.run(Program(source, "cpp"), [Case(""), Case(INPUT)], Limits(seconds=8.0, memory=1 << 28))
     text = outcome.stdout + outcome.detail
-    return [word for word in (TOKEN, INPUT, "root:", "BREACH") if word in text], outcome
-
-
-@pytest.mark.parametrize("name", CONTAIN)
-def test_no_attempt_succeeds(box, secret, name):
-    found, outcome = got(box, name, secret)
-    assert not found and outcome.status in ("ok", "error", "compile"), outcome
-
-
-@pytest.mark.parametrize("name", LEAKS)
-def test_without_a_sandbox_they_succeed(secret, name):
-    assert got(box_of("none"), name, secret)[0]
+    assert [word for word in (TOKEN, INPUT, "root:", "BREACH") if word in text] == [], outcome
+    assert outcome.status in ("ok", "error", "compile"), outcome
 
 
 @pytest.mark.parametrize("name", EXHAUST)

@@ -39,8 +39,3 @@ def test_every_sandbox_of_root_has_a_user_of_its_own(monkeypatch):
 def test_threads_are_counted_beside_what_the_user_has():
     assert drivers.tasks(64, None, "bwrap") == drivers.tasks(64, 210_000, "landlock") == 67
     assert drivers.tasks(64, None, "landlock") > 64
-
-
-def test_the_command_has_the_runner_alone():
-    words = drivers.interpreter(drivers.Interpreter("/usr/bin/python3", ()), "/kit/modules")
-    assert words[:4] == ["/usr/bin/python3", "-P", "-s", "-S"] and "runner.main()" in words[-1]

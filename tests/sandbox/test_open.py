@@ -1,7 +1,6 @@
 """A sandbox runs programs and gives back plain data, however the programs end."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from gspo.sandbox import drivers, open
 from gspo.sandbox.open import Sandbox, open_sandbox
 from gspo.sandbox.types import Case, Limits, Outcome, Program
 from tests.patience import PATIENCE
-from tests.sandbox.boxes import SUM, box_of, in_time
+from tests.sandbox.boxes import SUM, box_of, compiler, in_time
 
 
 def test_programs_functions_and_their_outcomes(box):
@@ -99,7 +98,7 @@ def test_a_runner_that_says_nothing_any_more_is_not_waited_for_again(monkeypatch
 CPP = "#include <bits/stdc++.h>\nint main() { long a, b; std::cin >> a >> b; std::cout << a * b; }"
 
 
-@pytest.mark.skipif(not shutil.which("g++", path="/usr/bin"), reason="there is no /usr/bin/g++: install the package g++")
+@compiler
 def test_cpp_compiles_once_and_says_what_is_wrong(box):
     assert [o.stdout for o in box.run(Program(CPP, "cpp"), [Case("3 4"), Case("5 6")])] == ["12", "30"]
     wrong = box.run(Program("int main() { return x; }", "cpp"), [Case(""), Case("")])

@@ -14,9 +14,3 @@ def test_standard_input_cannot_be_changed():
         with pytest.raises(PermissionError):
             change()
     os.close(file)
-
-
-def test_ends_in_words():
-    assert [runner.describe_end(status) for status in (0, 3, -9, -99)] == [
-        b"exit status 0", b"exit status 3", b"ended by SIGKILL", b"exit status -99",
-    ]  # fmt: skip

@@ -2,8 +2,6 @@
 
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +11,8 @@ import pytest
 
 from gspo.rewards.code import CodeTest, same_stdout
 from gspo.sandbox.types import Case, Limits, Program
-from tests.patience import PATIENCE
 from tests.sandbox.boxes import in_time
-from tests.sandbox.tricks import CHEAT, EXHAUST, FILES, FOOLS, HONEST, SURVIVE
+from tests.sandbox.tricks import CHEAT, EXHAUST, HONEST, SURVIVE
 
 TIGHT = Limits(seconds=0.5, memory=1 << 28, output=100_000, scratch=8 << 20, threads=16)
 
@@ -27,24 +24,6 @@ def test_no_trick_makes_an_answer_right(box, name):
     for expected in (48151623, "48151623", [48151623], {"a": 48151623}):
         assert not CodeTest(Case(arguments=[]), expected).passed(outcome), outcome
     assert type(outcome.value) in (type(None), bool, int, float, str, list, tuple, set, dict)
-
-
-INSIDE = """
-case = {{"arguments": [], "expected": 48151623}}
-names = {{}}
-exec({source!r}, names)
-def judge(function, case):
-    expected = case["expected"]
-    assert function(*case["arguments"]) == expected
-judge(names["f"], case)
-"""
-
-
-@pytest.mark.parametrize("name", FOOLS)
-def test_a_runner_that_compares_inside_takes_them_for_right(name):
-    words = [sys.executable, "-c", INSIDE.format(source=CHEAT[name])]
-    done = subprocess.run(words, check=False, capture_output=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", EXHAUST)
@@ -67,9 +46,9 @@ def test_the_next_test_is_run_as_ever(box, name):
     assert [outcome.status for outcome in outcomes[1::2]] == ["ok"] * 2, outcomes
 
 
-@pytest.mark.parametrize("name", [*HONEST, *FILES])
+@pytest.mark.parametrize("name", HONEST)
 def test_honest_programs_are_run_as_they_are(box, name):
-    source, entry, expected = (HONEST | FILES)[name]
+    source, entry, expected = HONEST[name]
     (outcome,) = box.run(Program(source), [Case(entry)])
     wanted = "\n".join(map(str, range(300_000))) if expected is None else expected
     assert outcome.status == "ok" and same_stdout(outcome.stdout, wanted), outcome

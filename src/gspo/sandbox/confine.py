@@ -1,7 +1,6 @@
 """Irrevocable restrictions of a process before it runs an untrusted program: Landlock, seccomp, rlimits.
 
-Uses ctypes instead of a library: libseccomp and its bindings would have to exist inside the sandbox, for whatever Python
-runs there, and loading them costs more than the thirty lines of filter below. Linux only; x86-64 and arm64.
+Uses ctypes, since libseccomp and its bindings would have to exist inside the sandbox. Linux only; x86-64 and arm64.
 """
 
 from __future__ import annotations
@@ -9,10 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # as in typing, which is slow to import
-    from collections.abc import Iterable
 
 SET_PDEATHSIG, SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVS = 1, 4, 22, 38  # options of prctl
 KILL, FAIL, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000  # actions of a filter: kill the process, return an errno, allow
@@ -70,10 +65,9 @@ ALL = 0xFFFFFFFF
 THREAD, SHARED_FILES = 0x10000, 0x400  # flags of clone; threads with files of their own would have more of them
 NAMESPACES = 0x7E020000
 WRONLY, RDWR, TRUNC = 1, 2, 0o1000
+# Before ABI 3, Landlock does not see that a file is emptied unless it is opened for writing.
 OPENED = (3 | TRUNC, (0, WRONLY, RDWR, WRONLY | TRUNC, RDWR | TRUNC))
-"""Before ABI 3, Landlock does not see that a file is emptied unless it is opened for writing."""
-ENTERED = (0o700, (0o700,))
-"""Whoever removes a folder must be able to enter it."""
+ENTERED = (0o700, (0o700,))  # whoever removes a folder must be able to enter it
 Condition = tuple[int, int, tuple[int, ...]]
 # What is allowed for some arguments only: for each condition, the argument with a mask is one of the values.
 CHECKED: dict[str, tuple[int | None, int | None, tuple[Condition, ...]]] = {
@@ -93,11 +87,12 @@ CHECKED: dict[str, tuple[int | None, int | None, tuple[Condition, ...]]] = {
     "socketpair": (53, 199, ((FIRST, ALL, (1,)), (SECOND, 0xF, (1,)))),
     "clone": (56, 220, ((FIRST, THREAD | SHARED_FILES | NAMESPACES, (THREAD | SHARED_FILES,)),)),
 }
-FORKED = (FIRST, THREAD | NAMESPACES, (0, THREAD))
-"""The condition of clone for a compiler."""
+FORKED = (FIRST, THREAD | NAMESPACES, (0, THREAD))  # the condition of clone for a compiler
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
 NEW = 424  # from here on numbers are common to all architectures, and libc does without these calls if they do not exist
 X32 = 0x40000000
+# Bytes for deep recursion. The kernel reserves 128 MiB of addresses for a process started with a lower limit.
+STACK = 120 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -117,8 +112,8 @@ def prctl(option: int, value: int) -> None:
 
 
 def bpf_filter(forks: bool = False) -> list[tuple[int, int, int, int]]:
-    """The seccomp filter as BPF, with OWN for the process's pid. It lets ALLOWED and CHECKED pass, with `forks` also what
-    compilers need. Other calls fail; those of x32 or of another architecture kill. Raises OSError on other machines.
+    """The seccomp filter as BPF. It lets ALLOWED and CHECKED pass, with `forks` also what compilers need. Other calls fail;
+    those of x32 or of another architecture kill. Raises OSError on other machines.
     """
     machine = os.uname().machine
     if machine not in MACHINES:
@@ -182,13 +177,12 @@ def abi() -> int:
 
 
 class Landlock:
-    """Rules that a process imposes on itself. Raises OSError.
-
-    `readable` paths may be read and executed, `writable` ones (devices) read and written, the folder `own` is unrestricted;
-    no other file can be opened. No network and no signals to other processes, if the kernel's Landlock supports that.
+    """Rules that a process imposes on itself: `readable` paths may be read and executed, `writable` ones (devices) read and
+    written, the folder `own` is unrestricted, and no other file can be opened. No network and no signals to other processes,
+    if the kernel's Landlock supports that. Raises OSError.
     """
 
-    def __init__(self, readable: Iterable[str], writable: Iterable[str] = (), own: str = "") -> None:
+    def __init__(self, readable: list[str], writable: tuple[str, ...] = (), own: str = "") -> None:
         version = abi()
         if version < 1:
             raise OSError(ctypes.get_errno(), "the kernel has no Landlock")
@@ -243,21 +237,19 @@ def limits(seconds: float, memory: int, size: int, threads: int | None) -> Rlimi
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 256,
+        resource.RLIMIT_STACK: STACK,
     }
     if threads is not None:
         values[resource.RLIMIT_NPROC] = threads
-    most = {kind: resource.getrlimit(kind)[1] for kind in (*values, resource.RLIMIT_STACK)}
-    bounded = {kind: v if most[kind] == resource.RLIM_INFINITY else min(v, most[kind]) for kind, v in values.items()}
-    stack = most[resource.RLIMIT_STACK]
-    room = STACK if stack == resource.RLIM_INFINITY else min(STACK, stack)
-    return [*((kind, (value, value)) for kind, value in bounded.items()), (resource.RLIMIT_STACK, (room, stack))]
+    chosen = []
+    for kind, value in values.items():
+        hard = resource.getrlimit(kind)[1]
+        soft = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        chosen.append((kind, (soft, hard if kind == resource.RLIMIT_STACK else soft)))
+    return chosen
 
 
 def limit(values: Rlimits) -> None:
     """Sets the rlimits. A write beyond the file size fails: Python ignores SIGXFSZ, and its child processes inherit that."""
     for kind, value in values:
         resource.setrlimit(kind, value)
-
-
-STACK = 120 << 20
-"""Bytes of stack for deep recursion. The kernel reserves 128 MiB of addresses for a process started with a lower limit."""

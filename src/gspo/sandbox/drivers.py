@@ -13,31 +13,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# Unused user ids. Under root, each sandbox runs as the next user of the first range that is mapped here.
 USERS = (range(210_000, 260_000), range(20_000, 60_000))
-"""Unused user ids. Under root, each sandbox runs as the next user of the first range that is mapped here (a container may
-map few).
-"""
 SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share/zoneinfo")
 LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 HASHES = ("PYTHONHASHSEED", "0")  # a fixed seed: output that depends on set order is reproducible
-INSIDE = "/image"
-"""Where bubblewrap mounts the image."""
+INSIDE = "/image"  # where bubblewrap mounts the image
 _numbers = itertools.count(os.getpid() * 61)
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """The Python interpreter inside the sandbox.
-
-    Attributes:
-        readable: Files and folders that it needs.
-        hidden: Its site-packages: an installed package, such as a benchmark, may contain the right answers.
-    """
+    """The Python interpreter inside the sandbox."""
 
     program: str
-    readable: tuple[str, ...]
-    hidden: tuple[str, ...] = ()
+    readable: tuple[str, ...]  # files and folders that it needs
+    hidden: tuple[str, ...] = ()  # its site-packages: a package, such as a benchmark, may contain the right answers
 
 
 def pythons() -> list[Interpreter]:
@@ -57,9 +49,7 @@ def found_at(program: str) -> Interpreter:
 
 
 def user() -> int | None:
-    """The user id for a sandbox started by root. None if this process is not root, or its namespace maps none of USERS: then
-    it is an ordinary user outside.
-    """
+    """The user id for a sandbox started by root; None for another user, also if its namespace calls it root."""
     users = next(filter(_mapped, USERS), None) if os.geteuid() == 0 else None
     return users[next(_numbers) % len(users)] if users else None
 
@@ -70,9 +60,7 @@ def _mapped(users: range) -> bool:
 
 
 def tasks(threads: int, owner: int | None, driver: str) -> int | None:
-    """RLIMIT_NPROC for a test: its own threads, plus all other threads of the user if the sandbox has neither its own user
-    nor its own namespace.
-    """
+    """RLIMIT_NPROC for a test: its own threads, and all others of the user if it has neither a user nor a namespace."""
     if owner is not None or driver == "bwrap":
         return threads + 3
     mine = 0
@@ -96,9 +84,7 @@ def readable(python: Interpreter, image: str) -> list[str]:
 
 
 def interpreter(python: Interpreter, modules: str) -> list[str]:
-    """The command of the runner. It contains no part of a request, and loads no user environment or packages (instead of -I,
-    which would also ignore HASHES).
-    """
+    """The command of the runner. It holds no part of a request and loads no packages; -I would ignore HASHES too."""
     code = (
         f"import sys; sys.path.insert(0, {modules!r})\n"
         "from gspo.sandbox import runner\n"
@@ -108,8 +94,8 @@ def interpreter(python: Interpreter, modules: str) -> list[str]:
 
 
 def bubblewrap(python: Interpreter, image: str, scratch: int) -> list[str]:
-    """The bwrap command that wraps the runner's: new namespaces, no capabilities, a root of read-only binds and one tmpfs of
-    `scratch` bytes. Raises RuntimeError without bwrap.
+    """The bwrap command that wraps the runner's: new namespaces, no capabilities, read-only binds and one tmpfs of `scratch`
+    bytes. Raises RuntimeError without bwrap.
     """
     program = bwrap()
     if program is None:
@@ -135,10 +121,8 @@ def bwrap() -> str | None:
 
 
 def start(command: Sequence[str], owner: int | None, request: int, reply: int, errors: int) -> subprocess.Popen[bytes]:
-    """Starts the sandbox's process with no environment but HASHES, no file descriptors but these three, and as `owner`.
-
-    The user is changed before bubblewrap starts: root that is only renamed by a namespace still owns /proc/sys and is exempt
-    from RLIMIT_NPROC.
+    """Starts the sandbox's process with no environment but HASHES, no file descriptors but these three, and as `owner`: root
+    that bubblewrap only renames would still own /proc/sys and be exempt from RLIMIT_NPROC.
     """
     identity = {} if owner is None else {"user": owner, "group": owner, "extra_groups": []}
     return subprocess.Popen(

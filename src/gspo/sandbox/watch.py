@@ -11,14 +11,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # as in typing, which is slow to import
     from collections.abc import Callable
 
-TICK = 0.1
-"""Seconds between two polls of a running test."""
-PATIENCE = 2.0
-"""Seconds that any test may be idle."""
-BACKSTOP = 10.0
-"""Wall-time limit of a test, as a multiple of its CPU limit."""
-FILES = 10_000
-"""Maximum number of files of the tests."""
+TICK = 0.1  # seconds between two polls of a running test
+PATIENCE = 2.0  # seconds that any test may be idle
+BACKSTOP = 10.0  # wall-time limit of a test, as a multiple of its CPU limit
+FILES = 10_000  # of the tests
 
 
 class Suppressed:
@@ -36,9 +32,7 @@ class Suppressed:
 
 def watch(pid: int, seconds: float, excess: Callable[[], bytes] = bytes) -> tuple[int, float, bytes]:
     """Waits for a process. Returns its exit status (negative: a signal), CPU seconds, and why it was killed: "timeout", what
-    `excess` returned, or "".
-
-    Time spent waiting for a CPU does not count as idle.
+    `excess` returned, or "". Time spent waiting for a CPU does not count as idle.
     """
     begin, why, work = time.monotonic(), b"", TaskTimes(pid)
     ending = os.pidfd_open(pid)
@@ -59,14 +53,6 @@ def watch(pid: int, seconds: float, excess: Callable[[], bytes] = bytes) -> tupl
     _, status, usage = os.wait4(pid, 0)
     os.close(ending)
     return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, why
-
-
-def overcrowded(folder: str) -> bytes:
-    """ "output" if the file system of a folder has more than FILES files, else "". An empty one takes none of its bytes, but
-    kernel memory.
-    """
-    system = os.statvfs(folder)
-    return b"output" if system.f_files - system.f_ffree > FILES else b""
 
 
 def overfull(folder: str, most: int, largest: int, pid: int) -> bytes:
@@ -97,9 +83,7 @@ def overfull(folder: str, most: int, largest: int, pid: int) -> bytes:
 
 
 class TaskTimes:
-    """Time that a process and its children ran and waited for a CPU. Threads and children that have ended count too: their
-    time was not idle.
-    """
+    """Time that a process and its children ran and waited for a CPU, with those that have ended."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -109,7 +93,7 @@ class TaskTimes:
         """Seconds that they ran, and that they waited for a CPU (-1: unknown)."""
         try:
             self._look(self.pid)
-        except (OSError, ValueError, IndexError):
+        except OSError:
             return 0.0, -1.0
         return sum(ran for ran, _ in self.seen.values()) * 1e-9, sum(waited for _, waited in self.seen.values()) * 1e-9
 
