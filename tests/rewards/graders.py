@@ -11,7 +11,6 @@ import tempfile
 import time
 from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tests.leap import leap
@@ -20,14 +19,9 @@ SLEEP = partial(time.sleep, 1000)
 BURN = partial(sum, range(10**13))  # in C, which holds the interpreter's lock throughout
 
 
-def say_that_it_hangs():
-    """To a test that listens (tools.py:hang)."""
-    with suppress(FileNotFoundError):
-        Path(tempfile.gettempdir(), "hangs", str(os.getppid())).touch()
-
-
 def hang(act=SLEEP):
-    say_that_it_hangs()
+    with suppress(FileNotFoundError):  # says so to a test that listens (tools.py:hang)
+        Path(tempfile.gettempdir(), "hangs", str(os.getppid())).touch()
     act()
 
 
@@ -51,14 +45,6 @@ def raises(prompts, completions, **columns):
 
 def hangs(prompts, completions, **columns):
     if "hang" in completions:
-        hang()
-    return [1.0] * len(completions)
-
-
-def slow_for_many(prompts, completions, path):
-    with open(path[0], "a") as file:
-        file.write(f"{len(completions)}\n")
-    if len(completions) > 1:
         hang()
     return [1.0] * len(completions)
 
@@ -89,10 +75,6 @@ def eats_memory(prompts, completions, **columns):
     return [float(len(bytearray(int(completion) << 20)) > 0) for completion in completions]
 
 
-def one_short(prompts, completions, **columns):
-    return [1.0] * min(len(completions), 2)
-
-
 def talks(prompts, completions, **columns):
     print("a grader's chatter")
     os.write(1, b"\x00\x01\x02" * 1000)
@@ -115,9 +97,6 @@ def process_id(prompts, completions, **columns):
     return [float(os.getpid())] * len(completions)
 
 
-not_a_function = 3
-
-
 def compares(prompts, completions, **columns):
     """Each completion's place among those to its prompt."""
     if "hang" in completions:
@@ -132,31 +111,6 @@ def compares(prompts, completions, **columns):
 compares.by_group = True
 
 
-class Code:
-    """Unpickled, it writes a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.write_text, (Path(self.path), "run")
-
-
-def sends(prompts, completions, path):
-    """Writes into its process's socket, in the midst of a call."""
-    for completion in completions:
-        if completion == "pickle":
-            Connection(int(sys.argv[1])).send(Code(path[0]))
-        if completion == "junk":
-            os.write(int(sys.argv[1]), b"\xff" * 64)
-    return [1.0] * len(completions)
-
-
-def sees_columns(prompts, completions, when, price, raw, nested, large):
-    seen = when[0].isoformat(), str(price[0]), raw[0], nested[0], large[0]
-    return [float(seen == ("2026-01-02T00:00:00+00:00", "1.50", b"\0\xff", [{"a": (1, {2})}], float("inf")))]
-
-
 def in_the_shape_of_trl(prompts, completions, completion_ids, trainer_state, **kwargs):
     assert [completion[0]["content"] for completion in completions] == ["hi"] * len(completions)
     return [sum(ids) + trainer_state.global_step / trainer_state.max_steps for ids in completion_ids]
@@ -164,14 +118,3 @@ def in_the_shape_of_trl(prompts, completions, completion_ids, trainer_state, **k
 
 def variables(prompts, completions, names):
     return [float(name in os.environ) for name in names]
-
-
-def leaves_children(prompts, completions, path):
-    """Programs of its own and of another session, in a file with its process; "hang" does not come back."""
-    for i in range(len(completions)):
-        child = subprocess.Popen(["sleep", "1000"], start_new_session=i % 2 == 1)
-        with open(path[0], "a") as file:
-            file.write(f"{child.pid}\n{os.getpid()}\n")
-    if "hang" in completions:
-        hang(BURN)
-    return [1.0] * len(completions)

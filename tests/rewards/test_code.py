@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-import shutil
+import re
 import time
 
 import pytest
@@ -11,12 +11,13 @@ import pytest
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.rewards.code import CodeReward, program_of, same_stdout, same_value
+from gspo.rewards.programs import Programs
 from gspo.rewards.scorer import Rewards
-from gspo.sandbox import drivers
+from gspo.sandbox import drivers, image
 from gspo.sandbox.open import open_sandbox
 from tests.data.tools import rollout
 from tests.logged import logs
-from tests.sandbox.boxes import box_of
+from tests.sandbox.boxes import box_of, compiler
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_fields_that_only_a_table_gives_are_no_matter(reward):
     assert reward("```\ndef f(): pass\n```", tests=[{"arguments": [], "value": None, "input": None}], function="f") == 1.0
 
 
-@pytest.mark.skipif(not shutil.which("g++", path="/usr/bin"), reason="there is no /usr/bin/g++: install the package g++")
+@compiler
 def test_the_fence_names_the_language(reward):
     text = "```cpp\n#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b; }\n```"
     assert reward(text, tests=TESTS) == 1.0
@@ -187,6 +188,18 @@ def test_the_named_reward_scores_in_workers_and_says_how():
         texts = (RIGHT, PARTLY, f"<think>{RIGHT}</think>no", "<think>```", "```\nimport os; os.kill(os.getppid(), 9)\n```")
         scored = rewards.score([rollout(text, tests=TESTS) for text in texts])
     assert [(one.reward, one.error) for one in scored] == [(1.0, None)] + [(0.0, None)] * 4
+
+
+def test_each_reward_that_needs_the_compiler_says_so_before_the_run(monkeypatch):
+    box_of("landlock")
+    monkeypatch.setattr(image, "COMPILER", "/no/such/g++")
+    need = "C++ programs need /no/such/g++: install the package g++ (apt-get install g++)"
+    with pytest.raises(RuntimeError, match=re.escape(f'code.language = "cpp": {need}')):
+        CodeReward(CodeConfig(language="cpp"))
+    with pytest.raises(RuntimeError, match=re.escape(f"the reward codeforces: {need}")):
+        _ = Programs(CodeConfig(), ["gspo.rewards.programs:codeforces"]).sandbox
+    assert CodeReward(CodeConfig()).notice.endswith(f"; a completion in C++ will have no reward: {need}")
+    assert "C++" not in CodeReward(CodeConfig(language="python")).notice
 
 
 def test_a_sandbox_that_is_not_there_ends_the_run_before_it_begins(monkeypatch):

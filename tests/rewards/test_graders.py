@@ -49,16 +49,6 @@ def test_thinking_that_the_prompt_opened_is_not_graded():
     assert list(closed[0].reward_parts.values()) == [1, 1, 1]
 
 
-def test_a_right_answer_with_nothing_to_compare_is_refused_before_sampling(subtests):
-    for answer in ("why\n#### ", "why\n####", "why\n#### nan", "sNaN", "$$", ".", r"\boxed{}", r"\boxed{nan}", r"\text{}"):
-        with (
-            subtests.test(answer),
-            pytest.raises(ValueError, match=r"reward\.answer_column = 'answer' (is missing|has nothing)"),
-        ):
-            outcome(named("math"), "7", answer=answer)
-    assert outcome(named("exact"), "$$", answer="$$")[0] == [1]
-
-
 def test_closures_lambdas_and_async_functions():
     calls = []
 

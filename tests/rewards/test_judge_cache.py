@@ -25,17 +25,6 @@ def test_processes_share_a_cache(tmp_path):
         assert file.execute("SELECT count(*) FROM answers").fetchone() == (20,)
 
 
-def test_what_was_put_is_there_for_others_and_the_first_answer_stays(tmp_path):
-    path = str(tmp_path / "new" / "answers.sqlite")
-    with closing(Cache(path, "here")) as one, closing(Cache(path, "here")) as other:
-        assert one.get("k") is other.get("k") is None
-        one.put("k", "first")
-        other.put("k", "second")
-        assert (one.get("k"), other.get("k")) == ("first", "first")
-    with closing(Cache(path, "here")) as later:
-        assert later.get("k") == "first"
-
-
 def test_equal_questions_have_one_key():
     assert key_of({"a": 1, "b": "é"}) == key_of({"b": "é", "a": 1}) != key_of({"a": 1, "b": "e"})
     assert len(key_of("\ud83d")) == 64  # half a character is no error

@@ -1,7 +1,10 @@
 import pytest
 
+from gspo.config.rewards import JudgeConfig
 from gspo.rewards import judge_prompts
 from gspo.rewards.http_client import Unreadable
+
+CONFIG = JudgeConfig(rubric="r", scale=10)
 
 
 @pytest.mark.parametrize(
@@ -12,7 +15,7 @@ from gspo.rewards.http_client import Unreadable
     ],
 )  # fmt: skip
 def test_unreadable_scores(answer):
-    asked = judge_prompts.scored("r", "q", "a", None, 10)
+    asked = judge_prompts.scored(CONFIG, "q", "a", None)
     with pytest.raises(Unreadable):
         asked.read(judge_prompts.object_of(answer))
 
@@ -22,7 +25,7 @@ def test_unreadable_scores(answer):
     ['{"score": 7}', '```json\n{"reason": "{}", "score": 7.0}\n```', '<think>{"score": 1}</think> {"score":7}'],
 )
 def test_readable_scores(answer):
-    assert judge_prompts.scored("r", "q", "a", None, 10).read(judge_prompts.object_of(answer)) == 0.7
+    assert judge_prompts.scored(CONFIG, "q", "a", None).read(judge_prompts.object_of(answer)) == 0.7
 
 
 @pytest.mark.parametrize(
@@ -35,9 +38,9 @@ def test_readable_scores(answer):
 )  # fmt: skip
 def test_unreadable_comparisons(name, answer):
     asked = {
-        "together": judge_prompts.together("r", "q", ["a", "b"], None, 10),
-        "ranked": judge_prompts.ranked("r", "q", ["a", "b"], None),
-        "paired": judge_prompts.paired("r", "q", "a", "b", None),
+        "together": judge_prompts.together(CONFIG, "q", ["a", "b"], None),
+        "ranked": judge_prompts.ranked(CONFIG, "q", ["a", "b"], None),
+        "paired": judge_prompts.paired(CONFIG, "q", "a", "b", None),
     }[name]
     with pytest.raises(Unreadable):
         asked.read(answer)

@@ -8,7 +8,7 @@ import pytest
 import gspo
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.rewards.preferences import Preferred, bradley_terry, from_ranks, rewards, win_rate, wins
+from gspo.rewards.preferences import Preferred, bradley_terry, from_ranks, rewards, wins
 from gspo.rewards.scorer import Rewards
 from gspo.rewards.transcripts import rewarded
 from tests.data.tools import rollout
@@ -24,23 +24,14 @@ def posterior(theta, games):
     return total
 
 
-def climbed(games):
-    """The maximum, by coordinate steps that halve."""
-    theta, size = [0.0] * len(games), 1.0
-    while size > 1e-7:
-        moved = False
-        for i, sign in itertools.product(range(len(theta)), (1, -1)):
-            tried = [*theta]
-            tried[i] += sign * size
-            if posterior(tried, games) > posterior(theta, games) + 1e-15:
-                theta, moved = tried, True
-        size = size if moved else size / 2
-    return theta
-
-
-def test_strengths_are_those_of_a_naive_climber():
+def test_strengths_maximise_the_posterior():
+    """It is concave: what no step along a coordinate improves is its maximum."""
     games = np.array([[0, 3, 0.5, 1], [1, 0, 0, 0], [0.5, 2, 0, 0], [0, 0, 4, 0]])
-    assert bradley_terry(games) == pytest.approx(climbed(games), abs=1e-4)
+    theta = bradley_terry(games)
+    for i, step in itertools.product(range(4), (2e-4, -2e-4)):
+        moved = [*theta]
+        moved[i] += step
+        assert posterior(moved, games) < posterior(theta, games)
 
 
 def test_strengths_by_hand():
@@ -71,21 +62,18 @@ def test_equal_records_are_equal_strengths_in_any_order():
         assert bradley_terry(games[np.ix_(order, order)]) == [strengths[i] for i in order]
 
 
-def test_a_cycle_makes_equals():
-    outcomes = [(0, 1, 1), (1, 2, 1), (2, 0, 1)]
-    assert rewards(3, outcomes) == pytest.approx([0, 0, 0], abs=1e-12)
-    assert rewards(3, outcomes, "win_rate") == [0.5, 0.5, 0.5]
-
-
-def test_who_was_not_compared_has_no_reward():
-    for method in ("bradley_terry", "win_rate"):
-        first, second, third = rewards(3, [(0, 1, 1)], method)
-        assert first > second and third is None
-        assert rewards(1, [], method) == [None] and rewards(0, [], method) == []
-
-
-def test_win_rates_count_ties_half():
-    assert win_rate(wins(3, [(0, 1, 1), (0, 2, 0.5), (1, 2, 0)])) == [0.75, 0, 0.75]
+@pytest.mark.parametrize(
+    ("outcomes", "strengths", "shares"),
+    [
+        ([(0, 1, 1), (1, 2, 1), (2, 0, 1)], [0, 0, 0], [0.5, 0.5, 0.5]),  # a cycle makes equals
+        ([(0, 1, 0.5)], [0, 0, None], [0.5, 0.5, None]),  # who was not compared has no reward
+        ([(0, 1, 1), (0, 2, 0.5), (1, 2, 0)], None, [0.75, 0, 0.75]),
+        ([], [None] * 3, [None] * 3),
+    ],
+)
+def test_rewards_of_three(outcomes, strengths, shares):
+    assert rewards(3, outcomes, "win_rate") == shares
+    assert strengths is None or rewards(3, outcomes) == strengths
 
 
 @pytest.mark.parametrize(

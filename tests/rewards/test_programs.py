@@ -6,7 +6,6 @@ import pytest
 
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.rewards import code
 from gspo.rewards.programs import called, codeforces, fault_of, humaneval, livecodebench
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
@@ -70,17 +69,11 @@ def test_livecodebench_runs_programs_and_functions():
         livecodebench([good], [[]], [None])
 
 
-def test_a_program_gets_the_modules_that_it_names_and_no_others():
-    text = code.prelude("print(gcd(*Counter([1]).values()))")
-    assert "from math import *" in text and "from collections import *" in text and "statistics" not in text
-    assert text.rindex("from builtins import *") > text.rindex("from math import *")  # pow is that of builtins
-    assert code.prelude("print(1)") == code.LAST
-
-
 def test_a_module_that_has_something_of_its_own_name_is_the_module():
     values = "copy.deepcopy([a + b])[0]", "bisect.bisect_left(range(99), a + b)", "datetime.datetime(2000, 1, a + b).day"
+    values += ("pow(a + b, 1, 9)",)  # of Python, not of math
     found = [fenced(f"a, b = map(int, input().split())\nprint({value})") for value in values]
-    assert livecodebench(found, [STDIN] * 3, [None] * 3) == [1] * 3
+    assert livecodebench(found, [STDIN] * 4, [None] * 4) == [1] * 4
 
 
 CHECKER = """

@@ -1,11 +1,13 @@
 """What rewards need of the data is told before anything is sampled."""
 
 import functools
+import math
+from decimal import Decimal
 
 import pytest
 
 from tests.data.tools import rollout
-from tests.rewards.tools import in_process, named
+from tests.rewards.tools import in_process, named, outcome
 
 
 def prompts(*rows, task=""):
@@ -71,6 +73,24 @@ def test_a_decorator_may_give_what_the_function_within_asks_for(subtests):
         rewards.check(prompts({"gold": 1}))
 
 
+def test_a_right_answer_that_is_missing_or_that_nothing_can_equal_is_refused(subtests):
+    missing = r"there is no column 'answer'.*did you mean answr\?; set reward\.answer_col"
+    with named("exact") as rewards, pytest.raises(ValueError, match=missing):
+        rewards.check(prompts({"answr": 1}))
+    where = "prompt train-0: reward.answer_column = 'answer' "
+    empty = (None, "", " \n", "nan", Decimal("NaN"), "why\n#### ")
+    refused = dict.fromkeys(empty, f"{where}is missing .*fill it in, or leave")
+    refused |= {answer: f"{where}holds a {type(answer).__name__}: .*module:func" for answer in (("7",), True, b"7")}
+    of_math = dict.fromkeys(("$$", ".", r"\boxed{}", r"\boxed{nan}", r"\text{}"), f"{where}has nothing to compare")
+    for name, wrong in (("exact", refused), ("math", refused | of_math)):
+        with named(name) as rewards:
+            for answer, message in wrong.items():
+                with subtests.test(name=name, answer=repr(answer)), pytest.raises(ValueError, match=message):
+                    rewards.check(prompts({"answer": answer}))
+            rewards.check(prompts(*({"answer": right} for right in ("7", 7, 7.5, "None", math.inf))))
+    assert outcome(named("exact"), "$$", answer="$$")[0] == [1]
+
+
 def test_each_task_must_have_it():
     with in_process(lambda completions, gold: 0) as rewards:
         rewards.check(prompts({"gold": 1}, task="train.jsonl"))
@@ -79,18 +99,13 @@ def test_each_task_must_have_it():
 
 
 def test_a_named_function_is_asked_where_it_runs():
-    for order in ("check first", "wait first"):
-        with named("length", "wants_answer", workers=2) as rewards:
-            told = pytest.raises(ValueError, match="reward wants_answer: it cannot be called without 'answer'")
-            if order == "check first":
-                rewards.check(prompts({"gold": 1}))
-                with told:
-                    rewards.wait()
-            else:
-                rewards.wait()
-                with told:
-                    rewards.check(prompts({"gold": 1}))
+    told = r"reward wants_answer: it cannot be called without 'answer'"
+    with named("length", "wants_answer", workers=2) as rewards:
+        rewards.check(prompts({"gold": 1}))
+        with pytest.raises(ValueError, match=told):
+            rewards.wait()
     with named("length", "wants_answer") as rewards:
-        rewards.check(prompts({"answer": "a"}))
         rewards.wait()
-        assert [(r.error, r.reward is None) for r in rewards.score([rollout("a", answer="a")])] == [(None, False)]
+        with pytest.raises(ValueError, match=told):
+            rewards.check(prompts({"gold": 1}))
+    assert outcome(named("length", "wants_answer"), "a", answer="a") == ([2.0], [None])

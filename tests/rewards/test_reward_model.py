@@ -1,17 +1,9 @@
 import asyncio
-import math
-import shutil
 
 import pytest
-from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
 
 import gspo
-from gspo.config.rewards import RewardConfig
-from gspo.config.rollout import TaskConfig
 from gspo.rewards.reward_model import RewardModel, conversation_of
-from gspo.rewards.scorer import Rewards
-from tests.data.tools import rollout
 from tests.logged import logs
 from tests.rewards.classifiers import reward_model, saved, scores
 from tests.rewards.endpoint import listening
@@ -29,25 +21,6 @@ def test_a_conversation_and_a_completion_that_the_prompt_began(folder):
     assert len({*model([turns, "c"], ["d", "d"])}) == 2
     assert model([begun], ["cabcabc"]) == scores(model, ["abcabcabc"])
     assert conversation_of("p", "r") == [{"role": "user", "content": "p"}, {"role": "assistant", "content": "r"}]
-
-
-def test_scores_that_are_no_numbers_cost_their_completions(folder, tmp_path):
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    weights = load_file(tmp_path / "model.safetensors")
-    number = AutoTokenizer.from_pretrained(folder)("z", add_special_tokens=False)["input_ids"][0]
-    weights["model.embed_tokens.weight"][number] = math.nan
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with Rewards(RewardConfig(), TaskConfig(), [reward_model(tmp_path)]) as rewards:
-        scored = rewards.score([rollout(completion) for completion in ("a", "zz", "b")])
-    assert [r.reward is None for r in scored] == [False, True, False]
-    assert scored[1].error == "model: returned nan, which is not a finite number"
-
-
-def test_thinking_is_not_scored(folder):
-    model = reward_model(folder)
-    with Rewards(RewardConfig(), TaskConfig(), [model]) as rewards:
-        scored = rewards.score([rollout(completion, prompt="why?") for completion in ("abc</think>a", "a")])
-    assert [r.reward for r in scored] == pytest.approx(scores(model, ["a"]) * 2, abs=1e-6)
 
 
 def test_a_group_of_trajectories(folder):
@@ -111,9 +84,7 @@ def test_a_server_that_says_something_else(answer, reason):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "reward_model.path is required"),
         ({"path": "/no/such/folder"}, "reward_model.path = '/no/such/folder'"),
-        ({"path": "m", "timeout": 5.0}, "reward_model.timeout is for a server: set reward_model.url"),
         ({"path": "m", "url": "http://h", "dtype": "bfloat16"}, "reward_model.dtype is of no use to a server"),
         ({"path": "m", "url": "http://h", "max_length": 5}, "give both, or neither"),
     ],

@@ -58,22 +58,21 @@ def test_a_run_with_a_judge(tmp_path, monkeypatch):
     )
 
 
-JUDGE = {"model": "m", "rubric": "r", "key_variable": ""}
+JUDGE = {"model": "m", "rubric": "r", "key_variable": "", "reference_column": "gold"}
 
 
 @pytest.mark.parametrize(
     ("functions", "sections", "message"),
     [
-        (["judge"], {"judge": JUDGE | {"key_variable": "NO_SUCH_KEY"}}, "NO_SUCH_KEY"),
         (
             ["judge"],
-            {"judge": JUDGE | {"reference_column": "gold"}},
-            "there is no column 'gold' with the right answer; set judge.reference_column to one of: answer",
+            {"judge": JUDGE},
+            "no column 'gold' with the right answer; set judge.reference_column to",
         ),
         (
             ["exact"],
             {"reward": {"env_passthrough": ["PATH"]}},
-            r"reward.env_passthrough = \['PATH'\] has no effect: it is for a module:function",
+            r"reward.env_passthrough = \['PATH'\] has no effect",
         ),
         (["exact"], {"reward": {"weights": [-1e-7]}}, r"reward.weights = \[-1e-07\]: a weight is 0, or of a size between"),
         (["exact"], {"judge": {"model": "m"}}, r"judge\.model = 'm' has no effect: add \"judge\" to reward\.functions"),

@@ -16,7 +16,6 @@ from gspo.rewards import channels
 from gspo.rewards.scorer import Rewards
 from gspo.sandbox.watch import TaskTimes
 from tests.data.tools import rollout
-from tests.data.wishes import all_end
 from tests.patience import PATIENCE
 
 
@@ -96,7 +95,3 @@ START = """
     print("begin", flush=True)
     rewards = Rewards(config, TaskConfig())
 """
-
-
-def ended(pid):
-    return all_end([pid])

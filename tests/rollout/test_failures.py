@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gspo.data.reward_bounds import NO_OPINION
-from gspo.rewards.graders import Late
+from gspo.rewards.graders import CallFailed
 from gspo.rollout.failures import FAILING, REMIND_AFTER, Failures, all_failed, commonest, errors, eval_errors, failed
 from gspo.types import Group
 from tests.data.tools import rollout
@@ -19,7 +19,7 @@ def test_a_batch_that_failed_names_its_commonest_error():
     assert all_failed([]) == all_failed(batch(None, "x")) == ""
     why = all_failed(batch("f: one", "f: two", "f: two"))
     assert why == "none of 3 completions got a reward; the commonest reason, of 2 (67%): f: two; fix the reward function"
-    assert all_failed(batch(f"f: {Late(0.1)}")).endswith("fix the reward function, or raise reward.timeout")
+    assert all_failed(batch(f"f: {CallFailed.after(0.1)}")).endswith("fix the reward function, or raise reward.timeout")
     assert all_failed(batch(NO_OPINION)).endswith("scored it; return a number, 0 for a bad completion")
     assert commonest(errors(batch(None, None))) == ("", 0)
 

@@ -13,6 +13,7 @@ from gspo.rewards.notation import CONSTANTS, WRAPPED, Tree, UnreadableAnswer, ba
 
 DIGITS = 4000  # Python parses no longer integers
 _BOX = re.compile(r"\\(?:fbox|boxed)(?![a-zA-Z])\s*")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped one does not nest
 _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+))(?:\.0*)?")
 _DOLLARS = re.compile(r"^\s*(-?)\\?\$ ?(-?[0-9.][0-9.,{}]*)(?= ?(?:[mb]illion|thousand|hundred|per |/|\\text|$))")
 _FORMULA = re.compile(
@@ -26,32 +27,25 @@ _WORDS = re.compile(r"[^\W\d_]{2,}(?:[ ,'-]+[^\W\d_]+)*")
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{...} or \fbox{...} of a text, stripped; None if there is none.
-
-    Nested braces are matched. If the last box never closes, the reply was cut off within its answer, and the content is "".
+    r"""The content of the last \boxed{...} or \fbox{...} of a text, stripped; None if there is none, and "" if it never
+    closes: the reply was cut off within its answer.
     """
     boxes = [*_BOX.finditer(text)]
     if not boxes:
         return None
-    last = boxes[-1]
-    if text[last.end() : last.end() + 1] != "{":  # \boxed 5
-        return text[last.end() : last.end() + 1].strip()
-    depth, i = 0, last.end()
-    while i < len(text):
-        if text[i] == "\\":  # an escaped brace does not nest
-            i += 2
-            continue
-        depth += (text[i] == "{") - (text[i] == "}")
+    start = boxes[-1].end()
+    if text[start : start + 1] != "{":  # \boxed 5
+        return text[start : start + 1].strip()
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            return text[last.end() + 1 : i].strip()
-        i += 1
+            return text[start + 1 : brace.start()].strip()
     return ""
 
 
 def final(completion: str) -> str | None:
-    """The answer of a completion: the last box within the last <answer> tags, else the content of the tags; without tags,
-    the last box. None if there is neither.
-    """
+    """The answer of a completion: the last box within the last <answer> tags, or all in them; without tags, the last box."""
     inside = tagged(completion)
     box = boxed(completion if inside is None else inside)
     return inside if box is None else box

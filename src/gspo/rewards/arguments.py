@@ -9,42 +9,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-NOT_SUPPLIED = ("log_extra", "log_metric", "environments")
-"""Arguments that TRL passes to reward functions and gspo does not."""
-TRL = {"completion_ids", "trainer_state", *NOT_SUPPLIED}
-"""Parameters that mark a function as written for TRL."""
+NOT_SUPPLIED = ("log_extra", "log_metric", "environments")  # what TRL passes to reward functions and gspo does not
+TRL = {"completion_ids", "trainer_state", *NOT_SUPPLIED}  # parameters that mark a function as written for TRL
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Training progress, under the names of TRL's trainer_state.
+    """Training progress, under the names of TRL's trainer_state."""
 
-    Attributes:
-        global_step: Completed steps.
-        max_steps: Total steps; 0 without training, as in a standalone evaluation.
-    """
-
-    global_step: int = 0
-    max_steps: int = 0
+    global_step: int = 0  # completed steps
+    max_steps: int = 0  # 0 without training, as in a standalone evaluation
 
 
 class RewardInput(NamedTuple):
-    """One completion to score.
-
-    Attributes:
-        opens_thinking: The prompt ends inside an open <think>.
-        group: Id of the prompt.
-        ids: Token ids of the completion.
-        state: Training progress.
-    """
+    """One completion to score."""
 
     prompt: str | list[dict[str, Any]]
     completion: str
     task: str
     columns: dict[str, Any]
-    opens_thinking: bool = False
-    group: str = ""
-    ids: Sequence[int] = array("i")
+    opens_thinking: bool = False  # the prompt ends inside an open <think>
+    group: str = ""  # id of the prompt
+    ids: Sequence[int] = array("i")  # of the completion's tokens
     state: TrainerState = TrainerState()
 
 
@@ -54,10 +40,8 @@ class Arguments:
     A function without **keywords gets the columns that it names, others get all columns. A decorator with **keywords
     forwards them, so it also gets those that the wrapped function names, which it may instead supply itself. A function with
     a TRL parameter is called as TRL does: its **keywords hold more than columns, and for a chat prompt its completion is a
-    list with one message. Raises ValueError for a function that requires an argument that gspo does not have.
-
-    Attributes:
-        required: Columns without which the function cannot be called.
+    list with one message. Without the columns `required` it cannot be called. Raises ValueError for a function that requires
+    an argument that gspo does not have.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -68,25 +52,23 @@ class Arguments:
         self.like_trl = bool(TRL & names)
         needed = [parameter.name for parameter in own if parameter.default is parameter.empty]
         self.required = tuple(name for name in needed if name not in ("prompts", "completions", *TRL))
-        for name in NOT_SUPPLIED:
-            if name in needed:
-                label = getattr(function, "__name__", type(function).__name__)
-                raise ValueError(
-                    f"reward function {label}: gspo has no {name!r} for it, which TRL has: give it the default None, and do "
-                    "without it where it is None"
-                )
+        if lacking := [name for name in needed if name in NOT_SUPPLIED]:
+            label = getattr(function, "__name__", type(function).__name__)
+            raise ValueError(
+                f"reward function {label}: gspo has no {lacking[0]!r} for it, which TRL has: give it the default None, and "
+                "do without it where it is None"
+            )
 
     def of(self, rows: Sequence[RewardInput], text_of: Callable[[RewardInput], str]) -> dict[str, Any]:
         """The keyword arguments of a call for `rows`, copied: what one call modifies, no other call sees."""
         prompts = [copy.deepcopy(row.prompt) for row in rows]
         completions: list[Any] = [text_of(row) for row in rows]
-        if self.like_trl:
-            completions = [_message(prompt, text) for prompt, text in zip(prompts, completions)]
         columns = {name: None for row in rows for name in row.columns if self._wants(name)}
         values: dict[str, Any] = {name: [copy.deepcopy(row.columns.get(name)) for row in rows] for name in columns}
-        values |= {"prompts": prompts, "completions": completions}
         if self.like_trl:
+            completions = list(map(_message, prompts, completions))
             values |= {"completion_ids": [list(row.ids) for row in rows], "trainer_state": rows[0].state}
+        values |= {"prompts": prompts, "completions": completions}
         return {name: value for name, value in values.items() if self._wants(name)}
 
     def _wants(self, name: str) -> bool:
@@ -94,9 +76,7 @@ class Arguments:
 
 
 def _parameters(function: Callable[..., Any], follow_wrapped: bool) -> tuple[list[inspect.Parameter], bool]:
-    """The named parameters of the function itself, which may be a decorator, or of the function within, and whether it takes
-    any keyword.
-    """
+    """The named parameters of a function, or of the one that it decorates, and whether it takes any keyword."""
     parameters = inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters)

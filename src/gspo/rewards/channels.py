@@ -14,23 +14,17 @@ from typing import Any
 
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.rewards.graders import CallFailed, Late, Result, RewardFunction, RewardInput, Signature
+from gspo.rewards.graders import CallFailed, Result, RewardFunction, RewardInput, Signature
 from gspo.workers.processes import Lost, Process
 
-START = 300.0
-"""Seconds for a worker to import what it needs."""
-GRACE = 0.5
-"""Seconds beyond a call's timeout, for messages and for async calls to be cancelled from within."""
+START = 300.0  # seconds for a worker to import what it needs
+GRACE = 0.5  # seconds beyond a call's timeout, for messages and for async calls to be cancelled from within
 
 
 class Worker:
-    """A subprocess for the named rewards. It starts at once; the first call waits for it.
-
-    `send` and `receive` raise CallFailed for a request that failed; then it is ready for another one.
-
-    Attributes:
-        signatures: How each reward can be called, once it has started.
-        notice: Text for the run to show.
+    """A subprocess for the named rewards. It starts at once; the first call waits for it. `send` and `receive` raise
+    CallFailed for a request that failed; then it is ready for another one. Once it has started, it has the signature of each
+    reward, and a notice for the run to show.
     """
 
     def __init__(self, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
@@ -83,12 +77,12 @@ class Worker:
             raise CallFailed(f"its process {error}") from None
 
     def receive(self, timeout: float) -> list[Result]:
-        """Returns the next results, in the order of the rows. Raises ValueError for rows with values that the worker cannot
-        import. timeout: Seconds for the call that gives them.
+        """The next results, in row order, of a call that may take `timeout` seconds. Raises ValueError for rows with values
+        that the worker cannot import.
         """
         match self._receive(timeout):
             case ["results", results]:
-                return [(value, error) for value, error in results]
+                return results
             case ["failed", why, late]:
                 raise CallFailed(why, late)
             case unreadable:
@@ -98,7 +92,7 @@ class Worker:
         try:
             return self.process.receive(timeout + GRACE)
         except TimeoutError:
-            failed = CallFailed.by(Late(timeout))
+            failed = CallFailed.after(timeout)
         except Lost as error:
             failed = CallFailed(f"its process {error}")
         self._restart()
@@ -120,9 +114,7 @@ class Worker:
 
 
 class Thread:
-    """A daemon thread for a Python callable, with the methods of Worker. A hanging one is left behind, since Python cannot
-    kill it.
-    """
+    """A daemon thread for a Python callable, with the methods of Worker. One that hangs is left behind."""
 
     def __init__(self, function: RewardFunction, timeout: float) -> None:
         self.function, self.timeout = function, timeout
@@ -160,7 +152,7 @@ class Thread:
         except queue.Empty:
             self.inbox.put(None)
             self._start()
-            raise CallFailed.by(Late(timeout)) from None
+            raise CallFailed.after(timeout) from None
         if isinstance(message, CallFailed):
             raise message
         return message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,21 @@ class Classifier:
     """Scores conversations by the logit or probability of one label. `load` reads the weights."""
 
     def __init__(self, cfg: RewardModelConfig, date: str | None = None) -> None:
-        """Reads everything but the weights. `date`: the day that its chat template may write; None: today. Raises ValueError
-        if the classifier is unusable.
-        """
+        """Reads all but the weights. date: What its chat template may write; None: today. Raises ValueError."""
         self.cfg, self.date = cfg, date
         self.device = pick_device(cfg.device, "reward_model.device")
         self.model: Any = None
-        options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
-        self.config = self._read(lambda: AutoConfig.from_pretrained(cfg.path, **options))
-        self.tokenizer = self._read(lambda: AutoTokenizer.from_pretrained(cfg.path, **options))
+        self.options: dict[str, Any] = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+        self.config = self._read(AutoConfig)
+        self.tokenizer = self._read(AutoTokenizer)
         self.label = label_of(self.config, cfg)
         longest = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         self.longest = min(x for x in (cfg.max_length, longest, 1 << 30) if x is not None)
         self.several = self.config.num_labels > 1 and self.config.problem_type != "multi_label_classification"
 
-    def _read(self, load: Callable[[], Any]) -> Any:
+    def _read(self, kind: Any, **options: Any) -> Any:
         try:
-            return load()
+            return kind.from_pretrained(self.cfg.path, **self.options, **options)
         except Exception as error:  # transformers raises many kinds here
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             if "trust_remote_code" in str(error):
@@ -59,11 +57,9 @@ class Classifier:
             return
         cfg = self.cfg
         warn_if_slow(f'reward_model.dtype = "{cfg.dtype}"', '"float32"', getattr(torch, cfg.dtype), self.device)
-        options: dict[str, Any] = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
-        options |= {"use_safetensors": None if cfg.allow_pickle else True, "dtype": getattr(torch, cfg.dtype)}
+        options = {"use_safetensors": None if cfg.allow_pickle else True, "dtype": getattr(torch, cfg.dtype)}
         with torch.random.fork_rng(devices=[]):  # missing weights would be drawn from the global generator
-            load = AutoModelForSequenceClassification.from_pretrained
-            model, loading_info = self._read(lambda: load(cfg.path, output_loading_info=True, **options))
+            model, loading_info = self._read(AutoModelForSequenceClassification, output_loading_info=True, **options)
         if lacking := sorted(loading_info["missing_keys"]):
             raise ValueError(
                 f"{WHERE} = {cfg.path!r}: {', '.join(lacking[:3])} is not among its weights and would be random. It is no "
@@ -73,10 +69,8 @@ class Classifier:
         self.pad = model.config.get_text_config().pad_token_id
 
     def encode(self, messages: Messages) -> tuple[list[int], list[int]] | None:
-        """Token ids and token types of a conversation that ends with the completion; None if it is too long.
-
-        With a chat template, the whole conversation is rendered; without one, prompt and completion are encoded as a pair of
-        texts.
+        """Token ids and token types of a conversation that ends with the completion; None if it is too long. Without a chat
+        template, prompt and completion are a pair of texts.
         """
         special = not self.tokenizer.chat_template
         if special:
@@ -99,13 +93,12 @@ class Classifier:
     @torch.inference_mode()
     def scores(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[float]:
         """The score of each row of token ids and types, batched by similar length."""
-        scores = [0.0] * len(rows)
+        scores: dict[int, float] = {}
         order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
         for start in range(0, len(order), self.cfg.batch_size):
             batch = order[start : start + self.cfg.batch_size]
-            for i, score in zip(batch, self._batch([rows[i] for i in batch]).tolist()):
-                scores[i] = score
-        return scores
+            scores |= zip(batch, self._batch([rows[i] for i in batch]).tolist())
+        return [scores[i] for i in range(len(rows))]
 
     def _batch(self, rows: Sequence[tuple[list[int], list[int]]]) -> Tensor:
         """Scores [B] of a batch, padded on the right so that no earlier token sees the padding."""

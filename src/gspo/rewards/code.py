@@ -37,9 +37,7 @@ class Block(NamedTuple):
 
 
 def program_of(text: str) -> Block | None:
-    """The last complete fenced block of a Markdown text that says that it is Python or C++, else the last one that names no
-    language; None if there is neither.
-    """
+    """The last complete fenced block of a Markdown text that says Python or C++, else the last that names no language."""
     unnamed = None
     for token in reversed(_MARKDOWN.parse(f"{text}\n")):
         if token.type != "fence" or token.map is None or token.content.count("\n") != token.map[1] - token.map[0] - 2:
@@ -81,18 +79,16 @@ def _public(name: str) -> frozenset[str]:
 
 
 def same_stdout(output: str, expected: str) -> bool:
-    """Whether a program's output is the expected one: the same number of lines, each with the same text up to surrounding
-    whitespace, or the same decimal numbers one by one.
+    """Whether a program's output is the expected one: as many lines, each the same but for blanks around it, or with the
+    same decimal numbers.
     """
     lines, wanted = output.strip().split("\n"), expected.strip().split("\n")
     return len(lines) == len(wanted) and all(map(_same_line, lines, wanted))
 
 
 def _same_line(line: str, wanted: str) -> bool:
-    if line.strip() == wanted.strip():
-        return True
     words, numbers = line.split(), wanted.split()
-    return len(words) == len(numbers) > 0 and all(map(same_number, words, numbers))
+    return line.strip() == wanted.strip() or (len(words) == len(numbers) > 0 and all(map(same_number, words, numbers)))
 
 
 def same_number(word: str, wanted: str) -> bool:
@@ -104,18 +100,14 @@ def same_number(word: str, wanted: str) -> bool:
 
 
 def same_value(value: Any, expected: Any) -> bool:
-    """Whether a function returned the expected value. Both are plain data, so `==` is Python's own. A tuple at the top level
-    counts as a list.
-    """
-    listed = [list(x) if isinstance(x, tuple) else x for x in (value, expected)]
-    return bool(listed[0] == listed[1])
+    """Whether a function returned the expected value, both plain data. A tuple at the top level counts as a list."""
+    one, two = (list(x) if isinstance(x, tuple) else x for x in (value, expected))
+    return bool(one == two)
 
 
 @dataclass(frozen=True)
 class CodeTest:
-    """A test of a program and its expected result, which stays outside the sandbox: text for a program, plain data for a
-    function.
-    """
+    """A test of a program and its expected result, text or plain data, which stays outside the sandbox."""
 
     case: Case
     expected: Any
@@ -156,8 +148,8 @@ def _empty(others: Mapping[Any, Any]) -> bool:
 
 
 def opened(config: CodeConfig, compiles: str = "") -> tuple[Sandbox, str]:
-    """Opens the sandbox set by `code.sandbox`; returns it with a notice for the run to show. compiles: What needs C++, or
-    "". Raises RuntimeError if there is no sandbox, or no compiler for `compiles`.
+    """The sandbox of `code.sandbox`, and a notice for the run to show. compiles: What needs C++, or "". Raises RuntimeError
+    if there is no sandbox, or no compiler for `compiles`.
     """
     sandbox = open_sandbox(config.sandbox)  # type: ignore[arg-type]
     if compiles:
@@ -171,23 +163,17 @@ def opened(config: CodeConfig, compiles: str = "") -> tuple[Sandbox, str]:
 
 
 class CodeReward:
-    """The reward `code`. Opens its sandbox; raises RuntimeError if there is none, or no compiler for C++ as the only
-    language.
-    """
+    """The reward `code`. Opens its sandbox; raises RuntimeError as `opened` does."""
 
     def __init__(self, config: CodeConfig) -> None:
         self.config = config
         self.sandbox, self.notice = opened(config, 'code.language = "cpp"' if config.language == "cpp" else "")
         if config.language == "auto" and (problem := no_compiler()):
             self.notice += f"; a completion in C++ will have no reward: {problem}"
-        self.limits = Limits(
-            seconds=config.cpu_seconds, memory=int(config.memory * 2**30), output=int(config.max_output_mib * 2**20)
-        )  # fmt: skip
+        self.limits = Limits(config.cpu_seconds, int(config.memory * 2**30), int(config.max_output_mib * 2**20))
 
     def __call__(self, completion: str, columns: Mapping[str, Any]) -> float:
-        """The score of a completion whose thinking was removed. Raises ValueError for invalid tests, RuntimeError if the
-        sandbox itself fails.
-        """
+        """The score of a completion whose thinking was removed. Raises ValueError for invalid tests, or RuntimeError."""
         stages = tests_by_stage(columns, self.config)
         function = function_of(columns, stages, self.config)
         found = program_of(completion)

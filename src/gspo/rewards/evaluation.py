@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import reduce
@@ -23,6 +24,7 @@ _DIRECT = {
     "arccosh": mp.acosh, "arctanh": mp.atanh, "abs": abs, "cis": mp.expj,
 }  # fmt: skip
 _WHOLE = {"gcd": math.gcd, "lcm": math.lcm}
+_FOLDED = {"sum": operator.add, "product": operator.mul, "quotient": operator.truediv}
 
 
 class Undefined(ArithmeticError):
@@ -30,17 +32,11 @@ class Undefined(ArithmeticError):
 
 
 class Evaluation:
-    """Computes values, where variables have the values of `point`.
-
-    Args:
-        work: What is left of the work for a comparison, in its only element.
-
-    Attributes:
-        size: The largest decimal exponent, up or down, of all floats so far.
-    """
+    """Computes values, where variables have the values of `point`. The only element of `work` is what is left to spend."""
 
     def __init__(self, point: Mapping[str, Fraction], work: list[int]) -> None:
-        self.point, self.work, self.size = point, work, 0
+        self.point, self.work = point, work
+        self.size = 0  # the largest decimal exponent, up or down, of all floats so far
 
     def __call__(self, tree: Tree) -> Value:
         """The value of a tree. Raises Undefined."""
@@ -83,12 +79,8 @@ class Evaluation:
         values = [self(part) for part in tree[1:]]
         if not all(isinstance(value, Fraction) for value in values):
             values = [self._checked(as_float(value)) for value in values]  # of which the smallest counts too
-        if kind == "sum":
-            return sum(values[1:], values[0])
-        if kind == "product":
-            return reduce(lambda a, b: a * b, values)
-        if kind == "quotient":
-            return values[0] / values[1]
+        if kind in _FOLDED:
+            return reduce(_FOLDED[kind], values)
         if kind == "percent":
             return values[0] / 100
         if kind == "power":
@@ -102,11 +94,9 @@ class Evaluation:
                 raise Undefined
             return base ** int(exponent % 2 if abs(base) == 1 else exponent)
         base, exponent = as_float(base), as_float(exponent)
-        if not base:
-            if exponent.real > 0:
-                return mp.zero
-            raise Undefined
-        if abs(exponent) * (abs(mp.mag(base)) + 1) > 4 * LARGEST:
+        if not base and exponent.real > 0:
+            return mp.zero
+        if not base or abs(exponent) * (abs(mp.mag(base)) + 1) > 4 * LARGEST:
             raise Undefined
         return mp.power(base, exponent)
 

@@ -22,59 +22,35 @@ from gspo.rewards.arguments import Arguments, RewardInput
 from gspo.rewards.code import CodeReward, same_number
 from gspo.rewards.programs import Programs
 
+# Call levels: a call for all completions; a call per unit, concurrently (async); a call per unit, in turn. A unit is one
+# completion, or all completions of a prompt.
 BATCH, TOGETHER, SINGLY = 0, 1, 2
-"""Call levels: a call for all completions; a call per unit, concurrently (async); a call per unit, in turn. A unit is one
-completion, or all completions of a prompt."""
-
-Result = tuple[float | None, str | None]
-"""A value (None: not scored) and an error (None: none)."""
+Result = tuple[float | None, str | None]  # a value (None: not scored) and an error (None: none)
 
 
 class Signature(NamedTuple):
-    """How a reward can be called.
+    """How a reward can be called."""
 
-    Attributes:
-        levels: Its call levels, in the order in which they are tried.
-        by_group: Whether a unit is all completions of a prompt.
-        required: Columns without which it cannot be called.
-    """
-
-    levels: Sequence[int]
-    by_group: bool = False
-    required: Sequence[str] = ()
+    levels: Sequence[int]  # its call levels, in the order in which they are tried
+    by_group: bool = False  # whether a unit is all completions of a prompt
+    required: Sequence[str] = ()  # columns without which it cannot be called
 
 
 @dataclass(frozen=True)
 class Traits:
-    """Optional attributes of a reward callable, and their defaults.
+    """Optional attributes of a reward callable, and their defaults."""
 
-    Attributes:
-        by_group: It compares completions: each call gets all completions of one prompt and no others.
-        spoken: It gets completions without their thinking.
-        limit: Seconds per call; None: reward.timeout.
-        needs: Required columns, each with the configuration key that names it.
-        wait: Called before the run. May raise ValueError.
-        counts: Returns numbers for the metrics: the counts since the last call.
-    """
-
-    by_group: bool = False
-    spoken: bool = False
-    limit: float | None = None
-    needs: Mapping[str, str] = field(default_factory=dict)
-    wait: Callable[[], None] = lambda: None
-    counts: Callable[[], dict[str, float]] = dict
+    by_group: bool = False  # it compares completions: each call gets all completions of one prompt and no others
+    spoken: bool = False  # it gets completions without their thinking
+    limit: float | None = None  # seconds per call; None: reward.timeout
+    needs: Mapping[str, str] = field(default_factory=dict)  # required columns, each with the key that names it
+    wait: Callable[[], None] = lambda: None  # called before the run; may raise ValueError
+    counts: Callable[[], dict[str, float]] = dict  # numbers for the metrics: the counts since the last call
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Traits:
         """The attributes that `function` has."""
         return cls(**{each.name: getattr(function, each.name) for each in fields(cls) if hasattr(function, each.name)})
-
-
-class Late(Exception):
-    """A call that exceeded `reward.timeout`."""
-
-    def __init__(self, timeout: float) -> None:
-        super().__init__(f"took longer than {timeout:g} s (reward.timeout)")
 
 
 class CallFailed(Exception):
@@ -87,8 +63,12 @@ class CallFailed(Exception):
     @classmethod
     def by(cls, error: BaseException) -> CallFailed:
         """The failure of a call that raised `error`."""
-        late = isinstance(error, Late)
-        return cls(str(error) if late else describe(error), late)
+        return error if isinstance(error, cls) else cls(describe(error))
+
+    @classmethod
+    def after(cls, timeout: float) -> CallFailed:
+        """The failure of a call that took longer."""
+        return cls(f"took longer than {timeout:g} s (reward.timeout)", late=True)
 
 
 class WrongLength(ValueError):
@@ -96,9 +76,7 @@ class WrongLength(ValueError):
 
 
 def by_group(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a reward function that compares completions: each call gets all completions of one prompt and no others, also
-    after another call failed.
-    """
+    """Marks a reward function that compares completions: each call gets all completions of one prompt and no others."""
     function.by_group = True  # type: ignore[attr-defined]
     return function
 
@@ -121,11 +99,7 @@ class PerCompletion:
 
 
 class RewardFunction:
-    """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async, or one with TRL's signature.
-
-    Without `**columns` in its signature it gets the columns that it names. It may have the attributes of Traits. Raises
-    ValueError as Arguments does.
-    """
+    """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async, or one with TRL's signature."""
 
     notice = ""
 
@@ -134,17 +108,12 @@ class RewardFunction:
         self.text_of = spoken if self.traits.spoken else lambda row: row.completion
         call = getattr(function, "__call__", None)  # noqa: B004
         concurrent = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-        levels = [TOGETHER, SINGLY] if concurrent else [SINGLY]
-        if not self.traits.by_group:
-            levels = [BATCH, *levels]
+        levels = [BATCH] * (not self.traits.by_group) + [TOGETHER] * concurrent + [SINGLY]
         self.signature = Signature(levels, self.traits.by_group, self.arguments.required)
 
     def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[list[Result]]:
         """Yields the results in row order. Raises CallFailed if a call for all rows fails: a call per unit will show which
-        of them is to blame.
-
-        Args:
-            timeout: Seconds after which an async call is cancelled. The caller must detect a plain call that hangs.
+        of them is to blame. Only an async call is cancelled after `timeout` seconds.
         """
         if level == BATCH:
             try:
@@ -193,7 +162,7 @@ async def _within(awaitable: Awaitable[Any], timeout: float) -> Any:
             return await awaitable
     except BaseException:  # whatever the function raises when cancelled
         if limit.expired():
-            raise Late(timeout) from None
+            raise CallFailed.after(timeout) from None
         raise
 
 
@@ -250,10 +219,7 @@ def load(
 
 
 def spoken(row: RewardInput) -> str:
-    """A completion without its thinking: the text after the last </think>; "" if the thinking never ended.
-
-    The thinking may have started in the prompt.
-    """
+    """A completion without its thinking, which may have begun in the prompt; "" if the thinking never ends."""
     completion = row.completion
     if "</think>" in completion:
         return completion.rpartition("</think>")[2]
@@ -261,9 +227,7 @@ def spoken(row: RewardInput) -> str:
 
 
 def gold(row: RewardInput, column: str) -> str:
-    """The right answer of a row: the column's text, or the text after the last "#### " at the start of a line, as in GSM8K.
-    Raises ValueError if it is empty.
-    """
+    """The right answer of a row (`result_of` its column). Raises ValueError if it is empty."""
     text = result_of(value_in(row.columns, column))
     if not text:
         raise ValueError(f"column {column!r} is empty")
@@ -271,7 +235,7 @@ def gold(row: RewardInput, column: str) -> str:
 
 
 def result_of(answer: Any) -> str:
-    """What stands after the last "#### " at the start of a line of a right answer, else all of it."""
+    """What stands after the last "#### " at the start of a line of a right answer, as in GSM8K, else all of it."""
     return f"\n{str(answer).rstrip()} ".rpartition("\n#### ")[2].strip()  # also if nothing follows
 
 
@@ -279,7 +243,7 @@ def _exact(row: RewardInput, column: str) -> float:
     completion = spoken(row)
     answer = tagged(completion)
     text, right = completion.strip() if answer is None else answer, gold(row, column)
-    # A column of numbers may turn 7 into 7.0.
+    # a column of numbers may turn 7 into 7.0
     return float(text == right or (not isinstance(value_in(row.columns, column), str) and same_number(text, right)))
 
 

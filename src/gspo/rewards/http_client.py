@@ -20,17 +20,11 @@ from gspo.config.needs import check_package
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-NO_KEY = "none"
-"""Sent to an endpoint without a key, since the client requires one."""
+NO_KEY = "none"  # sent to an endpoint without a key, since the client requires one
 
 
 class Failed(Exception):
-    """A request without a response after its retries.
-
-    Attributes:
-        status: HTTP status, if there was one.
-        late: Whether it timed out.
-    """
+    """A request without a response after its retries, and its HTTP status if there was one. late: Whether it timed out."""
 
     def __init__(self, why: str, status: int | None = None, late: bool = False) -> None:
         super().__init__(why)
@@ -42,21 +36,17 @@ class Unreadable(Exception):
 
 
 def api_key_of(variable: str, where: str) -> str:
-    """The API key in an environment variable; NO_KEY if no variable is named. Raises ValueError if the variable is not set.
-
-    where: Configuration key, for the error. An invalid variable name is not shown: it may be the key itself.
-    """
+    """The API key in an environment variable that `where` names, or NO_KEY. Raises ValueError if it is not set."""
     if not variable:
         return NO_KEY
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):  # and not shown: it may be the key itself
         raise ValueError(f"{where}: expected the name of an environment variable, never the key itself")
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise ValueError(
-            f'{where} = "{variable}": this environment variable is not set. Set it to the API key, or {where} = "" for an '
-            "endpoint that asks for none"
-        )
-    return key
+    if key := os.environ.get(variable, "").strip():
+        return key
+    raise ValueError(
+        f'{where} = "{variable}": this environment variable is not set. Set it to the API key, or {where} = "" for an '
+        "endpoint that asks for none"
+    )
 
 
 class EndpointClient:
@@ -64,7 +54,7 @@ class EndpointClient:
 
     Args:
         timeout: Seconds per response, retries included.
-        retries: Retries after 429, 5xx and lost connections, by the openai client with its backoff and Retry-After.
+        retries: After 429, 5xx and lost connections, by the openai client with its backoff and Retry-After.
     """
 
     def __init__(self, name: str, url: str, key: str, timeout: float, retries: int, max_concurrent: int) -> None:
@@ -116,9 +106,8 @@ class EndpointClient:
     def counts(self) -> dict[str, float]:
         """Counts since the last call. Warns of new reasons."""
         for reason, count in list(self.reasons.items()):
-            kind = reason[:40]
-            if kind not in self._warned:
-                self._warned.add(kind)
+            if reason[:40] not in self._warned:
+                self._warned.add(reason[:40])
                 logger.warning(f"{self.name}: not scored {count} times: {reason}")
         total, self.total = self.total, Counter()
         return {name: float(total[name]) for name in ("requests", "cached", "retries", "failed", "tokens", "seconds")}

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -24,8 +24,7 @@ from gspo.rewards.preferences import from_ranks, rewards
 from gspo.rewards.transcripts import common_start, conversations, rewarded, text_of
 
 ALONE = "a group of one has nothing to be compared with"
-NO_LIMIT = 1e8
-"""Seconds (three years): each request has its own timeout."""
+NO_LIMIT = 1e8  # seconds (three years): each request has its own timeout
 
 
 class Judge:
@@ -42,8 +41,7 @@ class Judge:
 
     def __init__(self, config: JudgeConfig | None = None, **fields: Any) -> None:
         """Takes the fields of [judge], as a JudgeConfig or by name. Raises ValueError if one is missing or out of range."""
-        self.config = config or from_dict({"judge": fields}).judge
-        config = self.config
+        self.config = config = config or from_dict({"judge": fields}).judge
         check_judge(config)
         key = api_key_of(config.key_variable, "judge.key_variable")
         self.by_group = config.mode != "score"
@@ -54,9 +52,8 @@ class Judge:
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
         """A reward or None for each completion; by group, the completions are those of one prompt."""
-        column = self.config.reference_column or ""
         rows = [{name: values[i] for name, values in columns.items()} for i in range(len(completions))]
-        cells = [value_in(row, column) for row in rows]
+        cells = [value_in(row, self.config.reference_column or "") for row in rows]
         references = [None if reference is None else str(reference) for reference in cells]
         return await self._judged([text_of(prompt) for prompt in prompts], list(completions), references)
 
@@ -73,9 +70,8 @@ class Judge:
 
     def wait(self) -> None:
         """Sends one small question. Raises ValueError if the endpoint refuses it or cannot be reached."""
-        probe = judge_prompts.scored(self.config.rubric, "1 + 1 = ?", "2", None, self.config.scale)
         try:
-            self.endpoint.run(self._complete(probe)).result()
+            self.endpoint.run(self._complete(judge_prompts.scored(self.config, "1 + 1 = ?", "2", None))).result()
         except Failed as error:
             raise ValueError(f"judge.url = {self.config.url!r}, judge.model = {self.config.model!r}: {error}") from None
         except Unreadable:
@@ -83,9 +79,7 @@ class Judge:
         self.endpoint.counts()  # excludes this request from the counts
 
     def counts(self) -> dict[str, float]:
-        """Counts since the last call: requests, cache hits, retries, unanswered questions (failed), tokens read and
-        written, and seconds of waiting, summed over requests. Warns of new reasons for a missing answer.
-        """
+        """As EndpointClient.counts."""
         return self.endpoint.counts()
 
     def close(self) -> None:
@@ -97,15 +91,13 @@ class Judge:
         if self.by_group and completions:
             work = self._group(prompts[0], completions, references[0])
         else:
-            work = self._each(prompts, completions, references)
+            work = self._each(map(partial(judge_prompts.scored, self.config), prompts, completions, references))
         return await asyncio.wrap_future(self.endpoint.run(work))
 
     # The methods below run in the client's own event loop.
 
-    async def _each(self, prompts: list[str], completions: list[str], references: list[str | None]) -> list[float | None]:
-        rows = zip(prompts, completions, references)
-        rubric, scale = self.config.rubric, self.config.scale
-        return list(await asyncio.gather(*(self._ask(judge_prompts.scored(rubric, *row, scale)) for row in rows)))
+    async def _each(self, questions: Iterable[Question]) -> list[Any]:
+        return await asyncio.gather(*map(self._ask, questions))
 
     async def _group(self, prompt: str, completions: list[str], reference: str | None) -> list[float | None]:
         config = self.config
@@ -114,13 +106,11 @@ class Judge:
             return [None] * len(completions)
         distinct = sorted(set(completions))
         random.Random(key_of([config.seed, prompt, distinct])).shuffle(distinct)
-        match config.mode:
-            case "pairs":
-                values = await self._pairs(prompt, distinct, reference)
-            case "rank":
-                values = await self._ask(judge_prompts.ranked(config.rubric, prompt, distinct, reference))
-            case _:
-                values = await self._ask(judge_prompts.together(config.rubric, prompt, distinct, reference, config.scale))
+        if config.mode == "pairs":
+            values = await self._pairs(prompt, distinct, reference)
+        else:
+            question = judge_prompts.ranked if config.mode == "rank" else judge_prompts.together
+            values = await self._ask(question(config, prompt, distinct, reference))
         each = [values[distinct.index(completion)] if values else None for completion in completions]
         return from_ranks(each) if config.mode == "rank" else each  # duplicates take a place, too
 
@@ -130,11 +120,9 @@ class Judge:
             return [0.0]
 
         async def compare(i: int, j: int) -> tuple[int, int, float] | None:
-            paired = partial(judge_prompts.paired, self.config.rubric, prompt)
-            first, second = await asyncio.gather(
-                self._ask(paired(completions[i], completions[j], reference)),
-                self._ask(paired(completions[j], completions[i], reference)),
-            )
+            orders = ((completions[i], completions[j]), (completions[j], completions[i]))
+            questions = (judge_prompts.paired(self.config, prompt, *order, reference) for order in orders)
+            first, second = await self._each(questions)
             opinions = [x for x in (first, None if second is None else 1 - second) if x is not None]
             return (i, j, sum(opinions) / len(opinions)) if opinions else None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gspo.config.rewards import JudgeConfig
 from gspo.rewards.http_client import Unreadable
 
 RULES = """You judge replies to a question by a rubric.
@@ -38,72 +39,70 @@ Form: {{"reason": "one short sentence", "better": "A" or "B" or "tie"}}"""
 
 @dataclass(frozen=True)
 class Question:
-    """One request to a judge.
-
-    Attributes:
-        parts: Titles and texts of the material.
-        read: Parses the response's JSON object into the verdict.
-    """
+    """One request to a judge."""
 
     rubric: str
     task: str
-    parts: tuple[tuple[str, str], ...]
-    read: Callable[[dict[str, Any]], Any]
+    question: str
+    reference: str | None
+    replies: dict[str, str]  # by their titles
+    read: Callable[[dict[str, Any]], Any]  # parses the response's JSON object into the verdict
 
     def messages(self, code: str) -> list[dict[str, str]]:
         """The chat messages of the request. code: Makes this request's marker lines differ from all others."""
-        material = "\n\n".join(f"<<<{code} {title}>>>\n{text}\n<<<{code} END OF {title}>>>" for title, text in self.parts)
+        reference = {} if self.reference is None else {"REFERENCE ANSWER": self.reference}
+        parts = {"QUESTION": self.question} | reference | self.replies
+        material = "\n\n".join(f"<<<{code} {title}>>>\n{text}\n<<<{code} END OF {title}>>>" for title, text in parts.items())
         rules = RULES.format(code=code, rubric=self.rubric, task=self.task)
         return [{"role": "system", "content": rules}, {"role": "user", "content": material}]
 
 
-def scored(rubric: str, question: str, completion: str, reference: str | None, scale: int) -> Question:
+def scored(config: JudgeConfig, question: str, completion: str, reference: str | None) -> Question:
     """Question for the score of one completion, read as a number in [0, 1]."""
-    parts = _parts(question, reference, [("REPLY", completion)])
-    return Question(rubric, SCORE.format(scale=scale), parts, lambda response: _number(response.get("score"), scale) / scale)
+
+    def read(response: dict[str, Any]) -> float:
+        return _number(response.get("score"), config.scale) / config.scale
+
+    return Question(config.rubric, SCORE.format(scale=config.scale), question, reference, {"REPLY": completion}, read)
 
 
-def together(rubric: str, question: str, completions: Sequence[str], reference: str | None, scale: int) -> Question:
+def together(config: JudgeConfig, question: str, completions: Sequence[str], reference: str | None) -> Question:
     """Question for the scores of several completions, read as a list of numbers in [0, 1]."""
-    task = GROUP.format(n=len(completions), scale=scale)
-    parts = _parts(question, reference, _numbered(completions))
-    return Question(
-        rubric, task, parts, lambda response: [x / scale for x in _numbers(response, "scores", len(completions), scale)]
-    )
-
-
-def ranked(rubric: str, question: str, completions: Sequence[str], reference: str | None) -> Question:
-    """Question for the ranks of several completions, read as a list of numbers, 1 for the best."""
+    n, scale = len(completions), config.scale
 
     def read(response: dict[str, Any]) -> list[float]:
-        ranks = _numbers(response, "ranks", len(completions), len(completions))
+        return [x / scale for x in _numbers(response, "scores", n, scale)]
+
+    return Question(config.rubric, GROUP.format(n=n, scale=scale), question, reference, _numbered(completions), read)
+
+
+def ranked(config: JudgeConfig, question: str, completions: Sequence[str], reference: str | None) -> Question:
+    """Question for the ranks of several completions, read as a list of numbers, 1 for the best."""
+    n = len(completions)
+
+    def read(response: dict[str, Any]) -> list[float]:
+        ranks = _numbers(response, "ranks", n, n)
         if min(ranks) < 1:
             raise Unreadable("a rank below 1")
         return ranks
 
-    return Question(rubric, RANK.format(n=len(completions)), _parts(question, reference, _numbered(completions)), read)
+    return Question(config.rubric, RANK.format(n=n), question, reference, _numbered(completions), read)
 
 
-def paired(rubric: str, question: str, a: str, b: str, reference: str | None) -> Question:
+def paired(config: JudgeConfig, question: str, a: str, b: str, reference: str | None) -> Question:
     """Question which of two completions is better, read as 1 (a), 0 (b) or 0.5 (a tie)."""
-    outcomes = {"A": 1.0, "B": 0.0, "tie": 0.5}
 
     def read(response: dict[str, Any]) -> float:
-        better = response.get("better")
-        if not isinstance(better, str) or better not in outcomes:
-            raise Unreadable("`better` is none of A, B, tie")
-        return outcomes[better]
+        for word, outcome in (("A", 1.0), ("B", 0.0), ("tie", 0.5)):
+            if response.get("better") == word:
+                return outcome
+        raise Unreadable("`better` is none of A, B, tie")
 
-    return Question(rubric, PAIR.format(), _parts(question, reference, [("REPLY A", a), ("REPLY B", b)]), read)
-
-
-def _parts(question: str, reference: str | None, completions: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    reference_part = [] if reference is None else [("REFERENCE ANSWER", reference)]
-    return (("QUESTION", question), *reference_part, *completions)
+    return Question(config.rubric, PAIR.format(), question, reference, {"REPLY A": a, "REPLY B": b}, read)
 
 
-def _numbered(completions: Sequence[str]) -> list[tuple[str, str]]:
-    return [(f"REPLY {i}", completion) for i, completion in enumerate(completions, 1)]
+def _numbered(completions: Sequence[str]) -> dict[str, str]:
+    return {f"REPLY {i}": completion for i, completion in enumerate(completions, 1)}
 
 
 def object_of(text: str) -> dict[str, Any]:

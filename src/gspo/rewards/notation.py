@@ -129,17 +129,17 @@ AROUND = {
 }  # fmt: skip
 _COUNT = r"[1-9][0-9]{0,2}(?P<comma>COMMA)[0-9]{3}(?:(?P=comma)[0-9]{3})*(?!(?P=comma)?[0-9])|[0-9]+"
 _NUMBER = (
-    rf"(?P<whole>{_COUNT})?(?:(?:\.|\{{,\}})(?P<decimals>[0-9]*)(?:\\(?:overline|bar|dot) ?\{{(?P<repeated>[0-9]+)\}})?)?"
+    rf" ?(?P<whole>{_COUNT})?(?:(?:\.|\{{,\}})(?P<decimals>[0-9]*)(?:\\(?:overline|bar|dot) ?\{{(?P<repeated>[0-9]+)\}})?)?"
     r"(?:[eE](?P<exponent>[+-]?[0-9]+)(?![0-9.]))?"
 )
 OUTSIDE, INSIDE = (re.compile(_NUMBER.replace("COMMA", comma)) for comma in (r",|\{,\}| ", r"\{,\}| "))
 BASE = re.compile(
-    rf"(?:\((?P<a>[0-9A-F]+)\)|{WRAP}\{{(?P<b>[0-9A-F]+)\}}|(?P<c>[0-9][0-9A-F]*|[A-F][0-9A-F]+))"
+    rf" ?(?:\((?P<a>[0-9A-F]+)\)|{WRAP}\{{(?P<b>[0-9A-F]+)\}}|(?P<c>[0-9][0-9A-F]*|[A-F][0-9A-F]+))"
     rf" ?_ ?(?:\{{ ?(?:{WRAP}\{{ ?)?\(?(?:base ?)?\}}? ?(?P<base>\w+)\)?\}}? ?\}}|(?P<digit>[0-9]))"
 )
 BASES = {name: base for base, name in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], 2)}
 FACTORIALS = {"!": "factorial", "!!": "double factorial"}
-MIXED = re.compile(r"([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])")
+MIXED = re.compile(r" ?([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])")
 TOKEN = re.compile(r" ?(\\[a-zA-Z]+|\\.|\*\*|<=|>=|!=|!!+|.)")
 NAME = re.compile(r" ?([A-Za-zͰ-Ͽ]+)")
 SUBSCRIPT = re.compile(r" ?_ ?(?:\{([^{}]*)\}|([0-9A-Za-z])|(\\[a-zA-Z]+))")

@@ -18,20 +18,18 @@ from gspo.rewards.code import opened, program_of, same_stdout, tests_of, with_im
 from gspo.sandbox.open import Sandbox
 from gspo.sandbox.types import Case, Limits, Outcome, Program
 
+Strings = Sequence[str]
+Floats = Sequence[float]
 LIVECODEBENCH = Limits(seconds=6.0, memory=4 << 30)
 HUMANEVAL = Limits(seconds=3.0)
 CHECKER = Limits(seconds=10.0)
-PATIENCE = 3600.0
-"""Seconds after which the scoring of one completion must have gone wrong: its tests have their own limits."""
-COMPILED = "codeforces"
-"""The reward that also accepts C++."""
+PATIENCE = 3600.0  # seconds after which the scoring of one completion must have gone wrong: its tests have their own limits
+COMPILED = "codeforces"  # the reward that also accepts C++
 
 
 class Programs:
-    """The rewards of program benchmarks, whose programs run in the sandbox configured by [code].
-
-    `sandbox`, and the `notice` about it that a run shows, raise RuntimeError, with the remedy, if there is no sandbox, or no
-    compiler for one of `rewards` that needs it.
+    """The rewards of program benchmarks, whose programs run in the sandbox configured by [code]. `sandbox`, and the `notice`
+    about it, raise RuntimeError, with the remedy, if there is none, or no compiler for one of `rewards`.
     """
 
     def __init__(self, config: CodeConfig, rewards: Sequence[str] = ()) -> None:
@@ -44,41 +42,24 @@ class Programs:
     def _opened(self) -> tuple[Sandbox, str]:
         return opened(self.config, f"the reward {COMPILED}" if COMPILED in self.rewards else "")
 
-    def livecodebench(self, completions: Sequence[str], tests: Sequence[Any], function: Sequence[str | None]) -> list[float]:
+    def livecodebench(self, completions: Strings, tests: Sequence[Any], function: Sequence[str | None]) -> list[float]:
         """1 for a completion whose last fenced block passes all tests, else 0."""
         return [float(_solves(self.sandbox, *one)) for one in zip(completions, tests, function)]
 
     def codeforces(
-        self,
-        completions: Sequence[str],
-        tests: Sequence[Any],
-        checker: Sequence[str | None],
-        seconds: Sequence[float],
-        memory: Sequence[float],
+        self, completions: Strings, tests: Sequence[Any], checker: Sequence[str | None], seconds: Floats, memory: Floats
     ) -> list[float]:
-        """1 for a completion whose last fenced block, C++ or Python, passes all tests within the problem's limits, else 0.
-
-        Args:
-            checker: Python program that gets the file names of input, expected output and output, and prints 1 for a correct
-                output.
-            seconds: CPU seconds per test.
-            memory: MB per test.
+        """1 for a completion whose last fenced block, C++ or Python, passes all tests within CPU `seconds` and `memory` (MB)
+        per test, else 0. A checker is a Python program that gets the file names of input, expected output and output, and
+        prints 1 for a correct output.
         """
         return [float(_accepted(self.sandbox, *one)) for one in zip(completions, tests, checker, seconds, memory)]
 
     def humaneval(
-        self,
-        completions: Sequence[str],
-        start: Sequence[str],
-        function: Sequence[str],
-        canonical: Sequence[str],
-        check: Sequence[str],
+        self, completions: Strings, start: Strings, function: Strings, canonical: Strings, check: Strings
     ) -> list[float]:
-        """1 for a completion whose function passes the problem's checks, else 0.
-
-        Args:
-            start: Code to complete.
-            canonical: Reference completion, which shows the arguments of the checks' calls.
+        """1 for a completion of `start` whose function passes the problem's checks, else 0. The canonical completion shows
+        with which arguments they call it.
         """
         return [float(_completes(self.sandbox, *one)) for one in zip(completions, start, function, canonical, check)]
 
@@ -110,8 +91,8 @@ def _accepted(sandbox: Sandbox, completion: str, cell: Any, checker: str | None,
 
 
 def _checked(sandbox: Sandbox, checker: str, outputs: Sequence[tuple[str, str, str]]) -> bool:
-    """Whether the checker accepts every output. outputs: Input, expected output and output of each test. An output on which
-    the checker fails is wrong; raises RuntimeError if it fails on the expected output too.
+    """Whether the checker accepts the output of each test, given as input, expected output and output. One on which it fails
+    is wrong; raises RuntimeError if it fails on the expected output too.
     """
     with contextlib.closing(_run_checker(sandbox, checker, outputs)) as outcomes:
         for (given, expected, _), outcome in zip(outputs, outcomes):

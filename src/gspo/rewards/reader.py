@@ -11,6 +11,8 @@ from gspo.rewards.notation import Tree, UnreadableAnswer, bare
 from gspo.rewards.units import measured, unit
 
 _PM, _MP = (re.compile(rf"\\{name}(?![a-zA-Z])") for name in ("pm", "mp"))
+_STARTS = {*n.RIGHT, *n.AROUND, *n.SYMBOLS, *n.CONSTANTS, *n.FRACTIONS, *n.BINOMIALS, "{", r"\sqrt", r"\mathbb"}
+_STARTS |= {f"\\{name}" for name in n.FUNCTIONS}  # tokens with which a factor begins
 
 
 def read(text: str) -> Tree:
@@ -117,17 +119,11 @@ class _Reader:
 
     def more(self, token: str) -> bool:
         """Whether another factor begins without a sign between. A number does not: 2 3 and x2 are not read."""
-        if (
-            not token
-            or token[0].isdigit()
-            or token in self.closing[-1:]
-            or n.AND.match(self.text, self.at)
-            or unit(self.text, self.at)
-        ):
+        if not token or token[0].isdigit() or token in self.closing[-1:]:
             return False
-        known = token in n.RIGHT or token in n.AROUND or token in n.SYMBOLS or token in n.CONSTANTS or token == "{"
-        known = known or token in n.FRACTIONS or token in n.BINOMIALS or token == r"\sqrt" or token[1:] in n.FUNCTIONS
-        return known or token.isalpha() or bool(n.NAMED.match(self.text, self.at)) or token == r"\mathbb"
+        if n.AND.match(self.text, self.at) or unit(self.text, self.at):
+            return False
+        return token in _STARTS or token.isalpha() or bool(n.NAMED.match(self.text, self.at))
 
     def power(self) -> Tree:
         tree = self.atom()
@@ -242,24 +238,26 @@ class _Reader:
             tree = ("product", tree, self.power())
         return (self.measured(tree),)
 
-    def enclosed(self, left: str, right: str) -> Tree:
-        self.take(left)
+    def within(self, right: str) -> Tree:
         self.closing.append(right)
         tree = self.items()
         self.closing.pop()
+        return tree
+
+    def enclosed(self, left: str, right: str) -> Tree:
+        self.take(left)
+        tree = self.within(right)
         self.take(right)
         return tree
 
     def bracketed(self) -> Tree:
-        left, outer = self.take(), self.inside
+        left = self.take()
         if left == r"\{" and self.peek() == r"\}":
             self.take()
             return ("symbol", r"\emptyset")
         self.inside += 1
-        self.closing.append(n.RIGHT[left][-1])
-        tree = self.items()
-        self.closing.pop()
-        self.inside = outer
+        tree = self.within(n.RIGHT[left][-1])
+        self.inside -= 1
         right = self.take(*n.RIGHT[left])
         if left in ("(", "[") and tree[0] != "list":
             if (left, right) in (("(", ")"), ("[", "]")):
@@ -298,7 +296,7 @@ class _Reader:
 
     def based(self) -> Tree | None:
         """A numeral with its base, such as 101_2; None for anything else."""
-        found = n.BASE.match(self.text, self.at + (self.text[self.at : self.at + 1] == " "))
+        found = n.BASE.match(self.text, self.at)
         if not found:
             return None
         digits, name = found["a"] or found["b"] or found["c"], found["base"] or found["digit"]
@@ -315,7 +313,7 @@ class _Reader:
 
     def mixed(self) -> Tree:
         """A number, or a mixed number such as 2 1/2."""
-        found = n.MIXED.match(self.text, self.at + (self.text[self.at : self.at + 1] == " "))
+        found = n.MIXED.match(self.text, self.at)
         if found and 0 < int(found[2]) < int(found[3]):
             self.at = found.end()
             return ("number", int(found[1]) + Fraction(int(found[2]), int(found[3])), 0)
@@ -329,7 +327,6 @@ class _Reader:
         return number
 
     def number(self, pattern: re.Pattern[str]) -> Tree:
-        self.at += self.text[self.at : self.at + 1] == " "
         found = pattern.match(self.text, self.at)
         assert found is not None  # it matches the empty text
         whole, decimals, exponent = found["whole"] or "", found["decimals"] or "", int(found["exponent"] or 0)

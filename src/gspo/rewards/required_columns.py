@@ -16,22 +16,18 @@ from gspo.rewards.graders import RewardFunction, result_of
 from gspo.rewards.programs import columns_of
 from gspo.types import Prompt
 
-MISSING = ("", "nan", "NaN", "sNaN", "NAN", "NaT", "<NA>")
-"""Texts of a missing value, as tables and arrays turn into text."""
+MISSING = ("", "nan", "NaN", "sNaN", "NAN", "NaT", "<NA>")  # as tables and arrays write a missing value
 
 
 class RequiredColumns:
-    """Requirements of the rewards `specs` and of the callables.
-
-    Attributes:
-        needs: Columns named by settings and callables, each with its configuration key.
-    """
+    """Requirements of the rewards `specs` and of the callables."""
 
     def __init__(
         self, reward: RewardConfig, code: CodeConfig, specs: Sequence[str], functions: Mapping[str, RewardFunction]
     ) -> None:
         self.compared = [name for name in ("exact", "math") if name in specs]
         self.column, self.code = reward.answer_column, code
+        # columns named by settings and callables, each with its configuration key
         self.needs = {reward.answer_column: "reward.answer_column"} if self.compared else {}
         self.coded = "code" in specs
         if self.coded:

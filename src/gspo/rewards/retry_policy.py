@@ -11,15 +11,12 @@ from collections.abc import Callable, Sequence
 from gspo.rewards.channels import Channel
 from gspo.rewards.graders import BATCH, SINGLY, CallFailed, Result, RewardInput
 
-MAX_LOST = 8
-"""Calls of one function that may fail as a whole (hang or crash) per scoring; completions after that are not scored."""
+MAX_LOST = 8  # calls of one function that may hang or crash per scoring; completions after that are not scored
 
 
 class CallMode:
-    """The level at which a function is called from now on, and warnings about it that are not yet given.
-
-    A batched call that timed out is not retried in later steps: it would time out again, and a paid judge would be billed
-    twice.
+    """The level at which a function is called from now on, and warnings about it that are not yet given. A batched call that
+    timed out is not tried again in later steps: it would time out again, and a paid judge would be billed twice.
     """
 
     def __init__(self) -> None:
@@ -32,24 +29,19 @@ class CallMode:
         if error.late in self._announced:
             return
         self._announced.add(error.late)
+        what = f"failed ({error}), so each {unit} got a call of its own. Mend the function"
         if error.late:
             what = (
                 f"{error}, so from now on each {unit} gets a call of its own. Raise reward.timeout to wait for all at once"
             )
-        else:
-            what = f"failed ({error}), so each {unit} got a call of its own. Mend the function"
         self.news.append(f"a call for {count} completions {what}, or return None for a completion that it cannot score")
 
 
 def score_rows(
     channel: Channel, name: str, rows: list[RewardInput], timeout: float, mode: CallMode, note_results: Callable[[int], None]
 ) -> list[Result]:
-    """Results of the function `name`, one per row; only a row whose own call fails, hangs or crashes gets an error.
-
-    Args:
-        timeout: Seconds per call.
-        mode: How the function is called; updated after timeouts.
-        note_results: Called with the number of additional rows that have a result.
+    """Results of the function `name`, one per row, within `timeout` seconds per call; only a row whose own call fails, hangs
+    or crashes gets an error. `note_results` hears how many more rows have a result.
     """
     signature = channel.signature(name)
     unit_name = "prompt" if signature.by_group else "completion"
@@ -85,6 +77,4 @@ def score_rows(
 
 def _unit(rows: Sequence[RewardInput], by_group: bool) -> int:
     """Number of leading rows that one call takes if each unit gets its own."""
-    if not by_group:
-        return 1
-    return next((i for i, row in enumerate(rows) if row.group != rows[0].group), len(rows))
+    return next((i for i, row in enumerate(rows) if row.group != rows[0].group), len(rows)) if by_group else 1

@@ -98,12 +98,9 @@ class Served:
     """The classifier behind `/classify` of a vLLM server, which applies its chat template. One request per completion."""
 
     def __init__(self, config: RewardModelConfig) -> None:
-        key = api_key_of(config.key_variable, "reward_model.key_variable")
-        assert config.url is not None
+        key, url = api_key_of(config.key_variable, "reward_model.key_variable"), config.url or ""
         self.config = config
-        self.endpoint = EndpointClient(
-            "reward model", config.url, key, config.timeout, config.retries, config.max_concurrent
-        )
+        self.endpoint = EndpointClient("reward model", url, key, config.timeout, config.retries, config.max_concurrent)
         self.counts, self.close = self.endpoint.counts, self.endpoint.close
 
     def wait(self) -> None:

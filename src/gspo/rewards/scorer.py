@@ -36,8 +36,8 @@ class Rewards:
     """The weighted sum of reward functions. A callable may have the attributes of graders.py:Traits.
 
     Args:
-        reward: Settings. Its named rewards (`reward.functions`) run in subprocesses that start here, at once and in the
-            background, and are killed when a call hangs. Its weights are in the order of the names, then of `functions`.
+        reward: Its named rewards run in subprocesses that start here, in the background, and are killed when a call hangs.
+            Its weights are in the order of the names, then of `functions`.
         functions: Callables, plain or async, `f(prompts, completions, **columns) -> list[float | None]`. They run in
             threads, which cannot be killed but are left behind.
         named_callables: Callables for names that need more than a worker has, such as a model; they run in threads too.
@@ -51,9 +51,8 @@ class Rewards:
         named_callables: Mapping[str, Callable[..., Any]] = {},
         code: CodeConfig | None = None,
     ) -> None:
-        """Raises ValueError if a reward does not suit the task.
-
-        With callables, the default `task` is dropped if the source has no scorer of its own.
+        """Raises ValueError if a reward does not suit the task. With callables, the default `task` is dropped if the source
+        has no scorer of its own.
         """
         scored = task.source.startswith(PREFIX) and (task.eval_source or PREFIX).startswith(PREFIX)
         specs = list(reward.functions)
@@ -105,9 +104,7 @@ class Rewards:
         self.state = TrainerState(step, steps)
 
     def check(self, prompts: Iterable[Prompt]) -> None:
-        """Raises ValueError if a prompt lacks a column, such as the right answer or one that a function requires, or if
-        `exact` or `math` cannot compare with its value.
-        """
+        """Raises ValueError if a prompt lacks what the rewards require, such as a comparable right answer."""
         self.required.check(prompts)
 
     @property
@@ -116,15 +113,14 @@ class Rewards:
         return self.required.needs
 
     def wait(self) -> None:
-        """Waits until the workers are ready and shows their notices. Raises ValueError for a reward function that cannot be
-        loaded, or that requires columns that the checked prompts lack.
-        """
+        """Waits until the workers are ready and shows their notices. Raises ValueError for a reward that cannot be used."""
         for worker in self.workers:
             worker.wait()
-        for worker in self.workers[:1]:
-            self.required.add({name: worker.signatures[spec].required for name, spec in self.specs.items()})
-            if worker.notice:
-                logger.log(logging.WARNING if self.code.sandbox == "none" else logging.INFO, worker.notice)
+        if self.workers:
+            first = self.workers[0]
+            self.required.add({name: first.signatures[spec].required for name, spec in self.specs.items()})
+            if first.notice:
+                logger.log(logging.WARNING if self.code.sandbox == "none" else logging.INFO, first.notice)
         for function in self.functions.values():
             function.traits.wait()
 
@@ -135,10 +131,8 @@ class Rewards:
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The rollouts with `reward`, `reward_parts` (by name; None: not scored, or failed), their weights, and `error`.
-
-        `progress` is called with the number of finished rollouts. Warns of failed calls for many completions. Raises
-        ValueError for a fault that affects every completion: a reward function that cannot be loaded, a missing answer
-        column.
+        `progress` hears how many are finished. Warns of failed calls for many completions. Raises ValueError for a fault
+        that affects every completion.
         """
         self.check(rollout.prompt for rollout in rollouts)
         try:
@@ -201,10 +195,9 @@ class Rewards:
 
     def close(self) -> None:
         """Stops the workers and threads."""
-        for worker in self.workers:
-            worker.close()
-        for thread in self.threads.values():
-            thread.close()
+        channels: list[Channel] = [*self.workers, *self.threads.values()]
+        for channel in channels:
+            channel.close()
 
     def __enter__(self) -> Rewards:
         return self

@@ -53,8 +53,7 @@ def common_start(transcripts: Sequence[Messages]) -> int:
 def rewarded(group: Any, values: Sequence[float | None], name: str = "preference") -> TrajectoryGroup:
     """The group with these rewards, in copies of its trajectories, which have them also as the metric `name`.
 
-    A trajectory without a reward is left out; an exception takes its place and is counted. Raises ValueError if the numbers
-    of values and trajectories differ.
+    An exception takes the place of a trajectory without a reward. Raises ValueError for another number of rewards.
     """
     trajectories = list(group)
     if len(values) != len(trajectories):

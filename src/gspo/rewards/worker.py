@@ -20,16 +20,13 @@ from gspo.rewards import graders
 from gspo.workers.json_codec import packed
 from gspo.workers.processes import GONE, opened
 
-LONGEST = 300
-"""Maximum characters of an error or a notice."""
+LONGEST = 300  # characters of an error or a notice
 
 
 def serve(connection: Connection, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
-    """Loads the rewards `names`, then serves scoring requests.
-
-    First it sends [problem, notice for the run, signatures by name]; problem is "" on success. A request is a pickled (name,
-    rows, level). The replies are ["results", results] until all rows are done, or one ["failed", why, late] or
-    ["unreadable", why].
+    """Loads the rewards `names`, sends [problem or "", notice for the run, signatures by name], then serves requests: each
+    is a pickled (name, rows, level). The replies are ["results", results] until all rows are done, or one ["failed", why,
+    late] or ["unreadable", why].
     """
 
     def send(*message: Any) -> None:
@@ -45,7 +42,7 @@ def serve(connection: Connection, names: list[str], reward: RewardConfig, task: 
         send(str(error) if isinstance(error, (ValueError, RuntimeError)) else describe(error), "", {})
         return
     notice = "; ".join(filter(None, (function.notice for function in functions.values())))
-    send("", notice[:LONGEST], {name: list(function.signature) for name, function in functions.items()})
+    send("", notice[:LONGEST], {name: function.signature for name, function in functions.items()})
     with asyncio.Runner() as runner:
         while True:
             data = connection.recv_bytes()
@@ -56,7 +53,7 @@ def serve(connection: Connection, names: list[str], reward: RewardConfig, task: 
                 continue
             try:
                 for results in functions[name].stream(rows, level, runner, reward.timeout):
-                    send("results", [[value, error and error[:LONGEST]] for value, error in results])
+                    send("results", [(value, error and error[:LONGEST]) for value, error in results])
             except graders.CallFailed as failed:
                 send("failed", str(failed)[:LONGEST], failed.late)
 
