@@ -45,51 +45,28 @@ CHEAT = {
 EXHAUST = {
     "a loop": ("while True: pass", "timeout"),
     "a regular expression": ("import re; re.match('(a*)*b', 'a' * 40)", "timeout"),
-    "a loop that hears nothing": (
-        "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\n"
-        "while True: pass",
-        "timeout",
-    ),
+    "a loop that hears nothing": ("import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\nwhile True: pass", "timeout"),
     "a sleep": ("import time; time.sleep(1000)", "timeout"),
     "a stop": ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "timeout"),
-    "bytes bit by bit": ("x = []\nwhile True: x.append(bytearray(1 << 20))", "memory|timeout"),  # beside others it is slow
+    "bytes bit by bit": ("x = []\nwhile True: x.append(bytearray(1 << 20))", "memory|timeout"),
     "shared memory": ("import mmap; x = mmap.mmap(-1, 1 << 31); x.write(b'x' * (1 << 31))", "error"),
-    "mapped files": (
-        "import mmap, os\nos.truncate(1, 1 << 17)\nx = []\nwhile True:\n    x.append(mmap.mmap(1, 1 << 17))\n"
-        "    if len(x) > 65000: break",
-        "error|timeout",
-    ),
-    "threads": (
-        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(99,)).start()",
-        "error|timeout",
-    ),
-    "pipes": (
-        "import os, fcntl\nwhile True:\n    r, w = os.pipe(); fcntl.fcntl(w, 1031, 1 << 20); os.write(w, b'x' * 60000)",
-        "error",
-    ),
+    "mapped files": ("import mmap, os\nos.truncate(1, 1 << 17)\nx = []\nwhile True:\n    x.append(mmap.mmap(1, 1 << 17))\n    if len(x) > 65000: break", "error|timeout"),
+    "threads": ("import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(99,)).start()", "error|timeout"),
+    "pipes": ("import os, fcntl\nwhile True:\n    r, w = os.pipe(); fcntl.fcntl(w, 1031, 1 << 20); os.write(w, b'x' * 60000)", "error"),
     "forks": ("import os\nwhile True: os.fork()", "error"),
     "output": ("while True: print('x' * 1000)", "output"),
     "errors": ("import sys\nsys.stderr.write('x' * 10**8)", "error"),
     "values": ("import os\nos.write(3, b'x' * 10**7); os.write(3, b'x')", "error|ok"),
     "a full folder": ("i = 0\nwhile True:\n    i += 1\n    with open(f'f{i}', 'wb') as f: f.write(b'x' * 90000)", "error"),
     "a large file": ("open('f', 'wb').write(b'x' * (1 << 31))", "error|memory"),
-    "a deleted file": (
-        "import os\nf = []\nwhile True:\n    f.append(open('f', 'wb')); os.unlink('f')\n    for _ in range(90): f[-1].write(b'x' * 1000)",
-        "error",
-    ),
-    "deleted files that are mapped": (
-        "import mmap, os\nx = []\nwhile True:\n    with open('f', 'w+b') as f: f.write(b'x' * 90000); f.flush(); x.append(mmap.mmap(f.fileno(), 4096))\n    os.unlink('f')",
-        "error|timeout",
-    ),
+    "a deleted file": ("import os\nf = []\nwhile True:\n    f.append(open('f', 'wb')); os.unlink('f')\n    for _ in range(90): f[-1].write(b'x' * 1000)", "error"),
+    "deleted files that are mapped": ("import mmap, os\nx = []\nwhile True:\n    with open('f', 'w+b') as f: f.write(b'x' * 90000); f.flush(); x.append(mmap.mmap(f.fileno(), 4096))\n    os.unlink('f')", "error|timeout"),
     "folders in folders": ("import os\nwhile True: os.mkdir('d'); os.chdir('d')", "output|timeout|error"),
-    "files in a folder that cannot be listed": (
-        "import os\ntry: os.mkdir('d', 0o300)\nexcept OSError: os.abort()\ni = 0\nwhile True:\n    i += 1\n    open(f'd/f{i}', 'wb').write(b'x' * 90000)",
-        "error",
-    ),
+    "files in a folder that cannot be listed": ("import os\ntry: os.mkdir('d', 0o300)\nexcept OSError: os.abort()\ni = 0\nwhile True:\n    i += 1\n    open(f'd/f{i}', 'wb').write(b'x' * 90000)", "error"),
     "empty files": ("i = 0\nwhile True:\n    i += 1\n    open(f'f{i}', 'w').close()", "output|error|timeout"),
     "brackets": ("x = " + "(" * 100_000 + ")" * 100_000, "error|memory"),
     "recursion": ("import sys; sys.setrecursionlimit(10**9)\ndef f(): return f()\nf()", "memory|error|timeout"),
-}
+}  # fmt: skip
 
 # Each is run where standard input says so; the next test of the same program must be right.
 SURVIVE = {
@@ -160,7 +137,8 @@ HONEST = {
     "a database": ("import sqlite3\nd = sqlite3.connect('a.db'); d.execute('pragma journal_mode=wal'); d.execute('create table t(x)')\nd.execute('insert into t values (2)'); d.commit(); print(d.execute('select * from t').fetchall())", "", "[(2,)]"),
     "archives": ("import tarfile, zipfile\nopen('q', 'w').write('hi')\nwith tarfile.open('t', 'w:gz') as t: t.add('q')\n"
         "with zipfile.ZipFile('z', 'w') as z: z.write('q')\nzipfile.ZipFile('z').extractall('zz'); tarfile.open('t').extractall('tt'); print(open('zz/q').read(), open('tt/q').read())", "", "hi hi"),
-    "paths": ("import pathlib, shutil\np = pathlib.Path('d'); p.mkdir(); (p / 'a').write_text('x'); (p / 'a').touch(); (p / 'a').rename(p / 'b')\n(p / 'l').symlink_to('b'); (p / 'h').hardlink_to(p / 'b'); shutil.copyfile(p / 'b', p / 'c'); print(len(list(p.iterdir()))); shutil.rmtree(p)", "", "4"),
+    "paths": ("import pathlib, shutil\np = pathlib.Path('d'); p.mkdir(); (p / 'a').write_text('x'); (p / 'a').touch(); (p / 'a').rename(p / 'b')\n"
+        "(p / 'l').symlink_to('b'); (p / 'h').hardlink_to(p / 'b'); shutil.copyfile(p / 'b', p / 'c'); print(len(list(p.iterdir()))); shutil.rmtree(p)", "", "4"),
     "a mapped file": ("import mmap\nf = open('m', 'w+b'); f.truncate(8192); m = mmap.mmap(f.fileno(), 0); m[0] = 65; m.resize(16384); m.flush(); print(open('m').read(1))", "", "A"),
     "much of its own": ("import os\nfor i in range(40):\n    with open(f'f{i % 3}', 'wb') as f: f.write(b'x' * (8 << 20))\nprint(len(os.listdir()))", "", "3"),
 }  # fmt: skip

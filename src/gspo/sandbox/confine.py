@@ -178,8 +178,7 @@ def abi() -> int:
 
 class Landlock:
     """Rules that a process imposes on itself: `readable` paths may be read and executed, `writable` ones (devices) read and
-    written, the folder `own` is unrestricted, and no other file can be opened. No network and no signals to other processes,
-    if the kernel's Landlock supports that. Raises OSError.
+    written, the folder `own` is unrestricted. With a newer kernel no network and no signals to others. Raises OSError.
     """
 
     def __init__(self, readable: list[str], writable: tuple[str, ...] = (), own: str = "") -> None:

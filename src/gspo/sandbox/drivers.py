@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib.util
 import itertools
@@ -63,13 +64,10 @@ def tasks(threads: int, owner: int | None, driver: str) -> int | None:
     """RLIMIT_NPROC for a test: its own threads, and all others of the user if it has neither a user nor a namespace."""
     if owner is not None or driver == "bwrap":
         return threads + 3
-    mine = 0
     for path in glob.glob("/proc/[0-9]*"):
-        try:
-            mine += len(os.listdir(f"{path}/task")) if os.stat(path).st_uid == os.getuid() else 0
-        except OSError:
-            continue
-    return mine + threads
+        with contextlib.suppress(OSError):  # it has ended
+            threads += len(os.listdir(f"{path}/task")) if os.stat(path).st_uid == os.getuid() else 0
+    return threads
 
 
 def readable(python: Interpreter, image: str) -> list[str]:
@@ -94,9 +92,7 @@ def interpreter(python: Interpreter, modules: str) -> list[str]:
 
 
 def bubblewrap(python: Interpreter, image: str, scratch: int) -> list[str]:
-    """The bwrap command that wraps the runner's: new namespaces, no capabilities, read-only binds and one tmpfs of `scratch`
-    bytes. Raises RuntimeError without bwrap.
-    """
+    """The command before the runner's: namespaces, read-only binds, a tmpfs of `scratch` bytes. Raises RuntimeError."""
     program = bwrap()
     if program is None:
         raise RuntimeError("there is no program bwrap")

@@ -40,9 +40,7 @@ class Sandbox:
         self.inside = drivers.INSIDE if driver == "bwrap" else str(self.image.folder)
 
     def run(self, program: Program, cases: Sequence[Case], limits: Limits = USUAL) -> list[Outcome]:
-        """Runs each case and returns the outcomes in order. Raises RuntimeError if the sandbox itself fails, ValueError for
-        arguments that are not plain data.
-        """
+        """The outcome of each case. Raises RuntimeError if the sandbox fails, ValueError for arguments of other kinds."""
         return list(self.stream(program, cases, limits))
 
     def stream(self, program: Program, cases: Sequence[Case], limits: Limits = USUAL) -> Generator[Outcome]:

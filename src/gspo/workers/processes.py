@@ -41,10 +41,8 @@ class Lost(Exception):
 
 
 class Process:
-    """A running `python -m MODULE FD`, which must call `opened` with its FD. It starts at once and in the background.
-
-    Does not use multiprocessing, which would run the user's script again in the new process. request: The first message.
-    variables: Names of environment variables to pass on in addition to PASSED.
+    """A running `python -m MODULE FD`, which must call `opened` with its FD (multiprocessing would run the user's script
+    again). request: The first message. variables: Names of environment variables to pass on in addition to PASSED.
     """
 
     def __init__(self, module: str, request: Any, variables: Iterable[str] = ()) -> None:
