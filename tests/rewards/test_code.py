@@ -10,11 +10,12 @@ import pytest
 
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.rewards.code import CodeReward, program_of, same_stdout, same_value
+from gspo.rewards.code import CodeReward, CodeTest, program_of, same_stdout
 from gspo.rewards.programs import Programs
 from gspo.rewards.scorer import Rewards
 from gspo.sandbox import drivers, image
 from gspo.sandbox.open import open_sandbox
+from gspo.sandbox.types import Case, Outcome
 from tests.data.tools import rollout
 from tests.logged import logs
 from tests.sandbox.boxes import box_of, compiler
@@ -41,7 +42,7 @@ def test_output(output, expected, same):
     ],
 )  # fmt: skip
 def test_values(value, expected, same):
-    assert same_value(value, expected) is same
+    assert CodeTest(Case(arguments=[]), expected).passed(Outcome("ok", value=value)) is same
 
 
 def test_the_last_complete_block_that_says_a_language_is_the_program(subtests):

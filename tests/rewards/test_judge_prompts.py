@@ -21,8 +21,7 @@ def test_unreadable_scores(answer):
 
 
 @pytest.mark.parametrize(
-    "answer",
-    ['{"score": 7}', '```json\n{"reason": "{}", "score": 7.0}\n```', '<think>{"score": 1}</think> {"score":7}'],
+    "answer", ['{"score": 7}', '```json\n{"reason": "{}", "score": 7.0}\n```', '<think>{"score": 1}</think> {"score":7}']
 )
 def test_readable_scores(answer):
     assert judge_prompts.scored(CONFIG, "q", "a", None).read(judge_prompts.object_of(answer)) == 0.7

@@ -116,9 +116,7 @@ def right_in(text: str) -> str:
 
 
 def found(text: str, right: str) -> bool:
-    """Whether a text without a box or tags has the right answer: all of it is, or its result is. That is the last formula or
-    number, or the first one that follows the last "answer is".
-    """
+    """Whether a text without a box or tags is the right answer, or its last formula, or the first after "answer is"."""
     if same(text, right):
         return True
     stated = [*_ANSWER.finditer(text)]

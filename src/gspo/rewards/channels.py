@@ -22,9 +22,8 @@ GRACE = 0.5  # seconds beyond a call's timeout, for messages and for async calls
 
 
 class Worker:
-    """A subprocess for the named rewards. It starts at once; the first call waits for it. `send` and `receive` raise
-    CallFailed for a request that failed; then it is ready for another one. Once it has started, it has the signature of each
-    reward, and a notice for the run to show.
+    """A subprocess for the named rewards. It starts at once, and the first call waits for it. After a request that failed
+    (CallFailed) it is ready for another one. Once it has started, it has their signatures and a notice for the run to show.
     """
 
     def __init__(self, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
@@ -77,9 +76,7 @@ class Worker:
             raise CallFailed(f"its process {error}") from None
 
     def receive(self, timeout: float) -> list[Result]:
-        """The next results, in row order, of a call that may take `timeout` seconds. Raises ValueError for rows with values
-        that the worker cannot import.
-        """
+        """The next results of a call that may take `timeout` seconds. Raises ValueError for rows that it cannot read."""
         match self._receive(timeout):
             case ["results", results]:
                 return results

@@ -58,18 +58,16 @@ LAST = "from builtins import *\nimport sys\nsys.setrecursionlimit(50000)\n"
 
 
 def with_imports(source: str, function: str | None) -> str:
-    """A program that finds the MODULES imported. function: The one that is called, which may be a method of Solution."""
-    # The imports define names such as operator.add, but the function called must be the solution's.
-    chosen = f"\n{function} = Solution().{function}\n" if function and "class Solution" in source else ""
-    return f"{''.join(_FUTURE.findall(source))}\n{prelude(source)}{_FUTURE.sub('', source)}{chosen}"
-
-
-def prelude(source: str) -> str:
-    """Imports of those MODULES whose names occur in a program: importing all would cost more than a test itself."""
+    """A program with imports of those MODULES whose names occur in it: importing all would cost more than a test itself.
+    function: The one that is called, which may be a method of Solution.
+    """
     words = set(re.findall(r"\w+", source))
     used = [name for name in reversed(MODULES.split()) if name in words or words & _public(name)]
     stars = "".join(f"from {name} import *\n" for name in used)
-    return stars + "".join(f"import {name}\n" for name in used) + LAST  # `copy` must be the module, not copy.copy
+    prelude = stars + "".join(f"import {name}\n" for name in used) + LAST  # `copy` must be the module, not copy.copy
+    # The imports define names such as operator.add, but the function called must be the solution's.
+    chosen = f"\n{function} = Solution().{function}\n" if function and "class Solution" in source else ""
+    return f"{''.join(_FUTURE.findall(source))}\n{prelude}{_FUTURE.sub('', source)}{chosen}"
 
 
 @cache
@@ -79,9 +77,7 @@ def _public(name: str) -> frozenset[str]:
 
 
 def same_stdout(output: str, expected: str) -> bool:
-    """Whether a program's output is the expected one: as many lines, each the same but for blanks around it, or with the
-    same decimal numbers.
-    """
+    """Whether each line of a program's output is the expected one, but for blanks around it or its form of numbers."""
     lines, wanted = output.strip().split("\n"), expected.strip().split("\n")
     return len(lines) == len(wanted) and all(map(_same_line, lines, wanted))
 
@@ -99,12 +95,6 @@ def same_number(word: str, wanted: str) -> bool:
         return False
 
 
-def same_value(value: Any, expected: Any) -> bool:
-    """Whether a function returned the expected value, both plain data. A tuple at the top level counts as a list."""
-    one, two = (list(x) if isinstance(x, tuple) else x for x in (value, expected))
-    return bool(one == two)
-
-
 @dataclass(frozen=True)
 class CodeTest:
     """A test of a program and its expected result, text or plain data, which stays outside the sandbox."""
@@ -113,12 +103,13 @@ class CodeTest:
     expected: Any
 
     def passed(self, outcome: Outcome) -> bool:
-        """Whether the program passed."""
+        """Whether the program passed. Of values, plain data on both sides, a tuple at the top level counts as a list."""
         if outcome.status != "ok":
             return False
         if self.case.arguments is None:
             return same_stdout(outcome.stdout, self.expected)
-        return same_value(outcome.value, self.expected)
+        value, expected = (list(x) if isinstance(x, tuple) else x for x in (outcome.value, self.expected))
+        return bool(value == expected)
 
 
 def tests_of(columns: Mapping[str, Any], column: str) -> list[CodeTest]:
@@ -148,8 +139,8 @@ def _empty(others: Mapping[Any, Any]) -> bool:
 
 
 def opened(config: CodeConfig, compiles: str = "") -> tuple[Sandbox, str]:
-    """The sandbox of `code.sandbox`, and a notice for the run to show. compiles: What needs C++, or "". Raises RuntimeError
-    if there is no sandbox, or no compiler for `compiles`.
+    """The sandbox of `code.sandbox`, and a notice for the run to show. Raises RuntimeError if there is none, or no compiler
+    for what `compiles`.
     """
     sandbox = open_sandbox(config.sandbox)  # type: ignore[arg-type]
     if compiles:

@@ -121,9 +121,15 @@ class Evaluation:
         if name == "abs" and isinstance(first, Fraction):
             return abs(first)
         if name in ("ln", "log", "lg"):
-            return self._logarithm(name, x, *others)
+            if not x:
+                raise Undefined
+            (base,) = others or [10]
+            return mp.log(x) / (1 if name == "ln" else mp.log(base))
         if name == "root":
-            return self._root(x, _whole(values[1]))
+            n = _whole(values[1])
+            if not 0 < n <= LARGEST:
+                raise Undefined
+            return -mp.root(-x, n) if n % 2 and not isinstance(x, mp.mpc) and x < 0 else mp.root(x, n)
         if name == "sqrt":
             return mp.sqrt(x)
         if abs(x) > 2 * LARGEST and name in ("exp", "sinh", "cosh", "tanh"):
@@ -135,18 +141,6 @@ class Evaluation:
         if len(values) > 1 or name not in _DIRECT:
             raise Undefined(name)
         return _DIRECT[name](x)
-
-    def _logarithm(self, name: str, x: Value, base: Value | None = None) -> Value:
-        if not x:
-            raise Undefined
-        return mp.log(x) / (1 if name == "ln" else mp.log(10 if base is None else base))
-
-    def _root(self, x: Value, n: int) -> Value:
-        if not 0 < n <= LARGEST:
-            raise Undefined
-        if n % 2 and not isinstance(x, mp.mpc) and x < 0:
-            return -mp.root(-x, n)
-        return mp.root(x, n)
 
     def _rounded(self, value: Value, name: str) -> Value:
         if isinstance(value, Fraction):

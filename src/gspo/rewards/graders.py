@@ -112,9 +112,7 @@ class RewardFunction:
         self.signature = Signature(levels, self.traits.by_group, self.arguments.required)
 
     def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[list[Result]]:
-        """Yields the results in row order. Raises CallFailed if a call for all rows fails: a call per unit will show which
-        of them is to blame. Only an async call is cancelled after `timeout` seconds.
-        """
+        """Yields the results in row order; only an async call is cancelled in time. Raises CallFailed for a batch."""
         if level == BATCH:
             try:
                 results = self._call(rows, runner, timeout)

@@ -91,8 +91,8 @@ def _accepted(sandbox: Sandbox, completion: str, cell: Any, checker: str | None,
 
 
 def _checked(sandbox: Sandbox, checker: str, outputs: Sequence[tuple[str, str, str]]) -> bool:
-    """Whether the checker accepts the output of each test, given as input, expected output and output. One on which it fails
-    is wrong; raises RuntimeError if it fails on the expected output too.
+    """Whether the checker accepts each output, of (input, expected, output). One on which it fails is wrong; raises
+    RuntimeError if it fails on the expected one too.
     """
     with contextlib.closing(_run_checker(sandbox, checker, outputs)) as outcomes:
         for (given, expected, _), outcome in zip(outputs, outcomes):

@@ -40,9 +40,7 @@ class CallMode:
 def score_rows(
     channel: Channel, name: str, rows: list[RewardInput], timeout: float, mode: CallMode, note_results: Callable[[int], None]
 ) -> list[Result]:
-    """Results of the function `name`, one per row, within `timeout` seconds per call; only a row whose own call fails, hangs
-    or crashes gets an error. `note_results` hears how many more rows have a result.
-    """
+    """Results of the function `name`, one per row. timeout: Seconds per call. `note_results` hears of how many more rows."""
     signature = channel.signature(name)
     unit_name = "prompt" if signature.by_group else "completion"
     levels = [level for level in signature.levels if level >= mode.level]

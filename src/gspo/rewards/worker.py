@@ -1,7 +1,4 @@
-"""A subprocess that scores completions: `python -m gspo.rewards.worker FD`. Graders may hang, crash or print. No torch.
-
-It communicates over its own socket, so that graders may use stdin and stdout, and ends when the socket closes.
-"""
+"""A subprocess that scores completions: `python -m gspo.rewards.worker FD`. Graders may hang, crash or print. No torch."""
 
 from __future__ import annotations
 
