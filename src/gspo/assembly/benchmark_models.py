@@ -14,7 +14,7 @@ from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.dates import dated, of_its_day, with_date
 from gspo.assembly.models import check_here, evaluated_prompts, loaded_model, outline_of
 from gspo.assembly.samplers import EVAL_SEED, evaluator_of, samplings, speaker_of
-from gspo.backends.hf.files import base_model_errors, base_of, check_folder, commit_of, commit_of_tokenizer, is_adapter
+from gspo.backends.hf.files import check_folder, commit_of, commit_of_tokenizer, is_adapter, of_base
 from gspo.backends.hf.gguf import converted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.conflicts import ENGINE, check_conflicts
@@ -41,8 +41,7 @@ def version(cfg: ModelConfig) -> str:
     folder = Path(cfg.path)
     found = [_of_files(folder) if folder.is_dir() else f"commit {commit_of(cfg)}"]
     if is_adapter(cfg.path):
-        with base_model_errors(cfg):
-            found.append(f"base {version(dataclasses.replace(base_of(cfg), tokenizer=None))}")
+        found.append(f"base {of_base(cfg, lambda base: version(dataclasses.replace(base, tokenizer=None)))}")
     if cfg.tokenizer:
         own = Path(cfg.tokenizer)
         found.append(f"tokenizer {_of_files(own) if own.is_dir() else f'commit {commit_of_tokenizer(cfg.tokenizer)}'}")

@@ -9,8 +9,9 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
 from gspo.backends.hf import experts
-from gspo.backends.hf.lora import NAME, Unadapted, adapted, linear_layers, read_model
-from gspo.backends.hf.routers import routers
+from gspo.backends.hf.layers import linear_layers
+from gspo.backends.hf.lora import BELOW, NAME, Unadapted, adapted, read_model
+from gspo.backends.hf.routers import router_modules
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import LoraConfig, ModelConfig
 from tests.backends.hf.adapters import (
@@ -25,7 +26,7 @@ from tests.backends.hf.adapters import (
     trained,
     with_adapters,
 )
-from tests.backends.hf.test_routing import FAMILIES, GROUPED
+from tests.backends.hf.test_routing import FAMILIES
 from tests.tiny_run import model
 
 MISTAKEN = ("deepseek_v2", "deepseek_v3", "glm4_moe", "ernie4_5_moe", "afmoe", "hunyuan_v1_moe")
@@ -55,25 +56,21 @@ def test_gradients_and_merged_weights_equal_those_of_a_loop_over_experts(rank, t
     leaves = {name: p.detach().double().requires_grad_() for name, p in trained(made).items()}
     assert len(leaves) == 8  # two stacks in each of two layers, A and B of each
     merged = dict(weights)
-    for layer in range(2):
-        at = f"model.layers.{layer}.mlp.experts."
-        for weight in ("gate_up_proj", "down_proj"):
-            stack = weights[at + weight]
-            wrapper = next(w for name, w in made.model.named_modules() if name.startswith(at[:-1])
-                           and getattr(w, "parameter_name", "") == weight)  # fmt: skip
-            prefix = next(name for name, w in made.model.named_modules() if w is wrapper)
-            a, b = (leaves[f"{prefix}.lora_{x}.{NAME}.weight"] for x in "AB")
+    for name, module in made.model.named_modules():
+        if hasattr(module, "parameter_name"):
+            stack = BELOW.sub("", f"{name}.") + module.parameter_name
+            a, b = (leaves[f"{name}.lora_{x}.{NAME}.weight"] for x in "AB")
             # PEFT's format: A's rows are the experts' one after the other, B's columns take turns.
-            delta = [b[:, e :: len(stack)] @ a[e * rank : (e + 1) * rank] * 3.0 / rank for e in range(len(stack))]
-            merged[at + weight] = torch.stack([w + d for w, d in zip(stack, delta)])
+            count = len(weights[stack])
+            delta = [b[:, e::count] @ a[e * rank : (e + 1) * rank] * 3.0 / rank for e in range(count)]
+            merged[stack] = weights[stack] + torch.stack(delta)
     reference = model().model.double()
     reference.set_experts_implementation("eager")  # grouped products know no float64
     out = functional_call(reference, merged, (IDS,)).logits.log_softmax(-1)
     out[0, :-1].gather(-1, IDS[0, 1:, None])[::2].sum().backward()
     assert all(leaf.grad.any() for leaf in leaves.values())
-    ours, right = (torch.cat([x.flatten() for x in of]) for of in
-                   ((gradient[name] for name in leaves), (x.grad for x in leaves.values())))  # fmt: skip
-    assert distance(ours, right) < 1e-6
+    ours, right = ([gradient[name] for name in leaves], [leaf.grad for leaf in leaves.values()])
+    assert distance(*(torch.cat([x.flatten() for x in every]) for every in (ours, right))) < 1e-6
     made.save_whole(tmp_path / "merged")
     for name, p in AutoModelForCausalLM.from_pretrained(tmp_path / "merged").named_parameters():
         assert float((p.detach() - merged[name].detach()).abs().max()) < 1e-6
@@ -132,13 +129,13 @@ def test_what_is_adapted_is_what_was_asked_for(family):
     linear layers, and answer with more than one tensor.
     """
     base = tiny(family)
-    linear, gates = set(linear_layers(base.model)), {part for router in routers(base.model) for part in router.modules()}
+    linear, gates = set(linear_layers(base.model)), router_modules(base.model)
     names = {module: name for name, module in base.model.named_modules()}
     made = with_adapters(base, targets=["all-linear"])
-    has = {names.get(m.base_layer) for m in made.model.modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
+    below = {m.base_layer for m in made.model.modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
+    has = {names.get(module) for module in below}
     left = {name for name in linear - has if name.rsplit(".")[-1] not in ("gate_proj", "up_proj", "down_proj")}
-    assert has <= linear and not left and (linear == has or family in MISTAKEN)
-    assert not gates & {m.base_layer for m in made.model.modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
+    assert has <= linear and not left and (linear == has or family in MISTAKEN) and not gates & below
     assert logits(made).isfinite().all()
 
 
@@ -149,4 +146,3 @@ def test_bad_input():
     for family in MISTAKEN:
         with pytest.raises(ValueError, match=r'PEFT takes gate_proj of a .* for the stacks of its experts: name "experts"'):
             with_adapters(tiny(family), targets=["q_proj", "gate_proj"])
-    assert set(GROUPED) <= set(MISTAKEN)

@@ -50,15 +50,12 @@ class Gathering:
     def exchange(
         self, wanted: Sequence[Sequence[str]], types: Mapping[str, torch.dtype], device: torch.device
     ) -> dict[str, Tensor]:
-        """All-to-all: returns the weights that this rank requested, unsharded, on `device`.
-
-        Args:
-            wanted: Names of the weights that each rank requests, in rank order. The same on all ranks.
-            types: Transfer dtype of each weight. The same on all ranks.
+        """All-to-all: returns the weights that this rank requested, unsharded, on `device`. wanted: the names that each rank
+        requests, in rank order; types: the dtype in which a weight is sent. Both are the same on all ranks.
         """
         ranks, mine = range(self.size), wanted[self.number]
-        sent_parts = [[] if to == self.number else self._parts(wanted, self.number, to) for to in ranks]
-        received_parts = [self._parts(wanted, rank, self.number) for rank in ranks]
+        sent_parts = [[] if to == self.number else self._parts(wanted[to], self.number, to) for to in ranks]
+        received_parts = [self._parts(mine, rank, self.number) for rank in ranks]
         out_sizes = [sum(self._bytes(*part, types) for part in parts) for parts in sent_parts]
         in_sizes = [sum(self._bytes(*part, types) for part in parts) for parts in received_parts]
         in_sizes[self.number] = 0
@@ -85,9 +82,9 @@ class Gathering:
                 target.copy_(data.clone().view(types[name]).view(target.shape))
         return whole
 
-    def _parts(self, wanted: Sequence[Sequence[str]], sender: int, to: int) -> list[tuple[str, RowRange]]:
-        """What rank `sender` sends to rank `to`: all rows that the sender holds of some weights."""
-        return [(name, rows) for name in wanted[to] for rows in self.rows[name] if rows.sender(to) == sender]
+    def _parts(self, names: Sequence[str], sender: int, to: int) -> list[tuple[str, RowRange]]:
+        """The rows of these weights that rank `sender` sends to rank `to`."""
+        return [(name, rows) for name in names for rows in self.rows[name] if rows.sender(to) == sender]
 
     def _bytes(self, name: str, rows: RowRange, types: Mapping[str, torch.dtype]) -> int:
         return (rows.end - rows.begin) * self.weights[name].shape[1:].numel() * types[name].itemsize

@@ -1,7 +1,7 @@
 """Attention over a forest of tokens, registered in transformers as the attention implementation "gspo".
 
 Without a forest it is transformers' own "sdpa". With one (keyword argument `forest`, which a model's layers pass on), a CPU
-computes it in pieces: each piece of tree_segments.Plan is one call of a fused kernel, and the pieces of a token are merged
+computes it in pieces (tree_segments.py): each piece is one call of a fused kernel, and the pieces of a token are merged
 by their log-sum-exp: o = sum_p exp(lse_p - lse) o_p (like the tiles of FlashAttention, arXiv 2205.14135). The backward pass
 of a piece needs only the merged o and lse. A GPU uses block-sparse attention (flex.py).
 """
@@ -17,8 +17,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from gspo.backends.hf.flex import Blocks
-from gspo.backends.hf.model import OWN_ATTENTION, HFModel, example_token_ids, not_allclose, tolerance, windows
-from gspo.backends.hf.tree_segments import Piece, Plan, plan
+from gspo.backends.hf.model import OWN_ATTENTION, HFModel, example_token_ids, not_allclose, tolerance, trial_forest, windows
+from gspo.backends.hf.tree_segments import Piece, plan
 from gspo.types import Forest
 
 NAME = OWN_ATTENTION
@@ -31,8 +31,8 @@ flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 class PreparedPiece:
     """A piece of a plan prepared for the kernel: its indices, its padding, and one mask per window."""
 
-    def __init__(self, piece: Piece, plan: Plan) -> None:
-        self.causal, self.position = piece.causal, plan.position
+    def __init__(self, piece: Piece, position: Tensor) -> None:
+        self.causal, self.position = piece.causal, position
         self.queries, self.keys, self.key_mask = piece.queries, piece.keys, piece.key_mask
         self.output_tokens = piece.queries[piece.query_mask]  # tokens, in the order of the rows
         self.output_at = piece.query_mask.nonzero(as_tuple=True)
@@ -87,9 +87,8 @@ class PreparedForest:
     """A forest prepared for the CPU kernel. depth: tokens on its longest path."""
 
     def __init__(self, forest: Forest) -> None:
-        forest_plan = plan(forest)
-        self.depth = forest_plan.depth
-        self.pieces = [PreparedPiece(piece, forest_plan) for piece in forest_plan.pieces]
+        self.depth = int(forest.position.max()) + 1
+        self.pieces = [PreparedPiece(piece, forest.position) for piece in plan(forest)]
         self.windows: list[int | None] = []  # of each layer that attended, in layer order
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float) -> Tensor:
@@ -99,9 +98,7 @@ class PreparedForest:
 
 
 class Forested(torch.autograd.Function):
-    """Queries [T, H, D], keys and values [T, H', D] -> [T, H, D]. H is a multiple of H'. window: number of tokens that a
-    token may attend to, itself included; None: all.
-    """
+    """Queries [T, H, D], keys and values [T, H', D] -> [T, H, D]. window: tokens that a token may attend to; None: all."""
 
     @staticmethod
     def forward(
@@ -165,7 +162,6 @@ def attention(
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Queries [1, H, T, D], keys and values [1, H', T, D] of a forest -> [1, T, H, D]; without a forest, transformers' sdpa.
-
     Raises NotImplementedError for a kind of attention that the forest kernels do not support.
     """
     if forest is None:
@@ -187,9 +183,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def forest_inputs(forest: Forest, device: torch.device) -> dict[str, Any]:
-    """Extra model inputs for a forest whose tokens are in one row. The mask is empty, so that any other attention
-    implementation fails on it.
-    """
+    """Extra model inputs for a forest in one row. The mask is empty, so that other attention fails on it."""
     prepared = Blocks(forest, device) if device.type == "cuda" else PreparedForest(forest)
     return {"attention_mask": torch.empty(1, 1, 0, 0, dtype=torch.bool, device=device), "forest": prepared}
 
@@ -208,51 +202,33 @@ def refusal(model: HFModel) -> str:
     if not {"position_ids", "inputs_embeds"} <= model.inputs or expected is None:
         return "its attention is of a kind that gspo does not know"
     model.config._attn_implementation = NAME
-    why = _mismatch(model, expected)
+    try:
+        with model.evaluating():
+            why = _mismatch(model, expected)
+    except Exception as error:  # a model's own code may fail in any way on a row with branches
+        why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     if why:
         model.config._attn_implementation = "sdpa"
     return why
 
 
 def _mismatch(model: HFModel, expected: list[int | None]) -> str:
-    """Compares a forest with plain rows, on prompts with two completions. Returns the problem, or "" if there is none.
-
-    expected: the window of each layer.
-    """
-    was_training = model.model.training
-    try:
-        model.model.eval()
-        for sizes in ((3, 2), (100, 60)) if model.device.type == "cuda" else ((3, 2),):  # on a GPU also more than one block
-            forest, paths = _trial(*sizes)
-            inputs, embed = forest_inputs(forest, model.device), model.model.get_input_embeddings()
-            embedded = embed(example_token_ids(model, len(forest.tokens))).detach().requires_grad_()
-            with torch.enable_grad():
-                position = forest.position[None].to(model.device)
-                states = model.hidden(inputs_embeds=embedded, position_ids=position, **inputs)[0]
-                ours = states[torch.stack([path[-1] for path in paths])].float()
-                plain = torch.stack([model.hidden(inputs_embeds=embedded[:, path])[0, -1] for path in paths]).float()
-            if inputs["forest"].windows != expected:
-                return f"its layers attend to windows of {inputs['forest'].windows}, not {expected}"
-            if not_allclose(model, ours, plain):
-                return "it reads a row with branches otherwise than its rows"
-            direction = torch.linspace(-1, 1, ours.numel(), device=ours.device).view_as(ours)
-            gradients = [torch.autograd.grad((x * direction).sum(), embedded)[0].float() for x in (ours, plain)]
-            if not (gradients[0] - gradients[1]).norm() <= 4 * tolerance(model) * gradients[1].norm():
-                return "the gradients of a row with branches are not those of its rows"
-    except Exception as error:  # a model's own code may fail in any way on such rows
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    finally:
-        model.model.train(was_training)
+    """How a forest differs from its plain rows, or "". expected: the window of each layer."""
+    for sizes in ((3, 2), (100, 60)) if model.device.type == "cuda" else ((3, 2),):  # on a GPU also more than one block
+        forest, paths = trial_forest(*sizes)
+        inputs, embed = forest_inputs(forest, model.device), model.model.get_input_embeddings()
+        embedded = embed(example_token_ids(model, len(forest.tokens))).detach().requires_grad_()
+        with torch.enable_grad():
+            position = forest.position[None].to(model.device)
+            states = model.hidden(inputs_embeds=embedded, position_ids=position, **inputs)[0]
+            ours = states[torch.stack([path[-1] for path in paths])].float()
+            plain = torch.stack([model.hidden(inputs_embeds=embedded[:, path])[0, -1] for path in paths]).float()
+        if inputs["forest"].windows != expected:
+            return f"its layers attend to windows of {inputs['forest'].windows}, not {expected}"
+        if not_allclose(model, ours, plain):
+            return "it reads a row with branches otherwise than its rows"
+        direction = torch.linspace(-1, 1, ours.numel(), device=ours.device).view_as(ours)
+        gradients = [torch.autograd.grad((x * direction).sum(), embedded)[0].float() for x in (ours, plain)]
+        if not (gradients[0] - gradients[1]).norm() <= 4 * tolerance(model) * gradients[1].norm():
+            return "the gradients of a row with branches are not those of its rows"
     return ""
-
-
-def _trial(prompt: int, completion: int) -> tuple[Forest, list[Tensor]]:
-    """A forest of one prompt with two completions, and the token indices of both paths."""
-    size, fork = prompt + 2 * completion, prompt + completion
-    tokens = torch.arange(size)
-    last = torch.full((size,), size - 1)
-    last[prompt:fork] = fork - 1
-    parent, position = tokens - 1, tokens.clone()
-    parent[fork] = prompt - 1
-    position[fork:] -= completion
-    return Forest(tokens, last, parent, position), [tokens[:fork], torch.cat([tokens[:prompt], tokens[fork:]])]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -19,7 +18,9 @@ from gspo.config.import_function import pick_device
 from gspo.config.local_model import ADAPTER, TOKENIZER_FILES
 from gspo.config.policy import ModelConfig
 from gspo.config.values import type_of
+from gspo.distributed.ranks import local
 
+T = TypeVar("T")
 KEPT_KEYS = "keep_window_size"  # config key of models whose tokens attend to at most this many keys, chosen by the model
 # Config keys, by model family, for the number of experts per token and the total number of experts.
 EXPERT_KEYS = (
@@ -58,21 +59,21 @@ def outline(model: Any, tokenizer: Any) -> Outline:
         if not isinstance(value, kind):
             raise ValueError(f"{name}: expected one of transformers ({kind.__name__}), got {type_of(value)}")
     check_tokenizer(model, tokenizer)
-    check_stop_ids(model)
+    eos = getattr(model.generation_config, "eos_token_id", None)  # transformers checks that of config.json
+    if not all(id is None or type(id) is int for id in (eos if isinstance(eos, (list, tuple)) else [eos])):
+        raise ValueError(f"eos_token_id = {eos!r}: not a token's id, a number: correct the model's generation_config.json")
     return Outline(tokenizer, model.config)
 
 
 def read_outline(cfg: ModelConfig) -> Outline:
-    """The tokenizer and configuration of the model that `cfg` names.
-
-    Raises ValueError for every problem that can be detected without loading the weights.
+    """The tokenizer and configuration of the model that `cfg` names. Raises ValueError for every problem that can be
+    detected without loading the weights.
     """
     check_path(cfg)
     pick_device(cfg.device)
     cfg = converted(cfg)
     if _is_only_adapter(cfg.path):
-        with base_model_errors(cfg):
-            return read_outline(base_of(cfg))
+        return of_base(cfg, read_outline)
     config = read_config(cfg)
     return Outline(load_tokenizer(cfg), config)
 
@@ -82,8 +83,7 @@ def read_config(cfg: ModelConfig) -> Any:
     check_folder(cfg)
     cfg = converted(cfg)
     if _is_only_adapter(cfg.path):
-        with base_model_errors(cfg):
-            return read_config(base_of(cfg))
+        return of_base(cfg, read_config)
     try:
         return AutoConfig.from_pretrained(cfg.path, revision=cfg.revision, trust_remote_code=cfg.trust_remote_code)
     except Exception as error:  # transformers raises many exception types
@@ -130,11 +130,11 @@ def base_of(cfg: ModelConfig) -> ModelConfig:
     return dataclasses.replace(cfg, path=base, tokenizer=tokenizer, revision=None if Path(base).is_dir() else revision)
 
 
-@contextmanager
-def base_model_errors(cfg: ModelConfig) -> Iterator[None]:
-    """Context for reading the base model of an adapter: adds the adapter's path to error messages."""
+def of_base(cfg: ModelConfig, read: Callable[[ModelConfig], T]) -> T:
+    """`read` of the base model of the adapter that `cfg` names. Its error messages get the adapter's path."""
+    base = base_of(cfg)
     try:
-        yield
+        return read(base)
     except ValueError as error:
         raise ValueError(f"model.path = {cfg.path!r}: the base model of this adapter: {error}") from None
 
@@ -152,13 +152,6 @@ def check_expert_parallel(cfg: ModelConfig, ranks: int, count: int) -> None:
         raise ValueError(f"{setting}: model.path = {cfg.path!r} is no mixture of experts: set it to 1")
     if count % ranks:
         raise ValueError(f"{setting} does not divide the {count} experts of model.path = {cfg.path!r}: choose one that does")
-
-
-def check_stop_ids(model: PreTrainedModel) -> None:
-    """Raises ValueError for a non-integer eos_token_id in generation_config.json; transformers checks config.json."""
-    eos = getattr(model.generation_config, "eos_token_id", None)
-    if not all(id is None or type(id) is int for id in (eos if isinstance(eos, (list, tuple)) else [eos])):
-        raise ValueError(f"eos_token_id = {eos!r}: not a token's id, a number: correct the model's generation_config.json")
 
 
 def check_path(cfg: ModelConfig) -> None:
@@ -263,8 +256,8 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 
 def check_weights(model: PreTrainedModel) -> None:
     """Raises ValueError for a weight with nan or infinite values, and names it."""
-    for name, weight in model.named_parameters():
-        weight = weight.to_local() if hasattr(weight, "to_local") else weight  # each rank checks its shard
+    for name, p in model.named_parameters():
+        weight = local(p)  # each rank checks its shard
         if not weight.is_floating_point() or weight.dtype.itemsize == 1 or weight.is_meta or not weight.numel():
             continue
         ends = torch.stack(torch.aminmax(weight.detach()))

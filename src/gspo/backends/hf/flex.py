@@ -56,9 +56,7 @@ def kernel() -> Any:
 
 
 def starts(parent: Tensor, window: int | None) -> Tensor:
-    """The first token [T] that each token may attend to: its ancestor window - 1 levels up; -1: all ancestors. parent
-    [T].
-    """
+    """The first token [T] that each token may attend to: its ancestor window - 1 levels up; -1: all its ancestors."""
     root = len(parent)  # a virtual token that is the parent of every root and of itself
     if window is None:
         return torch.full_like(parent, -1)
@@ -93,11 +91,7 @@ def block_mask(last: Tensor, start: Tensor) -> BlockMask:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Per query block, the number of its key blocks [1, 1, blocks], and all key blocks, its own first [1, 1, blocks,
-    blocks].
-
-    Both int32.
-    """
+    """Per query block: the number of its key blocks [1, 1, blocks], and all key blocks, its own first. Both int32."""
     count = blocks.sum(1, dtype=torch.int32)
     order = blocks.int().argsort(dim=1, descending=True, stable=True).to(torch.int32)
     return count[None, None], order[None, None].contiguous()

@@ -25,9 +25,8 @@ EXACT = {"F32", "F16", "BF16", "F64"}  # types of tensors that are not quantized
 
 
 def gguf_file(path: str) -> Path | None:
-    """The GGUF file that model.path names: the file itself, or the only model in a folder. None for any other model.
-
-    Raises ValueError for a folder with several files, and for a part of a file that was split.
+    """The GGUF file that model.path names: the file itself, or the only model in a folder. None for any other model. Raises
+    ValueError for a folder with several files, and for a part of a file that was split.
     """
     place = Path(path)
     if place.is_dir():
@@ -61,16 +60,8 @@ def converted(cfg: ModelConfig) -> ModelConfig:
 
 
 def convert(file: Path, folder: Path, dtype: str) -> None:
-    """Converts a GGUF file to a folder in Hugging Face format, unless the folder exists.
-
-    Args:
-        file: The GGUF file.
-        folder: Where the model is to be.
-        dtype: "float32" or "bfloat16".
-
-    Raises:
-        ValueError: transformers cannot read the file.
-        SaveError: The disk refused the folder.
+    """Converts a GGUF file to a folder in Hugging Face format with weights in `dtype`, unless the folder exists. Raises
+    ValueError if transformers cannot read the file, and SaveError if the disk refuses the folder.
     """
     if folder.is_dir():
         return
@@ -118,17 +109,15 @@ def tensor_types(file: Path) -> str:
 def _read(file: Path, dtype: str) -> tuple[Any, Any]:
     """Model and tokenizer. The model is built anew, because one that was read from GGUF refuses to be saved."""
     from_pretrained: Any = AutoModelForCausalLM.from_pretrained
-    place: dict[str, Any] = {"gguf_file": file.name}
+    place, kind = {"gguf_file": file.name}, getattr(torch, dtype)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **place)
-    read, info = from_pretrained(
-        file.parent, **place, dtype=getattr(torch, dtype), output_loading_info=True, ignore_mismatched_sizes=True
-    )
+    read, info = from_pretrained(file.parent, **place, dtype=kind, output_loading_info=True, ignore_mismatched_sizes=True)
     if problem := missing_tensors(info):
         raise ValueError(problem)
     config, weights = read.config, read.state_dict()
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_config(config, dtype=kind)
     model.load_state_dict(weights)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model, tokenizer

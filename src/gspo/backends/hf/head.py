@@ -45,14 +45,8 @@ class Head:
     def logprobs(
         self, states: Tensor, targets: Tensor, temperature: float = 1.0, entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities log softmax(logits / temperature) of the targets, and optionally entropies.
-
-        Args:
-            states: Hidden states [N, H].
-            targets: Token ids [N].
-
-        Returns:
-            Log-probabilities [N], and entropies in nats [N] or None, with gradients for states, weight and bias.
+        """Log-probabilities log softmax(logits / temperature) [N] of targets [N], and optionally entropies in nats [N].
+        With gradients for states [N, H], weight and bias.
         """
         inputs = (states, self.weight, self.bias)
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):

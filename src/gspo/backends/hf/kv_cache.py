@@ -26,11 +26,7 @@ FIRST_BLOCK = 128  # positions beyond the prompt in a new buffer
 
 class SharedCache(DynamicCache):
     """The cache of a model with full attention in every layer: first filled with the prompts [P, L], then expanded to the
-    completions by `fan_out`.
-
-    Args:
-        layers: Number of layers.
-        capacity: Maximum tokens of a completion.
+    completions by `fan_out`. capacity: maximum tokens of a completion.
     """
 
     layers: list[SharedLayer]  # type: ignore[assignment]
@@ -64,9 +60,8 @@ class SharedCache(DynamicCache):
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values of one full-attention layer in preallocated buffers [B, heads, room, D].
-
-    The spare room doubles whenever it is used up. capacity: maximum number of positions ever needed.
+    """Keys and values of one full-attention layer in preallocated buffers [B, heads, room, D]. The spare room doubles
+    whenever it is used up. capacity: maximum number of positions ever needed.
     """
 
     keys: Tensor
@@ -145,11 +140,7 @@ class SharedLayer(GrowingLayer):
 
 class Places:
     """The rows of a batch grouped by prompt. Every prompt has the same number of slots, that of the prompt with the most
-    completions.
-
-    Args:
-        prompt_of: The prompt of each row, [rows].
-        bias: Added to the attention scores of the prompts' positions, [P, L].
+    completions. prompt_of: of each row [rows]. bias: added to the attention scores of the prompts' positions [P, L].
     """
 
     def __init__(self, prompt_of: Tensor, bias: Tensor | None) -> None:

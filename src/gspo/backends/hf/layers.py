@@ -16,15 +16,8 @@ STACKED = 3  # dimensions of a weight that stacks all experts along its first di
 
 
 class Layers:
-    """Groups the weights of a model by layer for transfer to an engine.
-
-    Args:
-        weights: Weights by name, or this rank's shards of them.
-        dtype: Transfer dtype of the weights that an engine holds in the dtype of its matrix products. None: no casts.
-
-    Attributes:
-        names: Weight names of each layer.
-        types: Transfer dtype of each weight.
+    """Groups the weights of a model, or this rank's shards of them, by layer for transfer to an engine: `names` by layer and
+    `types` by name. dtype: that of the weights which an engine holds in the dtype of its products; None: no casts.
     """
 
     def __init__(self, model: PreTrainedModel, weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
@@ -43,18 +36,11 @@ class Layers:
                 self._beside.setdefault(number, {})[name] = x.detach()
 
     def named(self, number: int, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """Converts a layer's weights and buffers to the names and shapes of the Hugging Face folder, with experts unstacked.
-
-        Args:
-            number: Index of the layer.
-            tensors: The layer's unsharded weights by name.
-            device: Device of the tensors; buffers are moved to it.
-
-        Returns:
-            Tensors by name; {} for a layer that does not exist.
+        """Converts the unsharded weights of layer `number` on `device`, and its buffers, to the names and shapes of the
+        Hugging Face folder, with experts unstacked.
         """
         here = {**tensors, **{name: x.to(device) for name, x in self._beside.get(number, {}).items()}}
-        return {name: x.contiguous() for name, x in revert_weight_conversion(self._model, here).items()} if here else {}
+        return {name: x.contiguous() for name, x in revert_weight_conversion(self._model, here).items()}
 
 
 def multiplied(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -74,6 +60,12 @@ def stacked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     for name, module in model.named_modules():
         if module not in left_out and not isinstance(module, nn.modules.conv._ConvNd):
             yield from ((name, module, own) for own, p in module.named_parameters(recurse=False) if p.ndim == STACKED)
+
+
+def linear_layers(model: PreTrainedModel) -> list[str]:
+    """The names of the linear layers except the head and routers. Experts are usually stacked and so not included."""
+    left_out = {model.get_output_embeddings()} | router_modules(model)
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module not in left_out]
 
 
 def _layer(name: str) -> str:

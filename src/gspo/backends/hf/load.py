@@ -17,11 +17,12 @@ from transformers.utils.logging import disable_progress_bar
 from gspo.backends.hf import experts
 from gspo.backends.hf.files import check_weights, load_error, outline, read_config, read_outline
 from gspo.backends.hf.gguf import converted, missing_tensors
-from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, example_token_ids, not_allclose, windows
+from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, example_token_ids, not_allclose, trial_forest, windows
 from gspo.backends.hf.quantized_weights import Packed
 from gspo.config.import_function import pick_device
 from gspo.config.policy import ModelConfig
 from gspo.distributed.ranks import is_loss
+from gspo.learner.layout import may_look
 from gspo.runs.machine import warn_if_slow
 
 logger = logging.getLogger(__name__)
@@ -73,11 +74,8 @@ def without_weights(cfg: ModelConfig) -> PreTrainedModel:
 
 def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig | None = None) -> HFModel:
     """Prepares a loaded model for exact scoring, in place: no dropout, router noise or auxiliary loss. Without `cfg` the
-    settings are the defaults, and the model is not moved to a device and dtype.
-
-    Raises:
-        ValueError: Tokenizer and model do not fit together.
-        RuntimeError: Trial forward passes show that the model cannot be scored exactly.
+    settings are the defaults, and the model is not moved to a device and dtype. Raises ValueError if tokenizer and model do
+    not fit together, and RuntimeError if trial forward passes show that the model cannot be scored exactly.
     """
     if cfg is not None:
         nn.Module.to(model, device=pick_device(cfg.device), dtype=DTYPES[cfg.dtype])
@@ -105,11 +103,9 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
         model.generation_config.validate(strict=True)
     except ValueError:  # such a config cannot be saved; the usual reason is sampling settings with do_sample = False
         model.generation_config.do_sample = True
-    was_training = model.training
-    with torch.no_grad():
+    with torch.no_grad(), wrapped.evaluating():
         _check_logits(wrapped)
-        wrapped.has_full_attention = _all_layers_full(wrapped.config) and _mask_describes(wrapped)
-    model.train(was_training)
+        wrapped.has_full_attention = _has_full_attention(wrapped)
     return wrapped
 
 
@@ -159,9 +155,7 @@ def _choose_experts(model: PreTrainedModel, kernel: str, autocast: torch.dtype |
 
 
 def _grouped_mm_runs(device: torch.device, dtype: torch.dtype) -> bool:
-    multiply = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
-    if multiply is None:
-        return False
+    multiply = getattr(F, "grouped_mm", None) or torch._grouped_mm  # its first name
     rows, weight = (torch.ones(shape, device=device, dtype=dtype) for shape in ((4, 16), (2, 16, 16)))
     try:
         multiply(rows, weight, offs=torch.tensor([2, 4], device=device, dtype=torch.int32))
@@ -173,7 +167,6 @@ def _grouped_mm_runs(device: torch.device, dtype: torch.dtype) -> bool:
 def _check_logits(model: HFModel) -> None:
     """Raises RuntimeError unless our logits match the model's own and training mode gives the same hidden states."""
     tokens, name = example_token_ids(model, 5), type(model.model).__name__
-    model.model.eval()
     hidden = model.hidden(input_ids=tokens)
     ours = model.logits(hidden)
     with model.precision():
@@ -196,24 +189,21 @@ def _check_logits(model: HFModel) -> None:
         )
 
 
-def _all_layers_full(config: Any) -> bool:
-    """Whether every layer has full attention, or a window at least as long as the context."""
-    layer_windows, longest = windows(config), getattr(config, "max_position_embeddings", None) or float("inf")
-    return layer_windows is not None and all(not window or window >= longest for window in layer_windows)
-
-
-def _mask_describes(model: HFModel) -> bool:
-    """Whether a prompt with two completions in one row under a 4D mask gives the same states as two plain rows."""
+def _has_full_attention(model: HFModel) -> bool:
+    """Whether each layer has full attention, or a window as long as the context, and a prompt with two completions in one
+    row under a 4D mask gives the states of two plain rows.
+    """
+    layer_windows, longest = windows(model.config), getattr(model.config, "max_position_embeddings", None) or float("inf")
+    if layer_windows is None or any(window and window < longest for window in layer_windows):
+        return False
     if "position_ids" not in model.inputs or model.attention not in ("sdpa", "eager", OWN_ATTENTION):
         return False  # flash kernels take no such mask
-    tokens, place = example_token_ids(model, 7), torch.arange(7, device=model.device)
-    last = torch.tensor([6, 6, 6, 4, 4, 6, 6], device=model.device)
-    mask = (place[None] <= place[:, None]) & (place[:, None] <= last[None])
-    position = torch.tensor([[0, 1, 2, 3, 4, 3, 4]], device=model.device)
+    (forest, paths), tokens = trial_forest(3, 2), example_token_ids(model, 7)
+    mask, position = (x.to(model.device) for x in (may_look(forest)[None, None], forest.position[None]))
     try:
         model.model.eval()
-        packed = model.hidden(input_ids=tokens, position_ids=position, attention_mask=mask[None, None])[0]
-        plain = [model.hidden(input_ids=tokens[:, path])[0, -1] for path in ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])]
+        packed = model.hidden(input_ids=tokens, position_ids=position, attention_mask=mask)[0]
+        plain = [model.hidden(input_ids=tokens[:, path])[0, -1] for path in paths]
     except (TypeError, ValueError, RuntimeError, IndexError):
         return False
-    return not (not_allclose(model, packed[4], plain[0]) or not_allclose(model, packed[6], plain[1]))
+    return not any(not_allclose(model, packed[path[-1]], states) for path, states in zip(paths, plain))

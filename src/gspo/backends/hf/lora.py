@@ -8,7 +8,7 @@ import re
 import warnings
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gspo.backends.hf import experts
-from gspo.backends.hf.files import base_model_errors, base_of, is_adapter
-from gspo.backends.hf.layers import stacked
+from gspo.backends.hf.files import is_adapter, of_base
+from gspo.backends.hf.layers import linear_layers, stacked
 from gspo.backends.hf.load import load_model, ready, wrap_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.quantized_weights import Packed, pack, quiet
-from gspo.backends.hf.routers import router_modules, routers
+from gspo.backends.hf.routers import routers
 from gspo.config.import_function import pick_device
 from gspo.config.policy import LoraConfig, ModelConfig
 
@@ -42,9 +42,8 @@ def peft() -> Any:
 
 
 def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
-    """Adds new adapters to the model, in place. They change nothing yet (B = 0); `seed` initialises A.
-
-    Raises ValueError if the model has adapters already, or lora.targets do not fit its layers.
+    """Adds new adapters to the model, in place. They change nothing yet (B = 0); `seed` initialises A. Raises ValueError if
+    the model has adapters already, or lora.targets do not fit its layers.
     """
     if getattr(model.model, "peft_config", None):
         raise ValueError(f"lora.rank = {lora.rank}: this model has adapters already: give a newly loaded one")
@@ -76,7 +75,7 @@ def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
             parameter.data = parameter.data.to(model.device, torch.float32)  # small updates vanish in bfloat16
-    return Adapted(**_fields(model))
+    return Adapted.of(model)
 
 
 def _name_base(model: PreTrainedModel) -> None:
@@ -90,17 +89,6 @@ def _name_base(model: PreTrainedModel) -> None:
             "the model was given from Python and has no name, so its adapter cannot say what it belongs to, and nothing "
             "else loads it: write the model into a folder first, and give that folder"
         )
-
-
-def _fields(model: HFModel) -> dict[str, Any]:
-    """The constructor arguments of a model, to build another HFModel class from it."""
-    return {field.name: getattr(model, field.name) for field in dataclasses.fields(HFModel) if field.init}
-
-
-def linear_layers(model: PreTrainedModel) -> list[str]:
-    """The names of the linear layers except the head and routers. Experts are usually stacked and so not included."""
-    left_out = {model.get_output_embeddings()} | router_modules(model)
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module not in left_out]
 
 
 def _taken_for_experts(model: PreTrainedModel, name: str) -> bool:
@@ -172,6 +160,11 @@ class Adapted(HFModel):
 
     adapted = True
 
+    @classmethod
+    def of(cls, model: HFModel) -> Self:
+        """Wraps the same weights without copying them."""
+        return cls(**{field.name: getattr(model, field.name) for field in dataclasses.fields(HFModel) if field.init})
+
     def load(self, folder: str | Path) -> None:
         """Loads an adapter that `save` wrote."""
         prefix = "base_model.model."
@@ -221,19 +214,12 @@ class Unadapted(Adapted):
         finally:
             self.model.enable_adapters()
 
-    @staticmethod
-    def of(model: Adapted) -> Unadapted:
-        """Wraps the same weights without copying them."""
-        return Unadapted(**_fields(model))
-
 
 def read_model(cfg: ModelConfig) -> HFModel:
     """Loads the model that `cfg` names. For an adapter's folder, loads the base model and merges the adapter into it."""
     if not is_adapter(cfg.path):
         return load_model(cfg)
-    base = base_of(cfg)
-    with base_model_errors(cfg):
-        below = read_model(base)
+    below = of_base(cfg, read_model)
     whole = peft().PeftModel.from_pretrained(below.model, cfg.path).merge_and_unload()
     whole.name_or_path = cfg.path  # base model of any adapter trained on top of it
     if hasattr(whole, "peft_config"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gspo.backends.hf.files import KEPT_KEYS, Outline, embedding_rows
 from gspo.backends.hf.head import Head
 from gspo.backends.hf.layers import Layers
+from gspo.types import Forest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Largest accepted difference between two computations of the same tensor, relative to its largest absolute value.
@@ -78,6 +79,16 @@ class HFModel:
             return nullcontext()
         return torch.autocast(self.device.type, self.autocast, cache_enabled=False if self.sharded else None)
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Context in which the model is in evaluation mode."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(was_training)
+
     def run(self, work: Callable[[], T]) -> T:
         """Returns the result of `work`, a forward pass of body and head. A sharded model gathers its weights around it."""
         return work()
@@ -126,9 +137,13 @@ class HFModel:
         linear = self.model.get_output_embeddings()
         return Head(linear.weight, getattr(linear, "bias", None), self.logit_scale, self.logit_cap)
 
+    def on_head(self, states: Tensor, work: Callable[[Head, Tensor], T]) -> T:
+        """Returns work(head, states). A sharded model gathers the head's weight around it."""
+        return work(self.head, states)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [..., V] of hidden states [..., H], without gradient."""
-        return self.head.logits(hidden)
+        return self.on_head(hidden, Head.logits)
 
     @property
     def context_length(self) -> int | None:
@@ -174,6 +189,18 @@ def _body(model: PreTrainedModel) -> nn.Module:
 def example_token_ids(model: HFModel, count: int) -> Tensor:
     """Valid token ids [1, count] for trial runs of the model."""
     return (torch.arange(count, device=model.device)[None] * 7 + 3) % embedding_rows(model.model)
+
+
+def trial_forest(prompt: int, completion: int) -> tuple[Forest, list[Tensor]]:
+    """A prompt with two completions, of these many tokens, for trial runs; and the token indices of both paths."""
+    size, fork = prompt + 2 * completion, prompt + completion
+    tokens = torch.arange(size)
+    last = torch.full((size,), size - 1)
+    last[prompt:fork] = fork - 1
+    parent, position = tokens - 1, tokens.clone()
+    parent[fork] = prompt - 1
+    position[fork:] -= completion
+    return Forest(tokens, last, parent, position), [tokens[:fork], torch.cat([tokens[:prompt], tokens[fork:]])]
 
 
 def tolerance(model: HFModel) -> float:

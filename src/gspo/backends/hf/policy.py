@@ -182,7 +182,9 @@ class HFPolicy:
         states = index_select_deterministic(hidden.flatten(0, 1), before)  # [N, H]
         values = None if self.critic is None else self.critic(states, before, inputs)
         targets = to_device(batch.forest.tokens[batch.node])
-        logp, entropies = self.model.head.logprobs(states, targets, self.temperature, entropy)
+        logp, entropies = self.model.on_head(
+            states, lambda head, states: head.logprobs(states, targets, self.temperature, entropy)
+        )
         return Outputs(logp, entropies, routed, values)
 
 
@@ -195,13 +197,11 @@ def _row_routes(batch: Batch, rows: layout.Rows) -> Tensor:
 
 def _routing(recorded: Record, replayed: Replay | None, place: Tensor, with_logits: bool) -> Routing:
     """The recorded routing of the T forest tokens, gathered from their positions `place` in the rows."""
-    chosen, entropy = recorded.take(), recorded.take("entropy")
-    assert chosen is not None and entropy is not None
-    logits = recorded.take("logits") if with_logits else None
 
     def at(x: Tensor) -> Tensor:
         return x[:, place].transpose(0, 1)
 
-    used = at(chosen)
+    used = at(recorded.take())
     own = used if replayed is None else at(replayed.own())
-    return Routing(used, own, at(entropy), recorded.experts, None if logits is None else at(logits))
+    logits = at(recorded.take("logits")) if with_logits else None
+    return Routing(used, own, at(recorded.take("entropy")), recorded.experts, logits)

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gspo.backends.hf.layers import stacked
-from gspo.backends.hf.routers import router_modules
+from gspo.backends.hf.layers import linear_layers, stacked
 
 BLOCK = 64
 BITS = {"nf4": 4, "int8": 8}  # per value
@@ -134,21 +133,13 @@ def pack(
     model: PreTrainedModel, kind: str, device: torch.device, packs: Callable[[nn.Module], bool], make: type[Packed] = Packed
 ) -> None:
     """Quantizes linear layers and stacked experts in place, one weight at a time, on the device. Head, embeddings, routers
-    and adapters are neither changed nor moved.
-
-    Args:
-        kind: "nf4" or "int8".
-        packs: Whether an experts module can read packed stacks.
-        make: Class of the packed weights.
-
-    Raises:
-        ValueError: There are experts that cannot read packed stacks, or no linear layers.
+    and adapters are neither changed nor moved. Raises ValueError for experts of which `packs` says that they cannot read
+    packed stacks, and for a model without linear layers.
     """
-    left_out = {model.get_output_embeddings()} | router_modules(model)
     whose = f'model.quantize = "{kind}": the {{}} of a {model.config.model_type} {{}}: leave it out'
     stacks = [found for found in stacked(model) if ".lora_" not in found[0]]
     # Subclasses of Linear may compute something else.
-    plain = [name for name, module in model.named_modules() if type(module) is nn.Linear and module not in left_out]
+    plain = [name for name in linear_layers(model) if type(model.get_submodule(name)) is nn.Linear]
     linear = [name for name in plain if ".lora_" not in name]
     if not all(packs(module) for _, module, _ in stacks):
         raise ValueError(whose.format("experts", "are stacked in a way of their own, which is not packed here"))

@@ -42,24 +42,17 @@ class Record:
             logp = raw.detach().reshape(-1, self.experts).float().log_softmax(-1)
             self._layers["entropy"][layer] = -(logp.exp() * logp).sum(-1)
 
-    def take(self, what: str = "routes") -> Tensor | None:
-        """Returns and clears a recording of the last forward pass. None for a dense model.
-
-        Args:
-            what: "routes" [layers, tokens, k]; "entropy" [layers, tokens] of softmax(router logits) in nats; "logits"
-                [layers, tokens, experts], with gradient. The last two must have been requested from `record`.
-
-        Raises:
-            RuntimeError: A router did not run, or ran on other tokens than the rest.
+    def take(self, what: str = "routes") -> Tensor:
+        """Returns and clears what the last forward pass left: "routes" [layers, tokens, k]; "entropy" [layers, tokens] of
+        softmax(router logits) in nats; "logits" [layers, tokens, experts], with gradient. The last two must have been
+        requested from `record`. Raises RuntimeError if a router did not run, or ran on other tokens than the rest.
         """
         layers, self._layers[what] = self._layers[what], [None] * len(self._layers[what])
         return _stacked(layers)
 
 
-def _stacked(layers: list[Tensor | None]) -> Tensor | None:
+def _stacked(layers: list[Tensor | None]) -> Tensor:
     """Stacks the tensors of all layers."""
-    if not layers:
-        return None
     sizes = {None if layer is None else tuple(layer.shape) for layer in layers}
     if len(sizes) > 1 or None in sizes:
         raise RuntimeError(f"not all {len(layers)} routers ran on the same tokens in one forward pass: {sizes}")
@@ -68,8 +61,8 @@ def _stacked(layers: list[Tensor | None]) -> Tensor | None:
 
 @contextmanager
 def record(model: nn.Module, entropy: bool = False, logits: bool = False) -> Iterator[Record]:
-    """Records the experts chosen in forward passes, and if requested the routers' entropies and logits: call `Record.take`
-    after each pass. A dense model gets no hooks.
+    """Records the experts chosen in forward passes of a mixture of experts, and if requested the routers' entropies and
+    logits: call `Record.take` after each pass.
     """
     modules = routers(model)
     recording = Record(len(modules), entropy, logits)
@@ -163,13 +156,8 @@ class Replay:
         self._before: list[list[Any]] = []  # the routers' own `forward` attributes, each time that the context was entered
 
     def own(self) -> Tensor:
-        """The routes [layers, tokens, k] that the routers would have chosen themselves in the last forward pass.
-
-        Raises RuntimeError if there was no forward pass.
-        """
-        routes = _stacked(self._own)
-        assert routes is not None
-        return routes
+        """The routes [layers, tokens, k] that the routers would have chosen themselves in the last forward pass."""
+        return _stacked(self._own)
 
     def __enter__(self) -> Replay:
         self._before.append([vars(router).get("forward") for router in self.routers])
@@ -224,18 +212,15 @@ def check(model: nn.Module, run_model: Callable[[], Any]) -> None:
     replayable(model)
     with torch.no_grad(), record(model) as recording:
         run_model()
-        routes = recording.take()
-        assert routes is not None
-        with Replay(model, routes):
+        with Replay(model, recording.take()):
             run_model()
 
 
-def choices(model: nn.Module, run_model: Callable[[], Any]) -> tuple[int, int] | None:
-    """Experts per token and total number of experts; None for a dense model. `run_model` must run it on a few tokens."""
+def choices(model: nn.Module, run_model: Callable[[], Any]) -> tuple[int, int]:
+    """Experts per token and total number of experts of a mixture. `run_model` must run the model on a few tokens."""
     with torch.no_grad(), record(model) as recording:
         run_model()
-        routes = recording.take()
-    return None if routes is None else (routes.shape[2], recording.experts)
+        return recording.take().shape[2], recording.experts
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

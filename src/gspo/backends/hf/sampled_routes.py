@@ -17,20 +17,15 @@ class Trail:
         self.record = record
         self.steps: list[Tensor] = []  # [rows, layers, k] each
 
-    def _take(self) -> Tensor:
-        chosen = self.record.take()
-        assert chosen is not None
-        return chosen.transpose(0, 1)  # [tokens, layers, k]
-
     def begin(self, sizes: list[int], prompt_of: Tensor) -> None:
         """Call after the prefill of left-padded prompts of `sizes` tokens. prompt_of [rows]: the prompt of each row."""
-        prompt_routes = self._take().unflatten(0, (len(sizes), -1)).cpu()
+        prompt_routes = self.record.take().transpose(0, 1).unflatten(0, (len(sizes), -1)).cpu()
         self.prompts = [prompt[len(prompt) - size :] for prompt, size in zip(prompt_routes, sizes)]
         self.prompt_of = prompt_of.tolist()
 
     def add(self, live: Tensor) -> None:
         """Call after each decoding step of the rows in `live`."""
-        chosen = self._take()
+        chosen = self.record.take().transpose(0, 1)  # [tokens, layers, k]
         step = chosen.new_full((len(self.prompt_of), *chosen.shape[1:]), -1)
         step[live] = chosen
         self.steps.append(step)

@@ -33,13 +33,9 @@ class HFSampler:
 
     Each prompt is prefilled once for all its completions in a batch; finished rows leave the batch. Tokens are drawn by
     inverse CDF, with uniforms that depend only on the seed, the prompt's index and the completion's index. So up to
-    rounding, a completion depends neither on the batch size nor on its neighbours.
+    rounding, a completion depends neither on the batch size (completions decoded at once) nor on its neighbours.
 
-    Args:
-        batch_size: Maximum number of completions decoded at once.
-
-    Raises:
-        RuntimeError: gspo cannot use the model's key-value cache.
+    Raises RuntimeError if gspo cannot use the model's key-value cache.
     """
 
     def __init__(self, model: HFModel, batch_size: int = 256) -> None:
@@ -59,17 +55,15 @@ class HFSampler:
 
     def _check_cache(self) -> None:
         """Raises RuntimeError unless decoding with the cache gives the same states as a plain forward pass."""
-        self.shares, was_training = False, self.model.model.training
-        self.model.model.eval()
-        try:
+        self.shares = False
+        with self.model.evaluating():
             if self.plain_cache and self.model.device.type == "cpu":
                 with suppress(Exception):  # a model's own code may fail in any way on an unknown cache class
                     self.shares = self._decodes_well(shared=True)
-            why = "" if self._decodes_well(shared=False) else "gives other results with its key-value cache than without"
-        except Exception as error:  # some model families need their own cache class
-            why = f"cannot be read token by token ({str(error).strip().partition(chr(10))[0]})"
-        finally:
-            self.model.model.train(was_training)
+            try:
+                why = "" if self._decodes_well(shared=False) else "gives other results with its key-value cache than without"
+            except Exception as error:  # some model families need their own cache class
+                why = f"cannot be read token by token ({str(error).strip().partition(chr(10))[0]})"
         if why:
             name = type(self.model.model).__name__
             raise RuntimeError(f'{name} {why}: use sampler.engine = "vllm", if it knows this model')
@@ -89,9 +83,7 @@ class HFSampler:
         return True
 
     def _read(self, cache: Cache, position: Tensor, **inputs: Tensor) -> Tensor:
-        """Hidden states [B, 1, H] of one more token per row. position [B, 1] is passed on to the model, since some hybrid
-        models cannot derive it from their cache.
-        """
+        """Hidden states [B, 1, H] of one more token per row. Some hybrids cannot derive the position from their cache."""
         if "position_ids" in self.model.inputs:
             inputs["position_ids"] = position
         return self.model.hidden(past_key_values=cache, **inputs)
@@ -125,22 +117,18 @@ class HFSampler:
         """
         self._check(prompts, sampling)
         rollouts: dict[CompletionIndex, Rollout] = {}
-        was_training = self.model.model.training
-        self.model.model.eval()
-        try:
+        with self.model.evaluating():
             for rows in self._chunks(prompts, n):
                 before = len(rollouts)
                 report = None if progress is None else lambda count, base=before: progress(base + count)
-                recording = routing.record(self.model.model) if sampling.routes else nullcontext()
+                recording = routing.record(self.model.model) if sampling.routes and self.sparse else nullcontext()
                 with self.mode(), self.model.precision(), while_sampling(), recording as record:
-                    trail = Trail(record) if record is not None and self.sparse else None
+                    trail = None if record is None else Trail(record)
                     tokens, logps, ends = self._decode(prompts, rows, sampling, report, trail)
                 for at, (row, *completion) in enumerate(zip(rows, tokens, logps, ends.length, ends.stop)):
                     rollout = self._rollout(prompts[row[0]], sampling, *completion)
                     routes = None if trail is None else trail.routes(at, len(rollout.tokens))
                     rollouts[row] = replace(rollout, routes=routes)
-        finally:
-            self.model.model.train(was_training)
         return [rollouts[i, j] for i in range(len(prompts)) for j in range(n)]
 
     def _check(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
@@ -158,9 +146,7 @@ class HFSampler:
                 )
 
     def _chunks(self, prompts: Sequence[Prompt], n: int) -> Iterator[list[CompletionIndex]]:
-        """Batches of rows to decode together: of similar length to limit padding, of equal length for a cache that cannot be
-        padded.
-        """
+        """Batches of rows to decode together: of similar length, or of equal length for a cache that cannot be padded."""
         chunk: list[CompletionIndex] = []
         distinct = 0
         for i in sorted(range(len(prompts)), key=lambda i: (len(prompts[i].tokens), i)):
@@ -181,15 +167,10 @@ class HFSampler:
     def _prefill(
         self, prompts: list[tuple[int, ...]], rows: Tensor, new: int, shared: bool
     ) -> tuple[Cache, Tensor, Tensor | None]:
-        """Prefills each prompt once, with room in the cache for `new` more tokens.
+        """Prefills each prompt once, with room in the cache for `new` more tokens. rows: the prompt's index for each row of
+        the batch. shared: the cache keeps one copy of a prompt for all of its rows.
 
-        Args:
-            rows: For each row of the batch, the index of its prompt in `prompts`.
-            shared: Use a cache with one copy of each prompt for all of its rows.
-
-        Returns:
-            The cache with one entry for each of `rows`, the last hidden states [B, H], and the additive attention mask
-            [B, 1, 1, room] or None.
+        Returns the cache of the rows, their last hidden states [B, H], and the additive mask [B, 1, 1, room] or None.
         """
         model, longest = self.model, max(map(len, prompts))
         pads = torch.tensor([[longest - len(prompt)] for prompt in prompts])  # on the left
@@ -241,10 +222,9 @@ class HFSampler:
         logps = torch.zeros(new, len(rows), device=device)
         ends = Ends(model.tokenizer, sampling, len(rows), device)
         live, numbers = torch.arange(len(rows), device=device), list(range(len(rows)))  # the rows still decoded
-        head = model.head
         with self._attending(cache):
             for t in range(new):
-                tokens[t, live], logps[t, live] = draw(head.logits(hidden), uniforms[t, live], sampling)
+                tokens[t, live], logps[t, live] = draw(model.logits(hidden), uniforms[t, live], sampling)
                 ended_before = ends.count
                 ends.look(tokens, t)
                 if report and ends.count > ended_before:

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +31,7 @@ from gspo.backends.hf.mixed_precision_sharding import narrow_gathers
 from gspo.backends.hf.model import DTYPES, HFModel
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
-from gspo.distributed.ranks import whole
+from gspo.distributed.ranks import local, whole
 
 T = TypeVar("T")
 ROOT = "run_sharded"  # method of the root module in which forward passes run
@@ -69,9 +68,7 @@ def prepared(model: Any, cfg: ModelConfig) -> Any:
 
 
 def check_tied(model: Any, cfg: ModelConfig) -> None:
-    """Raises ValueError for tied embeddings whose rows do not divide evenly among the ranks: FSDP would train on a stale
-    copy of them.
-    """
+    """Raises ValueError for tied embeddings whose rows the ranks do not divide: FSDP would train on a stale copy of them."""
     weight = model.get_input_embeddings().weight
     if model.get_output_embeddings().weight is weight and isinstance(weight, DTensor):
         ranks = weight.device_mesh.size(weight.device_mesh.ndim - 1)
@@ -99,32 +96,6 @@ def _shard_fingerprint(p: Any) -> tuple[tuple[int, ...], tuple[float, float]]:
 def shards(model: nn.Module) -> list[Any]:
     """The FSDP modules, which gather their weights when they are called."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
-
-
-@dataclass(frozen=True)
-class GatheredHead:
-    """head.Head for a sharded weight: runs inside the head's module, where the weight is gathered."""
-
-    model: ShardedModel
-
-    def _inside(self, states: Tensor, work: Callable[[Head, Tensor], T]) -> T:
-        linear: Any = self.model.model.get_output_embeddings()
-        scale, cap = self.model.logit_scale, self.model.logit_cap
-
-        def run(states: Tensor) -> T:
-            return work(Head(linear.weight, getattr(linear, "bias", None), scale, cap), states)
-
-        return self.model.run(lambda: linear(states, run))
-
-    def logits(self, states: Tensor) -> Tensor:
-        """As Head.logits."""
-        return self._inside(states, Head.logits)
-
-    def logprobs(
-        self, states: Tensor, targets: Tensor, temperature: float = 1.0, entropy: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """As Head.logprobs."""
-        return self._inside(states, lambda head, states: head.logprobs(states, targets, temperature, entropy))
 
 
 class ShardedModel(HFModel):
@@ -158,10 +129,10 @@ class ShardedModel(HFModel):
         """As HFModel.hidden."""
         return self.run(lambda: super(ShardedModel, self).hidden(**inputs))
 
-    @property
-    def head(self) -> Any:
-        """As HFModel.head."""
-        return GatheredHead(self)
+    def on_head(self, states: Tensor, work: Callable[[Head, Tensor], T]) -> T:
+        """As HFModel.on_head, inside the head's module, where its weight is gathered."""
+        linear: Any = self.model.get_output_embeddings()
+        return self.run(lambda: linear(states, lambda states: work(self.head, states)))
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         """The shards by name."""
@@ -219,9 +190,8 @@ class ShardedModel(HFModel):
         cfg, layout = self.origin
         saved, _ = read_weights(dataclasses.replace(cfg, path=str(folder), revision=None), distributed_config=layout)
         with torch.no_grad():
-            shards: Any = zip((p for _, p in self.named_parameters()), saved.parameters())
-            for mine, theirs in shards:
-                mine.to_local().copy_(theirs.to_local())
+            for (_, mine), theirs in zip(self.named_parameters(), saved.parameters()):
+                local(mine).copy_(local(theirs))
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
         """Writes the model in the `from_pretrained` format. The ranks take turns writing layers, so that none needs memory
@@ -240,9 +210,7 @@ class ShardedModel(HFModel):
             raise OSError(failed[0])
 
     def save_whole(self, folder: str | Path, merged: bool = True) -> None:
-        """Writes the model for an inference engine, in the dtype of the matrix products for the weights that the engine
-        would round to it.
-        """
+        """Writes the model for an inference engine, which gets most weights in the dtype of the matrix products."""
         self.save(folder, self.compute_dtype)
 
     def _write_rest(self, folder: Path, files: dict[str, tuple[str, int]], dtype: torch.dtype) -> None:
@@ -264,30 +232,25 @@ class ShardedModel(HFModel):
 def write_layers(
     model: ShardedModel, folder: Path, dtype: torch.dtype | None
 ) -> tuple[dict[str, tuple[str, int]], list[str]]:
-    """Writes the weights as safetensors, one file per layer. In each round every rank gathers and writes one layer.
-
-    Args:
-        dtype: As in ShardedModel.save.
-
-    Returns:
-        File name and size in bytes for each weight, and the error messages of this rank.
+    """Writes the weights as safetensors, one file per layer. In each round every rank gathers and writes one layer. Returns
+    file name and size in bytes for each weight, and the error messages of this rank.
     """
     gathering = Gathering(model.named_parameters())
     layers, cpu = Layers(model.model, gathering.weights, dtype), torch.device("cpu")
     wrote: dict[str, tuple[str, int]] = {}
     problems: list[str] = []
     for begin in range(0, len(layers.names), gathering.size):
-        wanted = layers.names[begin : begin + gathering.size]
+        number, wanted = begin + gathering.number, layers.names[begin : begin + gathering.size]
         here = gathering.exchange([*wanted, *[[]] * (gathering.size - len(wanted))], layers.types, cpu)
-        saved = layers.named(begin + gathering.number, here, cpu)
-        if saved:
-            file = f"model-{begin + gathering.number + 1:05d}-of-{len(layers.names):05d}.safetensors"
+        if number < len(layers.names):
+            saved = layers.named(number, here, cpu)
+            file = f"model-{number + 1:05d}-of-{len(layers.names):05d}.safetensors"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 save_file(saved, folder / file, metadata={"format": "pt"})
             except (OSError, SafetensorError) as error:  # go on: other ranks wait for this rank's rows
                 problems.append(str(error))
-            wrote |= {name: (file, x.numel() * x.element_size()) for name, x in saved.items()}
+            wrote |= {name: (file, x.nbytes) for name, x in saved.items()}
     return {name: place for part in all_gather(wrote) for name, place in part.items()}, problems
 
 

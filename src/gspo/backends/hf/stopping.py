@@ -66,9 +66,7 @@ class Ends:
                 self.length[row] = self.new
 
     def worth_dropping(self, live: Sequence[int]) -> list[int] | None:
-        """Indices into `live` (the rows still decoded) of the running completions; None while too few have ended to justify
-        moving the cache.
-        """
+        """Indices into `live`, the rows still decoded, of those running; None while too few have ended to move the cache."""
         keep = [place for place, row in enumerate(live) if not self.length[row]]
         return keep if (len(live) - len(keep)) * 8 >= len(live) else None
 
@@ -135,10 +133,7 @@ def left_out(tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> frozense
 
 @lru_cache(maxsize=8)
 def _structural(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[int]:
-    """Tokens of ends, of padding, and of roles: the special ones around messages of plain text.
-
-    size: that of the vocabulary, which tokens may have been added to.
-    """
+    """Tokens of ends, padding and roles: the special ones around plain messages. size: of the vocabulary, which may grow."""
     ids = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     talk = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]

@@ -18,10 +18,8 @@ PAD, EOS = "<pad>", "<eos>"
 
 
 def longest_match_tokenizer(pieces: Sequence[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer that greedily matches the longest of `pieces` from left to right. Decoding restores the text.
-
-    Ids: 0 `<pad>`, 1 `<eos>`, then the pieces in their order. Text that no piece matches raises an error in the tokenizer;
-    there is no unknown token.
+    """A tokenizer that greedily matches the longest of `pieces` from left to right. Decoding restores the text. Ids: 0
+    `<pad>`, 1 `<eos>`, then the pieces. Text that no piece matches is an error in the tokenizer: there is no unknown token.
     """
     vocabulary = {piece: i for i, piece in enumerate([PAD, EOS, *pieces])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))

@@ -21,10 +21,8 @@ MERGE = 64  # cost of merging two pieces for a token, in keys attended to in the
 
 @dataclass(frozen=True)
 class Piece:
-    """One batched attention call of B rows. Queries and keys are forest tokens, padded on the right.
-
-    causal: Queries and keys are the same tokens, and each attends to itself and to earlier ones. Otherwise each query
-    attends to all keys of its row.
+    """One batched attention call of B rows. Queries and keys are forest tokens, padded on the right. causal: both are the
+    same tokens, and each attends to itself and to earlier ones. Otherwise each query attends to all keys of its row.
     """
 
     queries: Tensor  # [B, L]
@@ -32,18 +30,6 @@ class Piece:
     query_mask: Tensor  # bool [B, L], False for padding and for queries whose output is taken from another row
     key_mask: Tensor  # bool [B, L'], False for padding
     causal: bool
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All pieces of a forest. Together they cover each pair of a token and a token that it may attend to exactly once.
-
-    Each token has at most one output per piece, and an output in exactly one causal piece.
-    """
-
-    pieces: tuple[Piece, ...]  # causal ones first
-    position: Tensor  # as in Forest, [T]
-    depth: int  # tokens on the longest path
 
 
 Span = tuple[int, int]  # begin, end (exclusive)
@@ -56,8 +42,8 @@ class Segment:
     begin: int
     end: int
     last: int  # its last descendant
-    level: int = 0  # number of segments above it
-    above: Segment | None = None  # the segment directly above it
+    level: int  # number of segments above it
+    above: Segment | None  # the segment directly above it
     copies: int = 0  # number of rows that would contain the segment if it were repeated
     repeated: bool = False  # in the causal row of each segment below it, instead of having rows of its own
 
@@ -67,8 +53,10 @@ class Segment:
         return [*(self.above.row if self.above and self.above.repeated else ()), (self.begin, self.end)]
 
 
-def plan(forest: Forest) -> Plan:
-    """Plans the attention of a forest."""
+def plan(forest: Forest) -> list[Piece]:
+    """The pieces of a forest, causal ones first. Together they cover each pair of a token and a token that it may attend to
+    exactly once. Each token has at most one output per piece, and an output in exactly one causal piece.
+    """
     forest_segments = segments(forest)
     for segment in reversed(forest_segments):  # bottom-up
         segment.repeated = segment.last >= segment.end and _cheaper_repeated(segment)
@@ -86,8 +74,7 @@ def plan(forest: Forest) -> Plan:
         if segment.last >= segment.end:
             above.setdefault(segment.level, []).append(AttentionRow([(segment.end, segment.last + 1)], segment.row))
     pieces = [_piece(rows, True) for rows in _alike(causal)]
-    pieces += [_piece(rows, False) for level in sorted(above) for rows in _alike(above[level])]
-    return Plan(tuple(pieces), forest.position, int(forest.position.max()) + 1)
+    return pieces + [_piece(rows, False) for level in sorted(above) for rows in _alike(above[level])]
 
 
 def segments(forest: Forest) -> list[Segment]:
@@ -97,14 +84,11 @@ def segments(forest: Forest) -> list[Segment]:
     begins = (forest.parent != torch.arange(-1, size - 1)) | (children[forest.parent] > 1)
     begins[0] = True
     starts = begins.nonzero()[:, 0].tolist()
-    forest_segments: list[Segment] = []
     by_end: dict[int, Segment] = {}
     for begin, end in zip(starts, [*starts[1:], size]):
-        above = by_end.get(int(forest.parent[begin]))
-        segment = Segment(begin, end, int(forest.last[begin]), 0 if above is None else above.level + 1, above)
-        forest_segments.append(segment)
-        by_end[end - 1] = segment
-    return forest_segments
+        above = by_end.get(int(forest.parent[begin]) + 1)
+        by_end[end] = Segment(begin, end, int(forest.last[begin]), above.level + 1 if above else 0, above)
+    return list(by_end.values())
 
 
 def _cheaper_repeated(trunk: Segment) -> bool:
@@ -122,10 +106,9 @@ class AttentionRow:
     keys: list[Span]
     skipped: int = 0
 
-    def sizes(self) -> tuple[int, int]:
+    def sizes(self) -> list[int]:
         """The number of keys and of queries."""
-        count = [sum(end - begin for begin, end in spans) for spans in (self.keys, self.queries)]
-        return count[0], count[1]
+        return [sum(end - begin for begin, end in spans) for spans in (self.keys, self.queries)]
 
 
 def _alike(rows: Sequence[AttentionRow]) -> list[list[AttentionRow]]:
