@@ -78,13 +78,8 @@ class Casts(TorchDispatchMode):
 
 def batch():
     sampled = torch.arange(LENGTH) >= LENGTH // 4
-    count = int(sampled.sum())
-    return layout.build(
-        [
-            Completion(torch.randint(2, 20, (LENGTH,)), sampled, torch.zeros(count), torch.zeros(count), 1.0)
-            for _ in range(ROWS)
-        ]
-    )
+    logp = torch.zeros(int(sampled.sum()))
+    return layout.build([Completion(torch.randint(2, 20, (LENGTH,)), sampled, logp, logp, 1.0) for _ in range(ROWS)])
 
 
 def count(folder, model, experts, replicas, checkpointing, autocast):

@@ -25,16 +25,14 @@ def test_hidden_states_and_gradients(family, tokens):
         logits.log_softmax(-1)[..., 5].sum().backward()
         by_kernel[kernel] = [logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
     for kernel in ("grouped_mm", "eager"):
-        assert len(by_kernel[kernel]) == len(by_kernel[experts.NAME])
-        for ours, theirs in zip(by_kernel[experts.NAME], by_kernel[kernel]):
+        for ours, theirs in zip(by_kernel[experts.NAME], by_kernel[kernel], strict=True):
             # A router's gradient may be rounding alone, of up to 2e-6.
             assert torch.allclose(ours, theirs, atol=4e-6 + 1e-5 * float(theirs.abs().max()))
 
 
 def test_bfloat16_weights_and_float32_activations():
     block = of_family("qwen3_moe", dtype=torch.bfloat16).model.layers[0].mlp.experts
-    x, weights = torch.randn(9, 32), torch.rand(9, 2)
-    chosen = torch.rand(9, 4).topk(2).indices
+    x, weights, chosen = torch.randn(9, 32), torch.rand(9, 2), torch.rand(9, 4).topk(2).indices
     block.config._experts_implementation = "grouped_mm"
     theirs = block(x, chosen, weights)
     block.config._experts_implementation = experts.NAME

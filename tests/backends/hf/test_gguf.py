@@ -12,9 +12,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from gspo.backends.hf.files import read_outline
-from gspo.backends.hf.load import load_model
 from gspo.config.policy import ModelConfig
-from gspo.runs.disk import SaveError
+from tests.backends.hf.folders import load
 from tests.logged import logs
 
 TOKENS = [*sorted(ByteLevel.alphabet()), "ab", "<|endoftext|>"]
@@ -77,10 +76,6 @@ def write(path, model, kind=KIND.F32, architecture="llama", leave_out=(), templa
     return path
 
 
-def load(path, **more):
-    return load_model(ModelConfig(path=str(path), device="cpu", **more))
-
-
 @pytest.mark.parametrize("as_folder", [False, True])
 def test_the_model_that_was_written_is_read_and_converted_once(model, tmp_path, as_folder):
     file = write(tmp_path / "tiny.gguf", model)
@@ -89,16 +84,14 @@ def test_the_model_that_was_written_is_read_and_converted_once(model, tmp_path, 
         made = load(path)
     state = made.model.state_dict()
     assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
-    assert (
-        made.tokenizer.decode(made.tokenizer("2 + 2 ab").input_ids) == "2 + 2 ab"
-        and made.tokenizer.chat_template == TEMPLATE
-    )
-    assert made.stop_ids == (len(TOKENS) - 1,)
-    begin = os.stat(made.model.name_or_path).st_mtime_ns
-    assert load(path).model.name_or_path == made.model.name_or_path
-    assert os.stat(made.model.name_or_path).st_mtime_ns == begin
-    write(file, model, KIND.F16)  # another file under the same name
-    assert load(path).model.name_or_path != made.model.name_or_path
+    assert made.tokenizer.decode(made.tokenizer("2 + 2 ab").input_ids) == "2 + 2 ab"
+    assert made.tokenizer.chat_template == TEMPLATE and made.stop_ids == (len(TOKENS) - 1,)
+    folder = made.model.name_or_path
+    begin = os.stat(folder).st_mtime_ns
+    assert load(path).model.name_or_path == folder and os.stat(folder).st_mtime_ns == begin
+    write(file, model, KIND.F16, template=None)  # another file under the same name
+    again = load(path)
+    assert again.model.name_or_path != folder and again.tokenizer.chat_template is None
 
 
 def test_quantized_weights_are_those_of_the_file_and_said_to_be_rounded(model, tmp_path):
@@ -113,20 +106,17 @@ def test_quantized_weights_are_those_of_the_file_and_said_to_be_rounded(model, t
 
 def test_files_that_cannot_be_read(model, tmp_path, subtests):
     whole = write(tmp_path / "whole.gguf", model)
-    for number in (1, 2):
-        (tmp_path / "two").mkdir(exist_ok=True)
-        write(tmp_path / "two" / f"{number}.gguf", model)
+    (tmp_path / "two").mkdir()
+    for name in ("two/1.gguf", "two/2.gguf", "part-00001-of-00002.gguf"):
+        (tmp_path / name).touch()
     (tmp_path / "cut.gguf").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     (tmp_path / "text.gguf").write_text("no model")
-    (tmp_path / "empty.gguf").touch()
-    whole.with_name("part-00001-of-00002.gguf").write_bytes(whole.read_bytes())
     write(tmp_path / "unknown.gguf", model, architecture="rwkv7")
     write(tmp_path / "lacking.gguf", model, leave_out=["blk.1.ffn_up.weight"])
     for name, message in (
         ("two", r"the folder has 2 GGUF files \(1.gguf, 2.gguf\): name one of them"),
         ("cut.gguf", "transformers cannot read this GGUF file"),
         ("text.gguf", "transformers cannot read this GGUF file"),
-        ("empty.gguf", "transformers cannot read this GGUF file"),
         ("part-00001-of-00002.gguf", "split into 2 files, which cannot be read: join them"),
         ("unknown.gguf", "transformers cannot read this GGUF file: .*rwkv7"),
         ("lacking.gguf", "1 tensors are missing or of another shape .*up_proj"),
@@ -139,26 +129,13 @@ def test_files_that_cannot_be_read(model, tmp_path, subtests):
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_dir() and "models" in path.parent.name]
 
 
-def test_without_a_chat_template_prompts_stay_plain(model, tmp_path):
-    assert load(write(tmp_path / "tiny.gguf", model, template=None)).tokenizer.chat_template is None
+def begun(words, file):
+    """A process of its own that reads the file."""
+    words = words.replace("FILE", repr(str(file)))
+    return subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE, text=True)
 
 
-def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
-    file = write(tmp_path / "tiny.gguf", model)
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch, pytest.raises(SaveError, match="the disk is full, make room on it"):
-        patch.setattr(type(model), "save_pretrained", full)
-        load(file)
-    assert not any((tmp_path / "cache").rglob("*.safetensors"))
-    assert load(file).model.dtype == torch.float32
-
-
-def test_ctrl_c_in_a_conversion_leaves_nothing_half_written(model, tmp_path):
-    file = write(tmp_path / "tiny.gguf", model)
-    words = f"""
+SLOW = """
 import time
 from transformers import PreTrainedModel
 from gspo.backends.hf.files import read_outline
@@ -169,9 +146,13 @@ def slow(self, folder):
     print("half", flush=True)
     time.sleep(600)
 PreTrainedModel.save_pretrained = slow
-read_outline(ModelConfig(path={str(file)!r}, device="cpu"))
+read_outline(ModelConfig(path=FILE, device="cpu"))
 """
-    process = subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE, text=True)
+
+
+def test_ctrl_c_in_a_conversion_leaves_nothing_half_written(model, tmp_path):
+    file = write(tmp_path / "tiny.gguf", model)
+    process = begun(SLOW, file)
     assert process.stdout.readline() == "half\n"
     process.send_signal(signal.SIGINT)
     assert process.wait() != 0
@@ -179,16 +160,18 @@ read_outline(ModelConfig(path={str(file)!r}, device="cpu"))
     assert load(file).model.dtype == torch.float32
 
 
-def test_processes_that_start_together_convert_once(model, tmp_path):
-    file = write(tmp_path / "tiny.gguf", model)
-    words = f"""
-import logging
-logging.basicConfig(level=logging.INFO)
+LOGGED = """
+import logging, sys
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 from gspo.backends.hf.load import load_model
 from gspo.config.policy import ModelConfig
-load_model(ModelConfig(path={str(file)!r}, device="cpu"))
+load_model(ModelConfig(path=FILE, device="cpu"))
 """
-    begun = [subprocess.Popen([sys.executable, "-c", words], stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    texts = [process.communicate()[1] for process in begun]
-    assert [process.returncode for process in begun] == [0, 0], texts
+
+
+def test_processes_that_start_together_convert_once(model, tmp_path):
+    file = write(tmp_path / "tiny.gguf", model)
+    processes = [begun(LOGGED, file) for _ in range(2)]
+    texts = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], texts
     assert sum(text.count("converted in") for text in texts) == 1

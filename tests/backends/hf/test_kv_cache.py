@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from gspo.backends.hf import sampler as sampling
-from gspo.backends.hf.kv_cache import FIRST_BLOCK, NAME, Places, SharedCache, attend, shared_attention
-from gspo.backends.hf.lora import adapted
+from gspo.backends.hf.kv_cache import FIRST_BLOCK, NAME, SharedCache, attend, shared_attention
 from gspo.backends.hf.sampler import HFSampler
-from gspo.config.policy import LoraConfig
 from gspo.types import Sampling
+from tests.backends.hf.adapters import with_adapters
 from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, prompts, tiny
 from tests.backends.hf.test_sampler import check_logp, same
 
@@ -49,42 +48,23 @@ def test_long_completions(attention):
 
 
 def test_prompts_all_of_whose_completions_ended_are_forgotten(monkeypatch):
-    counts = []
-    arrange = SharedCache._arrange
+    counts, arrange, model = [], SharedCache._arrange, tiny("qwen3")
+    sampler = HFSampler(model)
     monkeypatch.setattr(
         SharedCache, "_arrange", lambda self: (arrange(self), counts.append(len(self.layers[0].prompt_keys)))
     )
-    model = tiny("qwen3")
     request = prompts(5, 9, 9, 6), 2, Sampling(max_new_tokens=40, stop_ids=tuple(range(2, 9)), seed=1)
-    assert same(HFSampler(model).generate(*request), plain(model, *request))
-    run = counts[counts.index(4) :]  # before it, the sampler's own check
-    assert run == sorted(run, reverse=True) and run[-1] < 4
+    assert same(sampler.generate(*request), plain(model, *request))
+    assert counts == sorted(counts, reverse=True) and counts[0] == 4 > counts[-1]
 
 
 def test_few_copies_are_not_worth_it(monkeypatch):
-    shared, fan_out = [], SharedCache.fan_out
+    shared, fan_out, sampler = [], SharedCache.fan_out, HFSampler(tiny("qwen3"))
     monkeypatch.setattr(SharedCache, "fan_out", lambda self, *args: (shared.append(1), fan_out(self, *args)))
     monkeypatch.setattr(sampling, "SHARED_POSITIONS", 1000)
-    sampler = HFSampler(tiny("qwen3"))
-    shared.clear()  # its check of the cache
     for length, expected in ((99, 0), (100, 1)):  # 11 completions: 10 copies
         sampler.generate(prompts(length), 11, Sampling(max_new_tokens=2))
         assert len(shared) == expected
-        shared.clear()
-
-
-def test_places():
-    draw = torch.Generator().manual_seed(0)
-    for prompt_of, in_order in (([0, 0, 1, 1], True), ([1, 0, 1, 0], False), ([0, 2, 2, 1, 2], False)):
-        places = Places(torch.tensor(prompt_of), None)
-        x = torch.randn(len(prompt_of), 3, 2, 5, generator=draw)
-        by_prompt = places.by_prompt(x)
-        each = max(prompt_of.count(p) for p in prompt_of)
-        assert places.in_order == in_order and by_prompt.shape == (max(prompt_of) + 1, 3, each * 2, 5)
-        assert torch.equal(places.by_row(by_prompt), x)
-        for row, prompt in enumerate(prompt_of):
-            number = prompt_of[:row].count(prompt)
-            assert torch.equal(by_prompt[prompt, :, 2 * number : 2 * number + 2], x[row])
 
 
 def test_attention_of_other_kinds_is_refused():
@@ -94,10 +74,7 @@ def test_attention_of_other_kinds_is_refused():
 
 
 def test_adapters_and_half_precision():
-    adapters = adapted(tiny("qwen3_moe"), LoraConfig(rank=4))
-    for name, weight in adapters.model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.1)
+    adapters = with_adapters(tiny("qwen3_moe"), targets=["all-linear"])
     request = prompts(3, 11, 7), 4, Sampling(max_new_tokens=15, stop_ids=(1, 5), seed=3)
     sampler = HFSampler(adapters)
     assert sampler.shares and same(sampler.generate(*request), plain(adapters, *request))

@@ -11,21 +11,21 @@ from transformers import LlamaForCausalLM, masking_utils
 from gspo.backends.hf import experts
 from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
-from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from tests.backends.hf.families import FAMILIES, PIECES, TOKENIZER, tiny
 from tests.backends.hf.folders import copy, load
+
+TOKENS = torch.arange(2, 11)[None]
 
 
 def test_dropout_noise_and_auxiliary_loss_are_off():
     config = FAMILIES["gpt2"] | {"resid_pdrop": 0.5, "attn_pdrop": 0.5, "embd_pdrop": 0.5}
     wrapped = build_tiny(config, TOKENIZER)
     wrapped.model.train()
-    tokens = torch.randint(2, 40, (1, 9))
-    assert torch.equal(wrapped.hidden(input_ids=tokens), wrapped.hidden(input_ids=tokens))
+    assert torch.equal(wrapped.hidden(input_ids=TOKENS), wrapped.hidden(input_ids=TOKENS))
     moe = tiny("mixtral").model
     assert moe.config.router_aux_loss_coef == 0 and not moe.config.output_router_logits
-    labels = torch.randint(2, 40, (1, 9))
-    assert moe(input_ids=labels, labels=labels).get("aux_loss") is None
+    assert moe(input_ids=TOKENS, labels=TOKENS).get("aux_loss") is None
 
 
 class Odd(LlamaForCausalLM):
@@ -37,17 +37,16 @@ class Odd(LlamaForCausalLM):
         return out
 
 
-def test_unknown_logit_treatment_is_refused():
-    model = Odd(tiny("llama").model.config)
+def test_a_model_that_cannot_be_scored_exactly_is_refused():
     with pytest.raises(RuntimeError, match="Odd treats its logits in a way that gspo does not know"):
-        wrap_model(model, TOKENIZER)
-
-
-def test_training_noise_is_refused():
-    model = tiny("llama").model
-    model.model.norm.register_forward_hook(lambda m, i, out: out + m.training)
+        wrap_model(Odd(tiny("llama").model.config), TOKENIZER)
+    noisy, overflowing = tiny("llama").model, tiny("llama").model
+    noisy.model.norm.register_forward_hook(lambda m, i, out: out + m.training)
     with pytest.raises(RuntimeError, match="in training than in evaluation mode"):
-        wrap_model(model, TOKENIZER)
+        wrap_model(noisy, TOKENIZER)
+    overflowing.get_output_embeddings().weight.data.fill_(3e38)  # which is not the architecture's fault
+    with pytest.raises(RuntimeError, match="logits that are not finite, though its weights are"):
+        wrap_model(overflowing, TOKENIZER)
 
 
 def test_local_attention_of_another_name_is_no_full_attention():
@@ -65,11 +64,11 @@ def test_a_model_that_was_trained_is_taken_as_it_was_before():
 
 
 def test_experts(saved):
-    tokens, states = torch.randint(2, 40, (1, 9)), []
+    states = []
     for kernel, expected in (("auto", experts.NAME), ("grouped_mm", "grouped_mm"), ("eager", "eager")):
         wrapped = load(saved, expert_kernels=kernel)
         assert wrapped.config._experts_implementation == expected
-        states.append(wrapped.hidden(input_ids=tokens))
+        states.append(wrapped.hidden(input_ids=TOKENS))
     assert torch.allclose(states[0], states[2], atol=1e-5)
 
 
@@ -80,13 +79,11 @@ def test_sdpa_falls_back_to_eager(tmp_path, caplog):
 
 
 def test_pickled_weights(saved, tmp_path):
-    folder = copy(saved, tmp_path, ["*.safetensors"])
-    wrapped = tiny("qwen3_moe")
+    folder, wrapped = copy(saved, tmp_path, ["*.safetensors"]), tiny("qwen3_moe")
     torch.save(wrapped.model.state_dict(), folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"pickled only .*model.allow_pickle = true"):
         load(folder)
-    tokens = torch.randint(2, 40, (1, 9))
-    assert torch.equal(load(folder, allow_pickle=True).hidden(input_ids=tokens), wrapped.hidden(input_ids=tokens))
+    assert torch.equal(load(folder, allow_pickle=True).hidden(input_ids=TOKENS), wrapped.hidden(input_ids=TOKENS))
 
 
 def test_missing_weights(saved, tmp_path):
@@ -97,13 +94,9 @@ def test_missing_weights(saved, tmp_path):
         load(folder)
 
 
-def test_tokenizer_that_does_not_fit():
-    config = tiny_qwen3_moe(hidden=32, vocab_size=20)
+def test_tokenizers_that_do_not_fit():
     with pytest.raises(ValueError, match="the model embeds only 20 tokens"):
-        build_tiny(config, TOKENIZER)
-
-
-def test_no_end_of_sequence():
+        build_tiny(FAMILIES["llama"] | {"vocab_size": 20}, TOKENIZER)
     model, tokenizer = tiny("llama").model, longest_match_tokenizer(PIECES)
     tokenizer.eos_token = None
     model.generation_config.eos_token_id = None

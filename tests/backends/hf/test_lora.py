@@ -10,7 +10,7 @@ import gspo
 from gspo.backends.hf.lora import Unadapted, adapted, read_model
 from gspo.cli.main import main
 from gspo.config.policy import LoraConfig, ModelConfig
-from tests.backends.hf.adapters import IDS, gradients, logits, with_adapters
+from tests.backends.hf.adapters import IDS, logits, trained, with_adapters
 from tests.logged import logs
 from tests.tiny_run import ROWS, likes_a, model, settings
 
@@ -20,40 +20,18 @@ def on_layers(base=None, rank=4, **options):
 
 
 def test_new_adapters_change_nothing_and_alone_are_trained():
-    plain = model()
-    before = logits(plain)
-    adapters = adapted(plain, LoraConfig(rank=4))
-    assert logits(adapters).equal(before)
-    trained = {name for name, p in adapters.model.named_parameters() if p.requires_grad}
-    assert trained and all("lora_" in name for name in trained)
-    assert not any("lm_head" in name or "gate" in name or "experts" in name for name in trained)
-
-
-def test_it_computes_what_peft_computes():
-    import peft
-
-    adapters = on_layers(targets=["q_proj", "v_proj"], alpha=3.0)
-    config = peft.LoraConfig(r=4, lora_alpha=3.0, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
-    theirs = peft.get_peft_model(model().model, config)
-    own = {name: p for name, p in adapters.model.named_parameters() if "lora_" in name}
-    with torch.no_grad():
-        for name, p in theirs.named_parameters():
-            if "lora_" in name:
-                p.copy_(own[name.removeprefix("base_model.model.")])
-        assert torch.allclose(theirs(IDS).logits, logits(adapters), atol=1e-6)
-    ours = gradients(adapters)
-    theirs(IDS).logits.log_softmax(-1)[0, :-1].gather(-1, IDS[0, 1:, None])[::2].sum().backward()
-    for name, p in theirs.named_parameters():
-        if "lora_" in name:
-            assert torch.allclose(p.grad, ours[name.removeprefix("base_model.model.")], atol=1e-5)
+    with logs(match=r"has no name, so its adapter cannot say what it belongs to"):
+        adapters = adapted(model(), LoraConfig(rank=4))
+    assert logits(adapters).equal(logits(model()))
+    assert trained(adapters) and all("lora_" in name for name in trained(adapters))
+    assert not any("lm_head" in name or "gate" in name or "experts" in name for name in trained(adapters))
 
 
 def test_switched_off_it_is_the_model_below_and_shares_its_memory():
     before = logits(model())
     adapters = on_layers()
-    off = Unadapted.of(adapters)
+    off, now = Unadapted.of(adapters), logits(adapters)
     assert off.model is adapters.model
-    now = logits(adapters)
     assert logits(off).equal(before) and not now.equal(before) and logits(adapters).equal(now)
 
 
@@ -85,18 +63,10 @@ def test_a_saved_adapter_is_a_model_path_also_below_another_and_from_anywhere(tm
     assert torch.allclose(loaded(IDS).logits, logits(made["first"]), atol=1e-5)
     assert AutoTokenizer.from_pretrained(tmp_path / "first").get_vocab() == made["first"].tokenizer.get_vocab()
     file = tmp_path / "first" / "adapter_config.json"
-    for base, message in (
-        (None, "names no base model"),
-        ("/no/such/base", "the base model of this adapter.*no such folder"),
-    ):
+    for base, message in ((None, "names no base model"), ("/gone", "the base model of this adapter.*no such folder")):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
         with pytest.raises(ValueError, match=message):
             read_model(ModelConfig(str(tmp_path / "first")))
-
-
-def test_a_base_without_a_name_is_warned_of():
-    with logs(match=r"has no name, so its adapter cannot say what it belongs to"):
-        adapted(model(), LoraConfig(rank=4))
 
 
 def test_a_run_learns_and_its_adapter_is_evaluated(tmp_path, capsys):
@@ -114,8 +84,7 @@ def test_a_run_learns_and_its_adapter_is_evaluated(tmp_path, capsys):
     steps = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     assert steps[-1]["reward"] > steps[1]["reward"] + 0.1
     last = sorted((result.folder / "checkpoints").iterdir())[-1] / "model"
-    sizes = [file.stat().st_size for file in (last / "adapter_model.safetensors", tmp_path / "base" / "model.safetensors")]
-    assert sizes[0] < 0.5 * sizes[1]
+    assert (last / "adapter_model.safetensors").is_file() and not (last / "model.safetensors").exists()
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
     (tmp_path / "eval.toml").write_text(
         f'[model]\npath = "{result.folder / "model"}"\n[task]\nsource = "{tmp_path / "rows.jsonl"}"\n'

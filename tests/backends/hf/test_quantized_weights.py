@@ -1,6 +1,5 @@
 """Weights of few bits: what their products are, what is kept, and whole models of them below adapters."""
 
-import dataclasses
 import json
 import weakref
 
@@ -22,7 +21,7 @@ from gspo.config.commands import check_command
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.learner import layout
-from tests.backends.hf.adapters import IDS, LIKE_QWEN, OTHERS, WITH_EXPERTS, gradients, logits, tiny, trained, with_adapters
+from tests.backends.hf.adapters import IDS, LIKE_QWEN, OTHERS, WITH_EXPERTS, gradients, logits, tiny, with_adapters
 from tests.backends.hf.test_policy import completions
 from tests.backends.hf.test_routing import FAMILIES
 from tests.tiny_run import ROWS, likes_a, model, settings
@@ -34,15 +33,15 @@ def drawn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("kind", "bits", "error"), [("nf4", 4.5, 0.1), ("int8", 8.5, 0.02)])
-def test_a_weight_in_few_bits(kind, bits, error):
-    weight = drawn(96, 160)
-    few = Packed(weight, kind)
-    whole = few.whole()
-    assert float((whole - weight).norm() / weight.norm()) < error
-    assert 8 * sum(x.numel() * x.element_size() for x in (few.data, few.absmax)) / weight.numel() == bits
-    assert few.whole(torch.bfloat16).dtype == torch.bfloat16 and whole.dtype == torch.float32 and not few.state_dict()
-    assert Packed(weight, kind).data.equal(few.data)
+@pytest.mark.parametrize(("kind", "bits"), [("nf4", 4.5), ("int8", 8.5)])
+def test_a_weight_in_few_bits_stays_so_whatever_the_model_is_cast_to(kind, bits):
+    linear = nn.Linear(160, 96)
+    few = PackedLinear(linear, kind, CPU)
+    whole, packed = few.weight.whole(), (few.weight.data, few.weight.absmax)
+    assert 8 * sum(x.nbytes for x in packed) / linear.weight.numel() == bits and not few.weight.state_dict()
+    few.to(torch.bfloat16)
+    assert few.weight.whole().equal(whole) and few.bias.dtype == torch.bfloat16 == few.weight.whole(torch.bfloat16).dtype
+    assert Packed(linear.weight, kind).data.equal(packed[0])
 
 
 @pytest.mark.parametrize("kind", BITS)
@@ -64,12 +63,10 @@ def test_each_block_of_64_is_rounded_to_its_code(kind, shape, dtype):
 def test_products_and_gradients_are_those_of_the_weight_it_stands_for(kind):
     linear = nn.Linear(160, 96)
     few = PackedLinear(linear, kind, CPU)
-    x, again = (drawn(2, 5, 160).requires_grad_() for _ in range(2))
-    out, expected = few(x), F.linear(again, few.weight.whole(), linear.bias)
+    x = drawn(2, 5, 160).requires_grad_()
+    out, expected = few(x), F.linear(x, few.weight.whole(), linear.bias)
     torch.testing.assert_close(out, expected)
-    for y in (out, expected):
-        (y * drawn(2, 5, 96, seed=1)).sum().backward()
-    torch.testing.assert_close(x.grad, again.grad)
+    torch.testing.assert_close(*(torch.autograd.grad((y * drawn(2, 5, 96, seed=1)).sum(), x) for y in (out, expected)))
     with torch.autocast("cpu", torch.bfloat16):
         narrow, right = few(x), F.linear(x, few.weight.whole(), linear.bias)
     assert narrow.dtype == right.dtype == torch.bfloat16
@@ -79,14 +76,11 @@ def test_products_and_gradients_are_those_of_the_weight_it_stands_for(kind):
 @pytest.mark.parametrize("kind", BITS)
 def test_a_stack_multiplies_each_row_with_its_experts_weight(kind):
     few, ends = Packed(drawn(3, 32, 64), kind), torch.tensor([2, 2, 7], dtype=torch.int32)
-    x, again = (drawn(7, 64).requires_grad_() for _ in range(2))
-    whole = few.whole()
-    out = few.product(x, ends)
-    expected = torch.stack([row @ whole[0 if i < 2 else 2].T for i, row in enumerate(again)])
+    x, whole = drawn(7, 64).requires_grad_(), few.whole()
+    out, expected = few.product(x, ends), torch.cat([x[:2] @ whole[0].T, x[2:] @ whole[2].T])
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-    for y in (out, expected):
-        (y * drawn(7, 32, seed=1)).sum().backward()
-    torch.testing.assert_close(x.grad, again.grad, rtol=1e-5, atol=1e-5)
+    ours, right = (torch.autograd.grad((y * drawn(7, 32, seed=1)).sum(), x)[0] for y in (out, expected))
+    torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-5)
 
 
 def test_no_whole_weight_is_kept_for_the_backward_pass(monkeypatch):
@@ -102,14 +96,6 @@ def test_no_whole_weight_is_kept_for_the_backward_pass(monkeypatch):
     assert len(made_whole) == 3 and not any(ref() is not None for ref in made_whole)
     loss.backward()
     assert len(made_whole) == 6 and not any(ref() is not None for ref in made_whole)
-
-
-@pytest.mark.parametrize("kind", BITS)
-def test_a_cast_of_the_model_leaves_packed_weights_alone(kind):
-    few = PackedLinear(nn.Linear(64, 64), kind, CPU)
-    before = few.weight.whole()
-    few.to(torch.bfloat16)
-    assert few.weight.whole().equal(before) and few.bias.dtype == torch.bfloat16
 
 
 def made(family="qwen3_moe", kind="nf4", **options):
@@ -128,8 +114,7 @@ def test_a_model_is_that_of_its_rounded_weights(family, kind, tmp_path):
         whole = AutoModelForCausalLM.from_pretrained(tmp_path / name)
         with torch.no_grad():
             assert float((whole(IDS).logits - expected).abs().max() / expected.abs().max()) < 5e-5
-    learned = gradients(few)
-    assert learned.keys() == trained(few).keys() and all(g.isfinite().all() and g.any() for g in learned.values())
+    assert all(g.isfinite().all() and g.any() for g in gradients(few).values())
 
 
 @pytest.mark.parametrize("kind", BITS)
@@ -154,31 +139,26 @@ def test_packed_experts_get_their_kernel_where_a_gpu_would_take_another(dtype, m
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_is_packed_or_refused_with_the_key(family):
-    try:
-        few = made(family, targets=["all-linear"])
-    except ValueError as error:
-        assert family in (*OTHERS, "jamba") and "model.quantize = " in str(error) and "leave it out" in str(error)
+    if family in (*OTHERS, "jamba"):
+        with pytest.raises(ValueError, match=r"model.quantize = .* leave it out"):
+            made(family, targets=["all-linear"])
     else:
-        assert logits(few).isfinite().all()
+        assert logits(made(family, targets=["all-linear"])).isfinite().all()
 
 
-def test_evaluations_keep_their_device_and_whole_weights(tmp_path):
+def test_evaluations_keep_whole_weights(tmp_path):
     plain = model()
     plain.save(tmp_path / "model")
-    four = {"path": str(tmp_path / "model"), "device": "cuda", "quantize": "nf4"}
-    config = from_dict({"model": four, "lora": {"rank": 2}})
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match=r"model.device = 'cuda'"):
-            loaded_model(config, CallInputs())
-    whole = loaded_model(dataclasses.replace(config, model=dataclasses.replace(config.model, device="cpu")), CallInputs())
+    four = {"path": str(tmp_path / "model"), "device": "cpu", "quantize": "nf4"}
+    whole = loaded_model(from_dict({"model": four, "lora": {"rank": 2}}), CallInputs())
     assert logits(whole).equal(logits(plain))
 
 
 def test_fine_tuning_on_4_bits_by_rows(tmp_path):
     rows = [{"prompt": f"{i}+1=", "completion": "ab"} for i in range(8)]
     four = {"model": {"quantize": "nf4"}, "lora": {"rank": 4}, "optimizer": {"name": "adamw_8bit", "lr": 1e-2}}
-    base = model()
     config = four | {"train": {"steps": 4, "batch_size": 4}, "log": {"dir": str(tmp_path / "run")}}
+    base = model()
     assert gspo.sft(base.model, rows, tokenizer=base.tokenizer, config=config).finished
 
 
@@ -203,17 +183,15 @@ def test_a_run_on_4_bits_learns_and_resumes_bit_for_bit(tmp_path):
     run(tmp_path / "part", 4)
     again = run(tmp_path / "part", 8, resume=True)
     assert whole[-1]["reward"] > whole[1]["reward"] and max(step["mismatch/kl"] for step in whole[1:]) < 1e-8
-    assert len(whole) == len(again)
-    for a, b in zip(whole, again):
+    for a, b in zip(whole, again, strict=True):
         assert all(a.get(name) == b.get(name) for name in ("loss", "grad_norm", "reward", "kl", "entropy"))
     files = {path.name for path in (tmp_path / "whole" / "model").iterdir()}
     assert "adapter_model.safetensors" in files and "model.safetensors" not in files
 
 
 def test_bad_input():
-    for family in OTHERS:
-        with pytest.raises(ValueError, match=r'model.quantize = "nf4": the experts of a .* in a way of their own'):
-            made(family)
+    with pytest.raises(ValueError, match=r'model.quantize = "nf4": the experts of a .* in a way of their own'):
+        made("gpt_oss")
     with pytest.raises(ValueError, match=r"model.quantize = 'nf4' has no effect: .*train adapters on them \(lora.rank\)"):
         check_command(from_dict({"model": {"path": "m", "quantize": "nf4"}, "task": {"source": "x.jsonl"}}), "train")
     with pytest.raises(ValueError, match=r"model.quantize = 'fp4': allowed are none, nf4, int8"):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from gspo.backends.hf.kv_cache import GrowingLayer
 from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
@@ -17,7 +16,7 @@ from tests.backends.hf.families import FAMILIES, TOKENIZER, prompts, tiny
 from tests.backends.hf.test_draw import naive
 
 
-def full_forward(model, rollout, temperature):
+def full_forward(model, rollout, temperature=1.0):
     """Log-distributions [L - 1, V] of tokens 1.. by one plain forward pass over the whole row."""
     model.model.eval()
     with torch.no_grad():
@@ -26,11 +25,11 @@ def full_forward(model, rollout, temperature):
 
 
 def check_logp(model, rollouts, temperature=1.0, **tolerance):
-    """Against one plain forward pass over the whole row."""
-    tolerance = {"rtol": 0, "atol": 1e-5} | tolerance
     for rollout in rollouts:
         logp = full_forward(model, rollout, temperature).gather(-1, rollout.tokens[1:, None])[:, 0]
-        torch.testing.assert_close(logp[rollout.sampled[1:]], rollout.logp[rollout.sampled], **tolerance)
+        torch.testing.assert_close(
+            logp[rollout.sampled[1:]], rollout.logp[rollout.sampled], **{"rtol": 0, "atol": 1e-5} | tolerance
+        )
         assert rollout.logp.dtype == torch.float32 and not rollout.logp[~rollout.sampled].any()
 
 
@@ -38,24 +37,11 @@ def same(a, b):
     return all(torch.equal(x.tokens, y.tokens) and x.stop == y.stop and x.text == y.text for x, y in zip(a, b))
 
 
-def test_growing_layer_holds_what_it_was_given():
-    layer, keys = GrowingLayer(capacity=400), torch.randn(2, 3, 300, 4)
-    layer.update(keys[:, :, :5], -keys[:, :, :5])
-    layer.reorder_cache(torch.tensor([1, 0, 1]))
-    wide = keys[[1, 0, 1]]
-    for t in range(5, 300):
-        k, v = layer.update(wide[:, :, t : t + 1], -wide[:, :, t : t + 1])
-    assert torch.equal(k, wide) and torch.equal(v, -wide) and layer.get_seq_length() == 300
-    layer.reorder_cache(torch.tensor([2]))
-    k, _ = layer.update(wide[:1, :, :1], wide[:1, :, :1])
-    assert torch.equal(k[:, :, :300], wide[2:])
-
-
 def test_top_k_and_top_p_in_a_run():
     model = tiny("qwen3_moe")
     sampling = Sampling(max_new_tokens=8, temperature=1.3, top_k=6, top_p=0.8)
     for rollout in HFSampler(model).generate(prompts(6, 9), 4, sampling):
-        logits = full_forward(model, rollout, 1.0)
+        logits = full_forward(model, rollout)
         for t in range(int((~rollout.sampled).sum()), len(rollout.tokens)):
             want = torch.tensor(naive(logits[t - 1], sampling)[int(rollout.tokens[t])]).log()
             assert abs(want - rollout.logp[t]) < 1e-5
@@ -64,7 +50,7 @@ def test_top_k_and_top_p_in_a_run():
 def test_greedy():
     model = tiny("llama")
     (rollout,) = HFSampler(model).generate(prompts(6), 1, Sampling(max_new_tokens=10, temperature=0))
-    best = full_forward(model, rollout, 1.0).argmax(-1)
+    best = full_forward(model, rollout).argmax(-1)
     assert torch.equal(best[5:], rollout.tokens[6:]) and not rollout.logp.any()
 
 
@@ -72,7 +58,7 @@ def test_frequencies_match_probabilities():
     model, n = tiny("qwen3_moe"), 4000
     rollouts = HFSampler(model, 1000).generate(prompts(5), n, Sampling(max_new_tokens=2, seed=11))
     pairs = torch.stack([rollout.tokens[5:] for rollout in rollouts])
-    first = full_forward(model, rollouts[0], 1.0)[4].exp()
+    first = full_forward(model, rollouts[0])[4].exp()
     counts, expected = torch.bincount(pairs[:, 0], minlength=len(first)).double(), first.double() * n
     assert expected.min() > 5  # as the test needs
     freedom = len(counts) - 1
@@ -88,16 +74,10 @@ def test_completions_depend_on_seed_place_and_number_only():
     for batch_size in (1, 3, 8):
         assert same(whole, HFSampler(model, batch_size).generate(queries, 4, sampling))
     assert same(whole[:2], HFSampler(model).generate(queries[:1], 2, sampling))  # other rows, fewer completions
-    alike = [queries[1], queries[1]]
-    a, b = HFSampler(model).generate(alike, 1, Sampling(max_new_tokens=15, seed=5))
+    a, b = HFSampler(model).generate([queries[1]] * 2, 1, Sampling(max_new_tokens=15, seed=5))
     assert not torch.equal(a.tokens, b.tokens)  # the same prompt twice is sampled independently
-    reseeded = HFSampler(model).generate(queries, 4, dataclasses.replace(sampling, seed=6))
-    assert not same(whole, reseeded)
-
-
-def test_global_random_state_is_left_alone():
     before = torch.random.get_rng_state()
-    HFSampler(tiny("llama")).generate(prompts(4), 2, Sampling(max_new_tokens=4))
+    assert not same(whole, HFSampler(model).generate(queries, 4, dataclasses.replace(sampling, seed=6)))
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -117,6 +97,10 @@ def test_fields_of_a_rollout():
         assert r.stop == "eos" and 1 <= r.tokens[-1] < 12 and all(t >= 12 for t in r.tokens[start:-1])
         assert r.text == TOKENIZER.decode(r.tokens[start:-1])  # without its end
         assert not r.logp.is_inference() and not r.logp.requires_grad
+    for r in sampler.generate(queries, 2, Sampling(max_new_tokens=1)):
+        assert r.stop == "length" and r.sampled.sum() == 1
+    for r in sampler.generate(queries, 2, Sampling(max_new_tokens=9, stop_ids=tuple(range(len(TOKENIZER))))):
+        assert r.stop == "eos" and r.sampled.sum() == 1
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "dynamic rope"])
@@ -130,14 +114,6 @@ def test_the_model_trains_after_it_sampled(family):
     (logp * rollout.logp[1:]).sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in model.model.parameters() if p.grad is not None)
     assert model.model.get_input_embeddings().weight.grad.abs().sum() > 0
-
-
-def test_length_and_end_at_the_first_token():
-    sampler, queries = HFSampler(tiny("llama")), prompts(4, 6)
-    for rollout in sampler.generate(queries, 2, Sampling(max_new_tokens=1)):
-        assert rollout.stop == "length" and rollout.sampled.sum() == 1
-    for rollout in sampler.generate(queries, 2, Sampling(max_new_tokens=9, stop_ids=tuple(range(len(TOKENIZER))))):
-        assert rollout.stop == "eos" and rollout.sampled.sum() == 1
 
 
 def test_progress_and_empty():
@@ -156,7 +132,7 @@ def test_new_weights():
     assert same(rollouts, HFSampler(donor).generate(queries, 2, sampling)) and rollouts[0].version[-1] == 3
 
 
-def test_errors():
+def test_prompts_that_do_not_fit():
     sampler = HFSampler(tiny("llama"))
     with pytest.raises(ValueError, match=r"prompt 1 \(id 'p1'\) has 250 tokens, and with up to 10 .* 260: .* at most 256"):
         sampler.generate(prompts(4, 250), 2, Sampling(max_new_tokens=10))

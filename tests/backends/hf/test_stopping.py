@@ -40,9 +40,7 @@ def test_stop_string_that_is_a_special_token():
 @pytest.mark.parametrize("stop", ["<eos>\n", "a<eos>", "<pad><eos>"])
 def test_a_special_token_beside_text_is_refused(stop):
     """Special tokens are no text: it would never be found."""
-    with pytest.raises(
-        ValueError, match=r"rollout\.stop.*has the special token '<(eos|pad)>' and more.*stop at '<(eos|pad)>' alone"
-    ):
+    with pytest.raises(ValueError, match=r"rollout\.stop.*has the special token '<...>' and more.*stop at '<...>' alone"):
         HFSampler(tiny("llama")).generate(prompts(1), 1, Sampling(max_new_tokens=4, stop=("a", stop)))
 
 
