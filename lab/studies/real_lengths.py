@@ -76,7 +76,7 @@ def verdicts(runs: dict[tuple[str, str], dict[int, Run]]) -> str:
         auto = runs.get((setting, "auto"), {})
         rewards = [{seed: run["reward"] for seed, run in each.items()} for each in (by_seed, auto)]
         difference = "" if variant == "auto" else spell(interval(paired(*rewards)), "+z.3f")
-        means = (spell(interval([run[name] for run in by_seed.values()]), ".2g") for name in ("range", "spread", "length"))
+        means = (spell(interval([run[name] for run in by_seed.values()]), "z.2g") for name in ("range", "spread", "length"))
         reward = spell(interval(list(rewards[0].values()), (0, 1)))
         rows.append([f"{setting}, {variant}", str(len(by_seed)), reward, difference, *means])
     slopes = {name: interval(exponents(runs, name)) for name in ("range", "spread")}
