@@ -5,59 +5,18 @@ from types import SimpleNamespace
 import pytest
 
 import gspo
-from gspo.agents.art_compat import ELSEWHERE, NOTHING, OURS, adapters, in_arts_names, settings
+from gspo.agents.art_compat import ELSEWHERE, NOTHING, adapters, in_arts_names, settings
 from gspo.config.names import all_keys
 
-# What ART's public classes and functions take, by version, with their defaults; None where a TypedDict has none.
-# tests/serving/test_art.py compares it with the version that is installed.
-BOTH = {
-    "learning_rate": 5e-6, "kl_penalty_coef": 0.0, "kl_penalty_reference_step": None, "kl_ref_adapter_path": None,
-    "epsilon": None, "epsilon_high": None, "advantage_balance": 0.0, "scale_rewards": True,
-    "importance_sampling_level": "token", "max_negative_advantage_importance_sampling_weight": None,
-    "mask_prob_ratio": False, "kimi_k2_tau": None, "precalculate_logprobs": False,
-    "allow_training_without_logprobs": False, "plot_tensors": False, "truncated_importance_sampling": None,
-    "scale_learning_rate_by_reward_std_dev": False, "logprob_calculation_chunk_size": 1024,
-    "num_trajectories_learning_rate_multiplier_power": 0.0, "save_checkpoint": True, "verbose": False,
-}  # fmt: skip
-LOCAL_BACKEND = {
-    "0.5.17": BOTH | {"ppo": False},
-    "0.5.18": BOTH | {
-        "loss_fn": "cispo", "loss_fn_config": None, "normalize_advantages": True, "adam_params": None,
-        "packed_sequence_length": None,
-    },
-}  # fmt: skip
-TRAIN_CONFIG = {
-    "0.5.17": {"learning_rate": 5e-6, "kl_penalty_coef": 0.0},
-    "0.5.18": {"learning_rate": 5e-6, "kl_penalty_coef": 0.0, "grad_accumulation_sequences": None},
-}
-OF_DEV = {*BOTH} - {"learning_rate", "kl_penalty_reference_step", "save_checkpoint", "verbose"} | {"ppo"}
-DEV_TRAIN_CONFIG = {
-    "0.5.17": OF_DEV,
-    "0.5.18": OF_DEV | {
-        "packed_sequence_length", "moe_routing_replay_path", "moe_routing_replay_bundle", "moe_routing_replay_strict",
-    },
-}  # fmt: skip
-VERSIONS = [*LOCAL_BACKEND]
 
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_arts_defaults_are_taken(version):
-    config = SimpleNamespace(**TRAIN_CONFIG[version])
-    assert settings(config, {}) == gspo.TrainCall(5e-6)
-    assert settings(config, {"_config": {"importance_sampling_level": "sequence"}}) == gspo.TrainCall(5e-6, "sequence")
-    given = LOCAL_BACKEND[version] | {"importance_sampling_level": "sequence"}
-    assert settings(None, given) == gspo.TrainCall(5e-6, "sequence")
-    assert DEV_TRAIN_CONFIG[version] <= {*ELSEWHERE, *OURS}
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_any_other_value_is_refused_by_name(version):
-    names = {*LOCAL_BACKEND[version], *TRAIN_CONFIG[version], *DEV_TRAIN_CONFIG[version]} - {*OURS}
-    for name in names:
-        with pytest.raises(ValueError, match=rf"^{name} = 0.123: "):
-            settings(None, {name: 0.123})
-        with pytest.raises(ValueError, match=rf"^{name} = 0.123: "):
-            settings(None, {"_config": {name: 0.123}})
+def test_a_value_without_effect_is_taken_and_any_other_refused_by_name():
+    """tests/serving/test_art.py compares them with ART's own."""
+    for name, (neutral, _) in ELSEWHERE.items():
+        for given in ({name: neutral}, {"_config": {name: neutral}}):
+            assert settings(None, given) == gspo.TrainCall()
+        for given in ({name: 0.123}, {"_config": {name: 0.123}}):
+            with pytest.raises(ValueError, match=rf"^{name} = 0.123: "):
+                settings(None, given)
 
 
 def test_what_is_taken():

@@ -1,7 +1,6 @@
 import asyncio
 import copy
 import json
-from concurrent.futures import Future
 
 import pytest
 import torch
@@ -11,9 +10,8 @@ from gspo.agents.tool_calls import UnknownConvention
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
 from gspo.types import Rollout
-from tests.agents.talking import TOOLS, chat, tokenizer
-
-ASK = [{"role": "user", "content": "what is in the box"}]
+from tests.agents.talking import TOOLS, Job, chat, tokenizer
+from tests.agents.tools import ASK, MORE
 
 
 class Says:
@@ -36,9 +34,7 @@ class Says:
             torch.where(sampled, 1, -1), stop,
         )  # fmt: skip
         self.asked.append((seed, sampling))
-        future = Future()
-        future.set_result(rollout)
-        return type("Job", (), {"future": future, "cancel": lambda self: None})()
+        return Job(rollout)
 
 
 def turns(talk, *requests, tools=()):
@@ -62,9 +58,6 @@ def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said,
     assert list(second.rollout.prompt.tokens[: len(before)]) == before and second.prompt_text.startswith(first.text)
     if not spelled:  # what stands between the turns is read to the letter
         assert talk.encoder.tokenizer.decode(second.rollout.prompt.tokens) == second.prompt_text
-
-
-MORE = {"role": "user", "content": "go on"}
 
 
 def two_turns(first, *, history=ASK, ended="eos", following=(MORE,)):

@@ -43,16 +43,9 @@ def slow(seconds: float) -> str:
 
 class Sums(ToolEnvironment):
     functions = (add, later, slow)
-    tool_timeout = PATIENCE
 
     async def end(self, answer):
         return float(answer == self.row["value"])
-
-
-class Hurried(Sums):
-    """Its tools have no time."""
-
-    tool_timeout = 0.1
 
 
 def answer(*calls, **more):
@@ -60,8 +53,10 @@ def answer(*calls, **more):
     return {"role": "assistant", "content": ""} | ({"tool_calls": made} if made else {}) | more
 
 
-def step(given, make=Sums, **row):
-    return asyncio.run(make({"prompt": "1 + 2?", "value": "3"} | row).step(given))
+def step(given, environment=None, timeout=PATIENCE):
+    environment = environment or Sums({"prompt": "1 + 2?", "value": "3"})
+    environment.tool_timeout = timeout
+    return asyncio.run(environment.step(given))
 
 
 def test_tools_are_described_by_their_hints_and_docstrings():
@@ -92,7 +87,7 @@ def test_what_goes_wrong_is_told_to_the_policy():
         ("add", "oops", "error: JSONDecodeError", "errors"),
         ("slow", '{"seconds": 1000}', "error: slow took more than 0.1 seconds", "timeouts"),
     ):
-        found = step(answer((name, arguments)), make=Hurried if counted == "timeouts" else Sums)
+        found = step(answer((name, arguments)), timeout=0.1 if counted == "timeouts" else PATIENCE)
         assert found.messages[0]["content"].startswith(told) and found.metrics == {"tools/calls": 1, f"tools/{counted}": 1}
     found = step(answer(malformed="no end"))
     assert found.messages == [{"role": "tool", "content": "error: no call could be read: no end"}]
@@ -129,10 +124,7 @@ def test_no_plain_tool_waits_for_another():
 
 
 def hang(row):
-    class Late(Doors):
-        tool_timeout = 0.1
-
-    assert asyncio.run(Late(row).step(answer(("hold", "{}")))).metrics["tools/timeouts"] == 1
+    assert step(answer(("hold", "{}")), Doors(row), 0.1).metrics["tools/timeouts"] == 1
 
 
 def test_a_tool_that_hangs_keeps_no_program_from_ending():
@@ -173,7 +165,7 @@ def test_whatever_a_tool_raises_is_its_own_error():
         ("fall_later", SystemExit(1)),
         ("fall_later", TimeoutError(1)),
     ):
-        found = asyncio.run(Falls({"error": error}).step(answer((tool, "{}"))))
+        found = step(answer((tool, "{}")), Falls({"error": error}))
         assert found.messages[0]["content"] == f"error: {type(error).__name__}: 1"
         assert found.metrics == {"tools/calls": 1, "tools/errors": 1}
 

@@ -171,26 +171,29 @@ def test_an_environment_that_fails_is_data():
     assert rollout.reward is None and rollout.error.startswith("environment: its reward is ")
 
 
-def trained(folder, environment, **rollout):
-    """Two steps in an environment."""
-    hf, rows = tiny(), [{"prompt": f"say a, {i}"} for i in range(8)]
+def trained(folder, environment, steps=2, resume=False, rows=8, **sections):
+    """A run in an environment."""
+    hf = tiny()
     return gspo.train(
-        hf.model, rows, tokenizer=hf.tokenizer, train={"steps": 2}, log={"dir": str(folder)},
-        task={"environment": f"{__name__}:{environment}"},
-        rollout={"num_prompts": 2, "num_generations": 4, "max_completion_length": 8} | rollout,
+        hf.model, [{"prompt": f"say a, {i}"} for i in range(rows)], tokenizer=hf.tokenizer, resume=resume,
+        train={"steps": steps, "save_every": 4}, log={"dir": str(folder)}, task={"environment": f"{__name__}:{environment}"},
         algorithm={"name": "gspo_token", "credit": "turn", "mini_batches": 1},
+        **{"rollout": {"num_prompts": 2, "num_generations": 4, "max_completion_length": 8}} | sections,
     )  # fmt: skip
+
+
+def lines(folder, name):
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
 
 
 def test_a_run_goes_on_where_episodes_cannot_begin(tmp_path):
     assert trained(tmp_path / "run", "Shut").metrics["step"] == 2
-    lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
-    assert any("no such room" in (line["error"] or "") for line in lines)
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    rollouts, events = (lines(tmp_path / "run", name) for name in ("rollouts", "events"))
+    assert any("no such room" in (line["error"] or "") for line in rollouts)
     (prompt,) = (event for event in events if event["kind"] == "prompt")  # what stood before the first turn
     assert prompt["step"] == 1 and "say a" in prompt["text"]
-    unanswered = [line for line in lines if not line["completion"]]
-    assert unanswered and not any("tokens" in line for line in unanswered) and any("tokens" in line for line in lines)
+    unanswered = [line for line in rollouts if not line["completion"]]
+    assert unanswered and not any("tokens" in line for line in unanswered) and any("tokens" in line for line in rollouts)
 
 
 class Locked(Quiz):
@@ -230,29 +233,21 @@ def test_a_metric_named_like_the_episodes_own_numbers_is_left_out_and_told_once(
     with logs() as told:
         rollout = played(("a", "eos"), make=Counts, times=3)
     assert rollout.reward == 1.0 and rollout.reward_parts == {"reward": 1.0, "turns": 1.0, "looks": 3.0}
-    assert {one.split(",")[0] for one in told} == {
-        f"the environment gives a metric {name!r}" for name in ("reward", "turns")
-    }
-    assert len(told) == 2
+    assert sorted(one.split(",")[0].split()[-1] for one in told) == ["'reward'", "'turns'"]
 
 
 def test_whole_runs_learn_from_an_environment_and_resume(tmp_path):
-    hf = tiny()
-    rows = [{"prompt": f"say a, {i}"} for i in range(40)]
     sections = {
-        "task": {"environment": f"{__name__}:Quiz"},
-        "rollout": {"num_prompts": 4, "num_generations": 8, "max_completion_length": 8},
-        "algorithm": {"name": "gspo_token", "credit": "turn", "mini_batches": 1}, "optimizer": {"lr": 1e-2},
-        "eval": {"every": 8, "num_prompts": 4}, "log": {"dir": str(tmp_path / "run")},
+        "rollout": {"num_prompts": 4, "num_generations": 8, "max_completion_length": 8}, "optimizer": {"lr": 1e-2},
+        "eval": {"every": 8, "num_prompts": 4},
     }  # fmt: skip
-    gspo.train(hf.model, rows, tokenizer=hf.tokenizer, train={"steps": 8, "save_every": 4}, **sections)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "loss" in line]
+    trained(tmp_path / "run", "Quiz", 8, rows=40, **sections)
+    metrics = lines(tmp_path / "run", "metrics")
+    steps = [line for line in metrics if "loss" in line]
     assert all(line["mismatch/prob_max"] < 1e-4 and line["reward/turns"] == 2 for line in steps)
-    assert steps[-1]["reward"] > steps[0]["reward"] and lines[-1]["eval/reward"] > 0
-    rollouts = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
-    assert all(len(row["advantage"]) == 2 and len(row["dialogue"]) == 4 for row in rollouts)
-    again = gspo.train(hf.model, rows, tokenizer=hf.tokenizer, train={"steps": 9, "save_every": 4}, resume=True, **sections)
+    assert steps[-1]["reward"] > steps[0]["reward"] and metrics[-1]["eval/reward"] > 0
+    assert all(len(row["advantage"]) == 2 and len(row["dialogue"]) == 4 for row in lines(tmp_path / "run", "rollouts"))
+    again = trained(tmp_path / "run", "Quiz", 9, resume=True, rows=40, **sections)
     assert again.finished and again.metrics["step"] == 9
 
 

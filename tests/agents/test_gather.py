@@ -81,9 +81,8 @@ def test_as_many_at_once_as_asked_for(at_once):
         now -= 1
         return gspo.Trajectory([], 0.0)
 
-    gathered(
-        [[counted() for _ in range(5)] for _ in range(2)], at_once=at_once, progress=lambda *told: progress.append(told)
-    )
+    runs = [[counted() for _ in range(5)] for _ in range(2)]
+    gathered(runs, at_once=at_once, progress=lambda *told: progress.append(told))
     assert most == (at_once or 10) and progress == [("agent", n, 10) for n in range(1, 11)]
     with pytest.raises(RuntimeError):  # those that never began are closed, so Python has nothing to warn of
         gathered([[run("a", ValueError("x"))], [run(name) for name in "bcdef"]], at_once=1)

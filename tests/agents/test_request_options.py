@@ -18,6 +18,8 @@ def test_what_cannot_be_done_is_refused():
         ({"presence_penality": 0}, "did you mean presence_penalty"),
         ({"temprature": 1}, "did you mean temperature"),
         ({"guided_regex": "a*"}, "guided_regex"),
+        ({"min_p": False}, "min_p = False cannot be granted"),
+        ({"echo": 0}, "echo = 0 cannot be granted"),
     ):
         with pytest.raises(ValueError, match=named):
             check_granted({"user": "me"} | options, ("temperature",))

@@ -9,7 +9,7 @@ import torch
 from gspo.agents.calls import Call
 from gspo.agents.matching import matched
 from gspo.agents.token_tree import merge_turns
-from gspo.agents.trajectories import History, Trajectory, TrajectoryGroup
+from gspo.agents.trajectories import History, Trajectory, TrajectoryGroup, plain
 from gspo.data.messages import content_of
 from gspo.types import Prompt, Rollout
 from tests.agents.talking import TEMPLATES, TOOLS, WORDS, chat
@@ -63,10 +63,6 @@ async def conversation(rng, talk):
         else:
             items.append({"role": "user", "content": "go on, " + rng.choice(WORDS.split())})
     return Trajectory(items, reward=rng.random(), additional_histories=others), sampled
-
-
-def plain(item):
-    return item.get("message", item)
 
 
 def path(rollout, at):

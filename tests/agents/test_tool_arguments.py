@@ -1,13 +1,9 @@
-import copy
 import json
 from itertools import product
 
 from gspo.agents.tool_arguments import Untyped, typed
 from gspo.agents.tool_calls import convention
-from gspo.config.rollout import TaskConfig
-from gspo.data.chat_template import Encoder
-from tests.agents.talking import tokenizer
-from tests.agents.tool_templates import BARE, FAMILIES
+from tests.agents.tool_templates import BARE, FAMILIES, written
 
 TEXTS = ["12345", "1.5", "-0", "1e5", "NaN", "true", "True", "null", "None", '{"a": 1}', "[1, 2]", '"quoted"', "", " 1 "]
 VALUES = {
@@ -29,14 +25,8 @@ def test_arguments_of_every_type_come_back_as_they_were(subtests):
     """Rendered by a template with the family's marks, with the schemas of the tool that is called."""
     for family, type in product(FAMILIES | BARE, VALUES):
         with subtests.test(family=family, type=type):
-            wrapped = copy.copy(tokenizer("chatml"))
-            wrapped.chat_template = template = (FAMILIES | BARE)[family]
-            encoder = Encoder(wrapped, TaskConfig())
-            asked = [{"role": "user", "content": "hi"}]
             arguments = {f"k{i}": value for i, value in enumerate(VALUES[type])}
-            call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
-            whole = encoder.render([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
-            words = whole.removeprefix(encoder.render(asked, add_generation_prompt=True)).removesuffix("<|eos|>")
+            words, template = written(family, "", [("f", arguments)])
             ((name, found),) = typed(convention(template)(words)[1], [tool({key: {"type": type} for key in arguments})])
             assert name == "f" and same(found, arguments)
 

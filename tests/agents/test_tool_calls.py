@@ -5,10 +5,8 @@ import pytest
 
 from gspo.agents.tool_arguments import typed
 from gspo.agents.tool_calls import CONVENTIONS, Malformed, bare, convention
-from gspo.config.rollout import TaskConfig
-from gspo.data.chat_template import Encoder
 from tests.agents.talking import CHATML, HEADERS, tokenizer
-from tests.agents.tool_templates import BARE, FAMILIES
+from tests.agents.tool_templates import BARE, FAMILIES, written
 
 tagged, functions, listed = (CONVENTIONS[mark] for mark in ("<tool_call>", "<function=", "[TOOL_CALLS]"))
 
@@ -72,15 +70,7 @@ def test_what_a_family_writes_is_read_back(subtests):
     for family, calls, beside in product([*FAMILIES, *BARE], (TWO, TWO[:1], []), ("", "I look.")):
         with subtests.test(family=family, calls=len(calls), beside=beside):
             beside = "" if family in BARE and calls else beside
-            wrapped = copy.copy(tokenizer("chatml"))
-            wrapped.chat_template = template = (FAMILIES | BARE)[family]
-            encoder = Encoder(wrapped, TaskConfig())
-            asked = [{"role": "user", "content": "hi"}]
-            turn = {"role": "assistant", "content": beside}
-            if calls:
-                turn["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": a}} for name, a in calls]
-            begun, whole = encoder.render(asked, add_generation_prompt=True), encoder.render([*asked, turn])
-            words = whole.removeprefix(begun).removesuffix("<|eos|>")
+            words, template = written(family, beside, calls)
             before, found = convention(template)(words)
             assert (before, typed(found, ())) == (beside, calls)
 

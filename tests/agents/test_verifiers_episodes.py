@@ -1,7 +1,6 @@
 """Environments of `verifiers`, played for real by tiny models: tokens, rewards, tools, faults as data, whole runs."""
 
 import asyncio
-import json
 import threading
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from gspo.rollout.external import AlreadyScored
 from gspo.rollout.stages import TASK, Curriculum
 from gspo.types import Prompt, Sampling
 from tests.agents.talking import tokenizer
-from tests.agents.test_episodes import Scripted, call
+from tests.agents.test_episodes import Scripted, call, lines
 from tests.agents.test_token_tree import path
 from tests.leap import leap
 from tests.patience import PATIENCE
@@ -203,10 +202,6 @@ def run(folder, resume=False, **changes):
     return gspo.train(hf.model, tokenizer=hf.tokenizer, resume=resume, **sections)
 
 
-def lines(folder, name):
-    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-
-
 def test_a_whole_run_and_its_evaluation(tmp_path):
     task = {"eval_split": "test", "size": 16}
     result = run(tmp_path / "run", task=task, train={"save_every": 1})
@@ -215,12 +210,9 @@ def test_a_whole_run_and_its_evaluation(tmp_path):
     assert len(rollouts) == 32 and all(row["prompt"][-1]["content"].startswith("train: say a") for row in rollouts)
     parts = [row["reward_parts"] for row in rollouts]
     assert [row["reward"] for row in rollouts] == pytest.approx([part["share"] + part["upper"] / 2 for part in parts])
-    metrics, groups = gspo.evaluate(
-        config={
-            "model": {"path": str(tmp_path / "run" / "model")}, "eval": {"num_prompts": 3, "max_completion_length": 8},
-            "task": {"source": "verifiers:vf-letters", "eval_split": "test"},
-        }
-    )  # fmt: skip
+    asked = {"task": {"source": "verifiers:vf-letters", "eval_split": "test"}, "eval": {"num_prompts": 3}}
+    asked["eval"]["max_completion_length"] = 8
+    metrics, groups = gspo.evaluate(config=asked | {"model": {"path": str(tmp_path / "run" / "model")}})
     assert metrics["eval/prompts"] == 3 and 0 <= metrics["eval/reward"] <= 1.5
     assert [group.prompt.messages[-1]["content"] for group in groups] == [f"test: say a, {i}" for i in range(3)]
     again = run(tmp_path / "run", resume=True, task=task, train={"save_every": 1, "steps": 3})

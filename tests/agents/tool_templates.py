@@ -1,5 +1,11 @@
 """Small chat templates with the marks of the families in use, as far as a turn with tool calls goes."""
 
+import copy
+
+from gspo.config.rollout import TaskConfig
+from gspo.data.chat_template import Encoder
+from tests.agents.talking import tokenizer
+
 _CALLS = "{%- for call in message.tool_calls or [] %}{% set f = call.function %}"
 _TURN = (
     "{%- for message in messages %}{%- if message.role == 'assistant' %}<|assistant|>{{ message.content }}"
@@ -94,3 +100,15 @@ BARE = {
     "llama 3": _turn('{"name": "{{ f.name }}", "parameters": ' + _JSON + "}"),
     "llama 4": _turn('{"name": "{{ f.name }}", "parameters": ' + _JSON + "}\n", "<|python_start|>", "<|python_end|>"),
 }
+
+
+def written(family, content, calls):
+    """What a turn with these calls, names with arguments, is by the template of a family; and the template."""
+    wrapped = copy.copy(tokenizer("chatml"))
+    wrapped.chat_template = template = (FAMILIES | BARE)[family]
+    encoder, asked = Encoder(wrapped, TaskConfig()), [{"role": "user", "content": "hi"}]
+    turn = {"role": "assistant", "content": content}
+    if calls:
+        turn["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": a}} for name, a in calls]
+    whole = encoder.render([*asked, turn])
+    return whole.removeprefix(encoder.render(asked, add_generation_prompt=True)).removesuffix("<|eos|>"), template

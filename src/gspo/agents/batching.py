@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gspo.interfaces import Job, Sampler
-from gspo.types import Prompt, Rollout, Sampling
+from gspo.types import Rollout, Sampling
 
 # A batch closes after WINDOW seconds without a new request. While it is smaller than the largest of the last four batches,
 # it waits for SHARE of the last batch's duration if that is longer: a request that misses a batch waits for all of it.
@@ -88,10 +88,9 @@ class Batching:
             self._patience = max(WINDOW, SHARE * (time.monotonic() - begin))
 
     def _sample(self, sampling: Sampling, together: list[Waiting]) -> None:
-        prompts: list[Prompt] = [waiting.begun.prompt for waiting in together]
+        prompts, seeds = [waiting.begun.prompt for waiting in together], tuple(waiting.seed for waiting in together)
         try:
             with self.still:
-                seeds = tuple(waiting.seed for waiting in together)
                 rollouts = self.sampler.generate(prompts, 1, replace(sampling, seed=seeds))
         except Exception as error:  # re-raised by each future
             for waiting in together:

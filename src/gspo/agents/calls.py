@@ -22,29 +22,17 @@ CALL, MESSAGE, TOKEN = 8000, 1500, 40
 
 @dataclass(frozen=True)
 class Call:
-    """One turn of the policy, with the prompt that it answers.
-
-    Attributes:
-        id: Id of the turn.
-        messages: The messages as requested.
-        message: The turn as a chat message.
-        rendered: The messages, with the policy's earlier turns worded as they were sampled.
-        prompt_text: Text of the prompt.
-        sampled_text: Text of all sampled tokens.
-        words: `sampled_text` without the token that ended it, as a chat template shows it.
-        rollout: Tokens of prompt and completion, unscored.
-        untrainable: Why the call cannot be trained on; empty if it can.
-    """
+    """One turn of the policy, with the prompt that it answers."""
 
     id: str
-    messages: Sequence[Message]
-    message: Message
-    rendered: Sequence[Message]
+    messages: Sequence[Message]  # as requested
+    message: Message  # the turn
+    rendered: Sequence[Message]  # `messages`, with the policy's earlier turns worded as they were sampled
     prompt_text: str
-    sampled_text: str
-    words: str
-    rollout: Rollout
-    untrainable: str = ""
+    sampled_text: str  # of all sampled tokens
+    words: str  # `sampled_text` without the token that ended it, as a chat template shows it
+    rollout: Rollout  # prompt and completion, unscored
+    untrainable: str = ""  # why it cannot be trained on; empty if it can
 
     @property
     def sampled(self) -> int:
@@ -58,13 +46,9 @@ class Call:
 
 
 def follow(trace: bytes, message: Message) -> bytes:
-    """Hash of a conversation after one more message, chained from the hash so far (b"" at the start). Conversations with the
-    same messages (role, text and tool calls) have the same hash.
-    """
-    calls = []
-    for function in functions_of(message):
-        arguments = function.get("arguments", "")
-        calls.append([function.get("name"), arguments if isinstance(arguments, str) else json.dumps(arguments)])
+    """Hash of a conversation (roles, texts and tool calls) after one more message, from the hash so far (b"" at first)."""
+    named = [(function.get("name"), function.get("arguments", "")) for function in functions_of(message)]
+    calls = [(name, given if isinstance(given, str) else json.dumps(given)) for name, given in named]
     key = role_of(message), content_of(message), calls
     return hashlib.sha256(trace + json.dumps(key).encode()).digest()
 
@@ -120,8 +104,7 @@ class Calls:
 
     def get(self, id: str) -> Call | None:
         """The call with this id, or None."""
-        kept = self._by_id.get(id)
-        return None if kept is None else kept.call
+        return kept.call if (kept := self._by_id.get(id)) else None
 
     def ending(self, trace: bytes) -> list[Call]:
         """The calls whose conversation, including their own turn, has the hash `trace` (see `follow`); newest first."""

@@ -56,8 +56,6 @@ class Chat:
     """The policy as a chat model.
 
     Args:
-        completer: Samples the completions.
-        encoder: Applies the model's chat template.
         sampling: Sampling parameters of training.
         context: Context length in tokens; None: no limit.
 
@@ -75,20 +73,33 @@ class Chat:
     async def turn(
         self, messages: Sequence[Message], tools: Tools = (), options: TurnOptions = TurnOptions(), n: int = 1, id: str = ""
     ) -> list[Call]:
-        """Samples `n` turns.
+        """Samples `n` turns, with options that differ from training. Raises ValueError if the messages cannot be read.
 
         Args:
-            messages: The conversation so far.
             tools: The tools that the policy may call, as JSON schemas.
-            options: Sampling options that differ from training.
-            n: Number of turns.
             id: Prefix of their ids `id`-0, `id`-1 ...; empty: call-turn-NUMBER. Some templates show the model the ids of its
                 tool calls, so reproducible sampling needs the same ids.
-
-        Raises:
-            ValueError: The messages cannot be read.
         """
-        return await self._sample(self.encoded(messages, tools), options, n, id, tools)
+        asked = self.encoded(messages, tools)
+        if not asked.tokens:
+            raise ValueError("the prompt has no tokens to continue from")
+        number = next(self._count)
+        id = id or f"call-turn-{number}"
+        sampling = self._sampling(options, len(asked.tokens))
+        prompt = Prompt(id, list(messages), asked.tokens)
+        assert isinstance(self.sampling.seed, int)
+        seed = [self.sampling.seed, number if options.seed is None else options.seed]
+        seeds = np.random.SeedSequence(seed).generate_state(n).tolist()
+        jobs = [self.completer.begin(Rollout.begun(prompt), call_seed, sampling) for call_seed in seeds]
+        try:
+            rollouts = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+        except BaseException:  # the client disconnected, or the sampler failed
+            for job in jobs:
+                job.cancel()
+            raise
+        calls = [self._call(f"{id}-{i}", asked, rollout, tools, sampling) for i, rollout in enumerate(rollouts)]
+        self.calls.add(*calls)
+        return calls
 
     def encoded(self, messages: Sequence[Message], tools: Tools = ()) -> Encoded:
         """The policy's prompt."""
@@ -111,7 +122,8 @@ class Chat:
                 rendered = [*call.rendered, {"role": "assistant", "content": call.words}, *readable[at + 1 :]]
                 text = self._text(rendered, tools)
                 if text.startswith(call.text):
-                    return Encoded(messages, rendered, text, self._tokens(call, text))
+                    following = self.encoder.bare(text[len(call.text) :])
+                    return Encoded(messages, rendered, text, (*call.rollout.tokens.tolist(), *following))
         text = self._text(readable, tools)
         return Encoded(messages, readable, text, tuple(self.encoder.bare(text)))
 
@@ -119,31 +131,6 @@ class Chat:
         begun = messages[-1].get("role") == "assistant"  # an unfinished turn to continue
         options = {"tools": list(tools)} if tools else {}
         return self.encoder.render(messages, add_generation_prompt=not begun, continue_final_message=begun, **options)
-
-    def _tokens(self, call: Call, text: str) -> tuple[int, ...]:
-        """The tokens of a call, and those of the text that follows it."""
-        return (*call.rollout.tokens.tolist(), *self.encoder.bare(text[len(call.prompt_text + call.sampled_text) :]))
-
-    async def _sample(self, asked: Encoded, options: TurnOptions, n: int, id: str, tools: Tools = ()) -> list[Call]:
-        if not asked.tokens:
-            raise ValueError("the prompt has no tokens to continue from")
-        number = next(self._count)
-        id = id or f"call-turn-{number}"
-        sampling = self._sampling(options, len(asked.tokens))
-        prompt = Prompt(id, list(asked.messages), asked.tokens)
-        seed = options.seed if options.seed is not None else number
-        assert isinstance(self.sampling.seed, int)
-        seeds = np.random.SeedSequence([self.sampling.seed, seed]).generate_state(n).tolist()
-        jobs = [self.completer.begin(Rollout.begun(prompt), call_seed, sampling) for call_seed in seeds]
-        try:
-            rollouts = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
-        except BaseException:  # the client disconnected, or the sampler failed
-            for job in jobs:
-                job.cancel()
-            raise
-        calls = [self._call(f"{id}-{i}", asked, rollout, tools, sampling) for i, rollout in enumerate(rollouts)]
-        self.calls.add(*calls)
-        return calls
 
     def _sampling(self, options: TurnOptions, size: int) -> Sampling:
         """Sampling parameters for a prompt of `size` tokens. Raises TooLong if it leaves no room for a turn."""

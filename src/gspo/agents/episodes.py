@@ -37,16 +37,15 @@ class WholeEpisodes:
     Episodes run concurrently in an event-loop thread and continue across weight updates: each turn is sampled with the
     weights of its time. A context manager; on exit, running episodes are cancelled.
 
-    Args:
-        sampler: Takes the weight updates.
-        completer: Samples the turns one at a time, with the weights of `sampler`.
-        encoder: Applies the chat template.
-        context: Context length of the model in tokens; None: no limit.
+    `sampler` takes the weight updates, `completer` samples the turns one at a time with its weights. context: the model's
+    context length in tokens; None: no limit.
     """
 
-    def __init__(self, sampler: Sampler, completer: StreamingCompleter, encoder: Encoder, context: int | None) -> None:
+    def __init__(
+        self, sampler: Sampler, completer: StreamingCompleter, encoder: Encoder, context: int | None, task: TaskConfig
+    ) -> None:
         self.sampler, self.completer, self.encoder, self.context = sampler, completer, encoder, context
-        self._loop = LoopThread()
+        self.task, self._loop = task, LoopThread()
         self._left_out: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -107,9 +106,7 @@ class WholeEpisodes:
             await cancelled(tasks)  # they release their resources before the next step
 
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
-        """Starts an episode for the prompt of `so_far`; a finished `so_far` is returned as it is. An environment's state
-        cannot be saved, so a running episode reports no partial result.
-        """
+        """Starts an episode for the prompt of `so_far`, or returns a finished one. A running one has no partial result."""
         future: Future[Rollout] = Future()
         if so_far.stop:
             future.set_result(so_far)
@@ -145,14 +142,7 @@ class WholeEpisodes:
 
 
 class Episodes(WholeEpisodes):
-    """Episodes scored by gspo's own environments. If an environment fails, the rollout has no reward, and the reason as its
-    `error`.
-
-    Args:
-        sampler, completer, encoder, context: See WholeEpisodes.
-        task: Names the prompt's column, and limits the turns of an episode and the seconds of each step.
-        make: Creates an environment from a row.
-    """
+    """Episodes of gspo's own environments, which `make` creates from rows. A failed one has an `error` and no reward."""
 
     def __init__(
         self,
@@ -163,8 +153,8 @@ class Episodes(WholeEpisodes):
         task: TaskConfig,
         make: Callable[[Mapping[str, Any]], Environment],
     ) -> None:
-        super().__init__(sampler, completer, encoder, context)
-        self.task, self.make = task, make
+        super().__init__(sampler, completer, encoder, context, task)
+        self.make = make
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         return await Episode(self, self._chat(sampling), prompt, seed).play()
@@ -237,11 +227,7 @@ class Episode:
         rollout = merge_turns(replace(self.prompt, tokens=first.tokens), list(enumerate(self.calls)))
         own: Parts = {"reward": reward, "turns": float(len(self.calls)), **self.limits}
         return replace(
-            rollout,
-            reward=reward,
-            reward_parts=self.episodes.parts(own, self.metrics),
-            turn_rewards=None if reward is None else tuple(self.rewards),
-            text=self.calls[-1].words,
-            dialogue=tuple(self.dialogue),
-            error=error,
-        )
+            rollout, reward=reward, reward_parts=self.episodes.parts(own, self.metrics),
+            turn_rewards=None if reward is None else tuple(self.rewards), text=self.calls[-1].words,
+            dialogue=tuple(self.dialogue), error=error,
+        )  # fmt: skip

@@ -26,19 +26,12 @@ TWICE = "it was in another trajectory, or trained on, before"
 
 @dataclass
 class Matched:
-    """The result of matching trajectories with stored calls.
+    """The result of matching trajectories with stored calls."""
 
-    Attributes:
-        groups: Groups with something to train on.
-        left_out: Number of turns left out, by reason.
-        unusable: Number of trajectories left out, by reason.
-        calls: Ids of the calls to train on.
-    """
-
-    groups: list[Group] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
-    unusable: Counter[str] = field(default_factory=Counter)
-    calls: set[str] = field(default_factory=set)
+    groups: list[Group] = field(default_factory=list)  # with something to train on
+    left_out: Counter[str] = field(default_factory=Counter)  # number of turns left out, by reason
+    unusable: Counter[str] = field(default_factory=Counter)  # number of trajectories left out, by reason
+    calls: set[str] = field(default_factory=set)  # ids of the calls to train on
 
     def reasons(self) -> str:
         """Everything that was left out, as text."""
@@ -48,13 +41,8 @@ class Matched:
 
 
 def matched(groups: Iterable[TrajectoryGroup], calls: Calls, trained: set[str], oldest: int) -> Matched:
-    """Converts groups of trajectories to groups of rollouts.
-
-    Args:
-        groups: Groups of trajectories.
-        calls: Cache of the policy's calls.
-        trained: Ids of calls that were trained on before.
-        oldest: Oldest weight version whose tokens may be trained on.
+    """Converts groups of trajectories to groups of rollouts. trained: ids of calls that were trained on before. oldest: the
+    oldest weight version whose tokens may be trained on.
     """
     result = Matched()
     for number, group in enumerate(groups):

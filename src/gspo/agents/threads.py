@@ -12,9 +12,7 @@ Result = TypeVar("Result")
 
 
 def begin(call: Callable[[], Result]) -> Future[Result]:
-    """Runs a call in its own daemon thread, with a copy of the current context variables. The future receives its result or
-    exception; cancelling the future does not stop the call. Raises RuntimeError if no thread can be started.
-    """
+    """Runs a call in its own daemon thread, with the current context variables. Cancelling the future does not stop it."""
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()  # from here on, `cancel` has no effect
     context = copy_context()

@@ -31,13 +31,8 @@ class UnknownConvention(ValueError):
 
 @dataclass(frozen=True)
 class Marked:
-    """A format with calls between two markers.
-
-    Attributes:
-        opens: Marker before a call, or before several.
-        closes: Marker behind it; empty: the next one, or the end.
-        read: Parses what is between them.
-        begins: Marker before the first of all calls, if it is not `opens`. Templates put text only before it.
+    """A format with calls between two markers, which `read` parses. closes: empty for the next one, or the end. begins: the
+    marker before the first of all calls, if it is not `opens`; templates put text only before it.
     """
 
     opens: str

@@ -24,20 +24,13 @@ GRANTED = {
 
 
 class Playing:
-    """A running episode.
-
-    Attributes:
-        clock: Timeout of `limit` seconds for the environment; paused while the policy samples.
-        calls: The policy's turns, by the id of their trace.
-        full: Whether a turn was refused because the context was full.
-        lost: Error of the sampler after which the run cannot continue, or None.
-    """
+    """A running episode."""
 
     def __init__(self, chat: Chat, seed: int, limit: float) -> None:
         self.chat, self.seed, self.limit = chat, seed, limit
-        self.clock = asyncio.timeout(limit)
-        self.calls: dict[str, list[Call]] = defaultdict(list)
-        self.full = False
+        self.clock = asyncio.timeout(limit)  # of the environment, in seconds; paused while the policy samples
+        self.calls: dict[str, list[Call]] = defaultdict(list)  # the policy's turns, by the id of their trace
+        self.full = False  # whether a turn was refused because the context was full
         self.lost: SamplerError | UnknownConvention | None = None  # ends the run
         self._requests = self._pending = 0
 

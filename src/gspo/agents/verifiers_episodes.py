@@ -79,25 +79,20 @@ def check(task: TaskConfig) -> None:
 
 class VerifiersEpisodes(WholeEpisodes):
     """Episodes scored by environments of verifiers. A failed episode has no reward, and the reason as its `error`.
-
-    A context manager: it starts and stops what environments share (tool servers).
-
-    Args:
-        sampler, completer, encoder, context: See WholeEpisodes.
-        task: `step_timeout` limits the seconds that an environment may take between two requests to the policy, and for its
-            rewards.
+    `task.step_timeout` limits the seconds that an environment takes between two requests to the policy, and for its rewards.
+    As a context manager it starts and stops what environments share (tool servers).
     """
 
     def __init__(
         self, sampler: Sampler, completer: StreamingCompleter, encoder: Encoder, context: int | None, task: TaskConfig
     ) -> None:
-        self.task, self._client = task, PolicyClient()
+        self._client = PolicyClient()
         self._environments = [
             (vf.load_environment(settings(source, task, split)), tasks_of(source, task, split))
             for source, split in sources(task)
         ]
         self._stack, self._gate = AsyncExitStack(), asyncio.Semaphore(AT_ONCE)
-        super().__init__(sampler, completer, encoder, context)
+        super().__init__(sampler, completer, encoder, context, task)
 
     def __enter__(self) -> Self:
         try:
@@ -160,9 +155,7 @@ def _failed(prompt: Prompt, why: str, dialogue: tuple[dict[str, Any], ...] = ())
 
 
 def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing, parts_of: Callable[..., Parts]) -> Rollout:
-    """A finished episode as a scored rollout, with the tokens of its one trainable agent. `parts_of`: see
-    `WholeEpisodes.parts`.
-    """
+    """A finished episode as a scored rollout, with the tokens of its one trainable agent. parts_of: WholeEpisodes.parts."""
     trained = [trace for trace in episode.traces if trace.agent.trainable]
     if len(trained) != 1:
         why = "".join(f": {error.type}: {error.message}" for error in episode.errors[-1:])
