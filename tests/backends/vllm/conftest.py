@@ -5,8 +5,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
-from gspo.backends.vllm.server import GENERATE, WORKERS
-from tests.backends.vllm.engines import Engines
+from gspo.backends.vllm.process import free_port
+from gspo.backends.vllm.sampler import VLLMSampler
+from gspo.backends.vllm.server import GENERATE, WORKERS, Server
+from tests.backends.vllm.engines import Bigrams, Engines
+from tests.patience import PATIENCE
 from tests.tiny_run import model
 
 
@@ -23,6 +26,33 @@ def engines():
     for process in made.processes.values():
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def fleet_of(engines, tmp_path, tiny, monkeypatch):
+    """Makes a sampler of so many engines that hold version 1, and their ports. stale: numbers of those that stay at it."""
+    monkeypatch.setattr("gspo.backends.vllm.fleet.PAUSE", 0.05)
+    monkeypatch.setattr("gspo.backends.vllm.fleet.POLL", 0.1)
+    samplers = []
+
+    def make(count, stale=(), timeout=PATIENCE, batch_size=4):
+        ports = [free_port() for _ in range(count)]
+        servers = [Server(engines.start(port, *["--stale"] * (i in stale))) for i, port in enumerate(ports)]
+        folder = tmp_path / str(len(samplers))
+        folder.mkdir()
+        notes = []
+        sampler = VLLMSampler(tiny, servers, folder, 1.0, batch_size, timeout, notes.append)
+        sampler.notes, sampler.transfer = notes, make.transfer() or sampler.transfer
+        samplers.append(sampler)
+        sampler.fleet.start()
+        sampler.load(make.weights(1))
+        return sampler, ports
+
+    make.transfer = lambda: None  # the folder
+    make.weights = lambda version, **options: Bigrams(version, tiny.config.vocab_size, **options)
+    yield make
+    for sampler in samplers:
+        sampler.close()
 
 
 @pytest.fixture

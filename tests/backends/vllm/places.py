@@ -2,13 +2,11 @@
 
 import json
 from pathlib import Path
-
-import torch
+from types import SimpleNamespace
 
 from gspo.backends.vllm.choose_transfer import choose_transfer
 from gspo.config.rollout import SamplerConfig
-
-CPU = torch.device("cpu")
+from tests.backends.vllm.engines import CPU
 
 
 class AtPlace:
@@ -17,17 +15,9 @@ class AtPlace:
     name, adapters, reads = "http://127.0.0.1:9", False, True
 
     def __init__(self, *gpus, nccl="2.27.5", sleeps=True):
-        self.places = [
-            {
-                "rank": i,
-                "workers": len(gpus),
-                "device": "cuda" if gpu else "cpu",
-                "gpu": gpu,
-                "nccl": nccl if gpu else "",
-                "sleeps": bool(gpu) and sleeps,
-            }
-            for i, gpu in enumerate(gpus)
-        ]
+        on_gpu = {"device": "cuda", "nccl": nccl, "sleeps": sleeps}
+        of_any = {"workers": len(gpus), "device": "cpu", "nccl": "", "sleeps": False}
+        self.places = [of_any | (on_gpu if gpu else {}) | {"rank": i, "gpu": gpu} for i, gpu in enumerate(gpus)]
 
     def workers(self, method, *arguments):
         if method == "gspo_place":
@@ -39,4 +29,5 @@ class AtPlace:
 
 def way(transfer="auto", device=CPU, engines=(), adapted=False, exchange=Path("/none"), **options):
     given = SamplerConfig(engine="vllm", weight_transfer=transfer, **options)
-    return type(choose_transfer(given, device, engines, exchange, adapted))
+    policy = SimpleNamespace(device=device, model=SimpleNamespace(adapted=adapted))
+    return type(choose_transfer(given, policy, engines, exchange))

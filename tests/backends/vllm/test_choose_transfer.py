@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
-from tests.backends.vllm.places import CPU, AtPlace, way
+from tests.backends.vllm.engines import CPU
+from tests.backends.vllm.places import AtPlace, way
 
 
 def test_the_way_is_chosen_by_where_things_run(on_gpu):

@@ -10,106 +10,33 @@ import sys
 import threading
 import time
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
 
-from gspo.backends.vllm.errors import EngineError
+from gspo.backends.vllm.errors import EngineError, Refused
 from gspo.backends.vllm.fleet import MAX_FAILURES, State
 from gspo.backends.vllm.process import free_port
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Server, Swap
 from gspo.interfaces import SamplerError
-from gspo.types import Prompt, Reading, Rollout, Sampling
-from tests.backends.vllm.engines import COMMAND, until
+from gspo.types import Prompt, Rollout, Sampling
+from tests.backends.vllm.engines import COMMAND, LONG, PROMPTS, Bigrams, expected, failing, tokens, until
 from tests.patience import PATIENCE
 
-PROMPTS = [Prompt(str(i), "", (2, 3 + i)) for i in range(8)]
-LONG = Sampling(40, seed=5)
 
-
-@dataclass
-class Bigrams:
-    """interfaces.Weights of a table of bigrams."""
-
-    version: int
-    size: int = 24
-    temperature: float = 1.0
-
-    @property
-    def table(self):
-        return np.random.default_rng(self.version).normal(size=(self.size, self.size)).astype(np.float32)
-
-    def save(self, folder, *, merged=False):
-        Path(folder).mkdir(parents=True)
-        save_file({"table": self.table}, f"{folder}/model.safetensors")
-
-    def read(self, completions):
-        return [Reading(self.logp(one.tokens)[one.sampled], torch.tensor(0.0), None) for one in completions]
-
-    def logp(self, tokens):
-        """Of each token after the one before; 0 for the first."""
-        log_p = torch.from_numpy(self.table / self.temperature).double().log_softmax(-1)
-        return torch.cat([torch.zeros(1), log_p[tokens[:-1], tokens[1:]].float()])
-
-
-@pytest.fixture
-def fleet_of(engines, tmp_path, tiny, monkeypatch):
-    """Makes a sampler of so many engines that hold version 1, and their ports. stale: numbers of those that stay at it."""
-    monkeypatch.setattr("gspo.backends.vllm.fleet.PAUSE", 0.05)
-    monkeypatch.setattr("gspo.backends.vllm.fleet.POLL", 0.1)
-    samplers = []
-
-    def make(count, stale=(), timeout=PATIENCE, batch_size=4):
-        ports = [free_port() for _ in range(count)]
-        servers = [Server(engines.start(port, *["--stale"] * (i in stale))) for i, port in enumerate(ports)]
-        folder = tmp_path / str(len(samplers))
-        folder.mkdir()
-        notes = []
-        sampler = VLLMSampler(tiny, servers, folder, 1.0, batch_size, timeout, notes.append)
-        sampler.notes = notes
-        samplers.append(sampler)
-        sampler.fleet.start()
-        sampler.load(weights(1))
-        return sampler, ports
-
-    def weights(version):
-        return Bigrams(version, tiny.config.vocab_size)
-
-    make.weights = weights
-    yield make
-    for sampler in samplers:
-        sampler.close()
-
-
-def tokens(rollouts):
-    return [rollout.tokens.tolist() for rollout in rollouts]
-
-
-def in_mid_batch(sampler, act, sampling=LONG, n=6, at=10):
-    """The completions of a batch in which `act` happens, in a thread, once `at` of them are there."""
+def in_mid_batch(sampler, act):
+    """The completions of a batch in which `act` happens, in a thread, once some of them are there."""
     begun = threading.Event()
 
     def progress(done):
-        if done >= at and not begun.is_set():
+        if done >= 10 and not begun.is_set():
             begun.set()
             threading.Thread(target=act).start()
 
-    rollouts = sampler.generate(PROMPTS, n, sampling, progress)
+    rollouts = sampler.generate(PROMPTS, 6, LONG, progress)
     assert begun.is_set()
     return rollouts
-
-
-def expected(fleet_of, sampling=LONG, n=6, version=1):
-    """What one engine alone samples."""
-    sampler, _ = fleet_of(1)
-    if version > 1:
-        sampler.load(fleet_of.weights(version))
-    return tokens(sampler.generate(PROMPTS, n, sampling))
 
 
 def test_weights_are_proven_at_the_temperature_at_which_they_are_read(fleet_of):
@@ -125,10 +52,8 @@ def test_three_engines_sample_what_one_does(fleet_of, engines):
     assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of)
     asked = [engines.counts(port)["asked"] - was for port, was in zip(ports, before)]
     assert sum(asked) == 48 and min(asked) >= 12  # spread by load
-    assert (
-        sampler.fleet.counts() == {"engines/serving": 3, "engines/evicted": 0, "engines/requests_retried": 0}
-        and not sampler.notes
-    )
+    assert sampler.fleet.counts() == {"engines/serving": 3, "engines/evicted": 0, "engines/requests_retried": 0}
+    assert not sampler.notes
 
 
 def test_engines_sleep_until_the_next_weights(fleet_of, engines):
@@ -230,10 +155,8 @@ def test_one_with_stale_weights_is_named_and_samples_nothing(fleet_of, engines):
     assert f"{ports[0]} is left out" in sampler.notes[0]
     assert "vLLM and the trainer disagree about version 2 of the weights" in sampler.notes[0]
     until(lambda: len(sampler.notes) == MAX_FAILURES)
-    assert (
-        sampler.fleet.members[0].state is State.LOST
-        and "samples otherwise than an engine that was proven" in sampler.notes[1]
-    )
+    assert sampler.fleet.members[0].state is State.LOST
+    assert "samples otherwise than an engine that was proven" in sampler.notes[1]
     assert "given up" in sampler.notes[2] and all(str(ports[0]) in note for note in sampler.notes)
     before = engines.counts(ports[0])["asked"]
     assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of, version=2)
@@ -311,26 +234,10 @@ def test_updates_and_a_death_while_they_sample(fleet_of, engines):
     assert len(sampler.fleet.serving) == 2 and len(sampler.notes) == 1
 
 
-def failing(member, hangs=0):
-    """Has an engine fail each completion, but for the first ones, which hang; its probes are as they should be."""
-    plain, asked = member.engine.ask, []
-
-    async def ask(body, timeout):
-        if body["sampling_params"]["max_tokens"] != LONG.max_new_tokens:
-            return await plain(body, timeout)
-        asked.append(body)
-        if len(asked) <= hangs:
-            await asyncio.sleep(1e6)
-        raise EngineError("status 500: out of luck")
-
-    member.engine.ask = ask
-    return asked
-
-
 def test_one_that_always_fails_is_given_up(fleet_of):
     """Though it is always up and proven: it does not use up what the others could sample."""
     sampler, _ = fleet_of(3)
-    asked = failing(sampler.fleet.members[0])
+    asked = failing(sampler.fleet.members[0], EngineError("status 500: out of luck"))
     assert tokens(sampler.generate(PROMPTS, 20, LONG)) == expected(fleet_of, n=20)
     until(lambda: len(sampler.notes) == 2 * MAX_FAILURES - 1)
     assert sampler.fleet.members[0].state is State.LOST and len(asked) <= MAX_FAILURES * 4
@@ -340,7 +247,7 @@ def test_one_that_always_fails_is_given_up(fleet_of):
 def test_all_that_it_was_asked_moves_when_one_request_fails(fleet_of):
     """The others need not wait until they time out."""
     sampler, _ = fleet_of(3, timeout=1e6)
-    failing(sampler.fleet.members[0], hangs=3)
+    failing(sampler.fleet.members[0], EngineError("status 500: out of luck"), hangs=3)
     assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of)
     assert sampler.counts()["engines/requests_retried"] >= 4
 
@@ -383,3 +290,37 @@ def test_who_closes_waits_for_the_end_of_probes(engines, tmp_path, tiny):
     sampler.close()
     waits.join(PATIENCE)
     assert told and len(ended) == len(begun)
+
+
+def refusal(member, status):
+    return Refused(f"{member.engine.name}: vLLM refuses a request (status {status}): no")
+
+
+def test_one_that_refuses_what_another_takes_is_left_out(fleet_of):
+    """With its name; the completions are those of the others."""
+    sampler, ports = fleet_of(3)
+    failing(sampler.fleet.members[1], refusal(sampler.fleet.members[1], 401))
+    assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of)
+    assert f"{ports[1]} is left out" in sampler.notes[0] and "refuses a request (status 401)" in sampler.notes[0]
+
+
+def test_a_request_that_all_refuse_is_wrong_itself(fleet_of):
+    """As a prompt that is too long: it ends with the engines' words, and none of them is left out for it."""
+    sampler, ports = fleet_of(2)
+    long = Prompt("long", "", (2, 3, 4, 5, 6, 7))
+    for member in sampler.fleet.members:
+        failing(member, refusal(member, 400), lambda body: len(body["token_ids"]) != len(long.tokens))
+    with pytest.raises(SamplerError) as caught:
+        sampler.generate([long], 2, LONG)
+    assert all(f"{port}: vLLM refuses a request" in str(caught.value) for port in ports)
+    assert len(sampler.generate(PROMPTS, 1, LONG)) == len(PROMPTS) and not sampler.notes
+
+
+def test_where_all_refuse_their_probes_the_run_ends_at_once(fleet_of):
+    """As with a limit below their length: no new start mends it. The trainer saves its work for a SamplerError."""
+    sampler, ports = fleet_of(2)
+    for member in sampler.fleet.members:
+        failing(member, refusal(member, 400), lambda body: False)
+    with pytest.raises(SamplerError, match="all 2 vLLM engines are lost") as caught:
+        sampler.load(fleet_of.weights(2))
+    assert all(f"{port}: " in str(caught.value) for port in ports) and len(sampler.notes) == 2 and sampler.version == 2

@@ -9,6 +9,7 @@ import gspo
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.open import check_sampler, check_sleep, own_devices, servers
 from gspo.backends.vllm.process import LocalHost
+from gspo.backends.vllm.server import KEY
 from gspo.config.rollout import SamplerConfig
 from tests.backends.vllm.places import AtPlace
 from tests.tiny_run import ROWS, likes_a, model, settings
@@ -75,8 +76,7 @@ def test_the_gpus_of_this_machine(monkeypatch):
     assert own_devices(SamplerConfig(engine="vllm"), gpu, {}) == [{}]  # one shares with one, as gpu_memory_utilization says
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # ranks 0 and 1 learn on the first two
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "7"}]
-    one = SamplerConfig(engine="vllm")
-    assert own_devices(one, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "6"}]
+    assert own_devices(SamplerConfig(engine="vllm"), gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "6"}]
     with pytest.raises(ValueError, match=r"each needs 2 of the 4 GPUs of this machine for itself, and the learner leaves 2"):
         own_devices(two, gpu, {"tensor_parallel_size": 2})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -84,12 +84,29 @@ def test_the_gpus_of_this_machine(monkeypatch):
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "3"}]
 
 
+def test_arguments_become_flags(tmp_path):
+    given = SamplerConfig(engine="vllm", python="py", engines=2, start_timeout=9.0, sync_timeout=7.0)
+    arguments = {
+        "dtype": "half", "gpu_memory_utilization": 0.4, "enforce_eager": True, "enable_prefix_caching": False,
+        "hf_overrides": {"a": 1}, "x": ["b", "c"],
+    }  # fmt: skip
+    one, other = servers(given, tmp_path / "weights", arguments, torch.device("cpu"))
+    assert one.command[0] == "py" and one.command[-10:] == [
+        "half", "--gpu-memory-utilization", "0.4", "--enforce-eager", "--no-enable-prefix-caching", "--hf-overrides",
+        '{"a": 1}', "--x", "b", "c",
+    ]  # fmt: skip
+    assert (one.start_timeout, one.sync_timeout) == (9.0, 7.0)
+    key = one.variables[KEY]  # nobody sees it in the list of processes
+    assert len(key) > 40 and key != other.variables[KEY] and not any(key in word for word in one.command)
+    assert one.headers == {"Authorization": f"Bearer {key}"}
+
+
 def test_engines_elsewhere_listen_where_others_reach_them(tmp_path):
     """What they say lies beside the folder of the weights, which all machines see."""
     given = SamplerConfig(engine="vllm", engines=2, python="/opt/vllm/bin/python")
     hosts = [LocalHost(), LocalHost()]
     hosts[0].address, hosts[1].address = "10.0.0.1", "fd00::2"
-    made = servers(given, tmp_path / "gspo-x" / "weights", "bfloat16", {}, torch.device("cpu"), hosts)
+    made = servers(given, tmp_path / "gspo-x" / "weights", {}, torch.device("cpu"), hosts)
     assert [server.log for server in made] == [tmp_path / "gspo-x-vllm-0.log", tmp_path / "gspo-x-vllm-1.log"]
     for server, host in zip(made, hosts):
         at = server.command.index("--host")
@@ -100,7 +117,7 @@ def test_engines_elsewhere_listen_where_others_reach_them(tmp_path):
 def test_an_engine_of_ours_sees_its_gpus_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,4,6,7")
     given, two = SamplerConfig(engine="vllm", engines=2, python=sys.executable), {"tensor_parallel_size": 2}
-    made = servers(given, tmp_path / "weights", "float32", two, torch.device("cpu"))
+    made = servers(given, tmp_path / "weights", two, torch.device("cpu"))
     assert len({server.log for server in made}) == 2
     for server, sees in zip(made, ("0,4", "6,7")):
         server.log = tmp_path / "vllm.log"

@@ -4,7 +4,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,8 +26,7 @@ def test_what_a_started_server_finds_in_its_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     log = tmp_path / "vllm.log"
     process = LocalEngine([sys.executable, "-c", TELLS], log, {"CUDA_VISIBLE_DEVICES": "7", "GSPO_KEY": "secret"})
-    while not log.read_text().endswith("\n"):
-        time.sleep(0.01)
+    until(lambda: log.read_text().endswith("\n"))
     found = json.loads(log.read_text())
     assert not set(RANK) & set(found)
     assert {name: found.get(name) for name in ("HF_HOME", "NCCL_DEBUG", "PATH")} == {
@@ -49,8 +47,7 @@ def test_an_end_takes_what_the_server_has_started(tmp_path):
     """Also where the server itself has gone."""
     code = "import os, time\nprint(os.fork(), flush=True)\ntime.sleep(10_000)"
     process = LocalEngine([sys.executable, "-c", code], tmp_path / "log", {})
-    while (tmp_path / "log").read_text().count("\n") < 2:
-        time.sleep(0.01)
+    until(lambda: (tmp_path / "log").read_text().count("\n") == 2)
     child = next(int(n) for n in (tmp_path / "log").read_text().split() if n != "0")
     os.kill(process.pid, signal.SIGKILL)
     process.end()
@@ -71,8 +68,7 @@ def test_its_standard_input_closes_when_its_trainer_is_gone(tmp_path):
     assert trainer.stdout.readline() == b"begun\n"
     trainer.kill()
     trainer.communicate()
-    while (tmp_path / "log").read_text() != "closed\n":
-        time.sleep(0.01)
+    until(lambda: (tmp_path / "log").read_text() == "closed\n")
 
 
 def test_a_free_port_can_be_listened_at():

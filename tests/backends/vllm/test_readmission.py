@@ -1,7 +1,6 @@
 """An engine that comes back: whatever goes wrong then is said, and ends nobody's wait for ever."""
 
 import threading
-from functools import partial
 
 import pytest
 
@@ -9,9 +8,7 @@ from gspo.backends.vllm.errors import EngineError, Refused
 from gspo.backends.vllm.fleet import MAX_FAILURES, State
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer
-from tests.backends.vllm.engines import until
-from tests.backends.vllm.test_fleet import LONG, PROMPTS, fleet_of  # noqa: F401
-from tests.backends.vllm.test_transfer import CPU, Layered
+from tests.backends.vllm.engines import CPU, LONG, PROMPTS, failing, tokens, until
 from tests.patience import PATIENCE
 
 
@@ -32,7 +29,7 @@ def ended(act):
     return raised[0] if raised else None
 
 
-def test_a_program_that_is_gone_when_it_is_started_again(fleet_of, engines, tmp_path):  # noqa: F811
+def test_a_program_that_is_gone_when_it_is_started_again(fleet_of, engines, tmp_path):
     """As the environment of a vLLM that is installed anew. Who waits for a completion hears of it, and who updates."""
     sampler, ports = fleet_of(1)
     server = sampler.fleet.members[0].engine
@@ -40,26 +37,21 @@ def test_a_program_that_is_gone_when_it_is_started_again(fleet_of, engines, tmp_
     engines.kill(ports[0])
     errors = [ended(act) for act in (lambda: sampler.generate(PROMPTS, 1, LONG), lambda: sampler.load(fleet_of.weights(2)))]
     assert all(isinstance(error, EngineError) and "/nowhere/bin/python" in str(error) for error in errors)
-    assert (
-        len(sampler.notes) == MAX_FAILURES and "it cannot be started" in sampler.notes[1] and "given up" in sampler.notes[-1]
-    )
+    assert len(sampler.notes) == MAX_FAILURES
+    assert "it cannot be started" in sampler.notes[1] and "given up" in sampler.notes[-1]
 
 
-def test_any_error_of_a_readmission_leaves_the_engine_out(fleet_of):  # noqa: F811
+def test_any_error_of_a_readmission_leaves_the_engine_out(fleet_of):
     """A completion moves to the other engine. A failure of a readmission counts, with its reason, and the other goes on."""
     sampler, ports = fleet_of(2)
     member = sampler.fleet.members[0]
-    plain, odd = member.engine.ask, KeyError("results")
-
-    async def ask(body, timeout):
-        if body["sampling_params"]["max_tokens"] != LONG.max_new_tokens:
-            return await plain(body, timeout)  # a probe
-        raise OSError(24, "Too many open files")
+    odd = KeyError("results")
 
     def swap(*args):
         raise odd
 
-    member.engine.ask, member.engine.swap = ask, swap
+    failing(member, OSError(24, "Too many open files"))
+    member.engine.swap = swap
     assert len(sampler.generate(PROMPTS, 2, LONG)) == 2 * len(PROMPTS)
     assert f"{ports[0]} is left out" in sampler.notes[0] and "OSError: [Errno 24] Too many open files" in sampler.notes[0]
     until(lambda: len(sampler.notes) == MAX_FAILURES)
@@ -68,23 +60,18 @@ def test_any_error_of_a_readmission_leaves_the_engine_out(fleet_of):  # noqa: F8
     assert len(sampler.generate(PROMPTS, 1, LONG)) == len(PROMPTS)
 
 
-HELD = [("broadcast", "/collective_rpc"), ("folder", "/resume")]
-
-
 def one_away(make, engines, way):
-    """A fleet of two with the first killed; its weights, which have layers, come that way."""
-    sampler, ports = make(2)
+    """A fleet of two with the first killed; its weights come that way."""
     if way == "broadcast":
-        sampler.transfer = BroadcastTransfer(CPU)
-    weights = partial(Layered, size=make.weights(1).size)
-    sampler.load(weights(2))
+        make.transfer = lambda: BroadcastTransfer(CPU)
+    sampler, ports = make(2)
     engines.kill(ports[0])
     sampler.generate(PROMPTS, 1, LONG)
-    return sampler, ports, weights
+    return sampler, ports, make.weights
 
 
-@pytest.mark.parametrize(("way", "at"), HELD)
-def test_an_update_waits_for_no_engine_that_comes_back(fleet_of, engines, monkeypatch, way, at):  # noqa: F811
+@pytest.mark.parametrize(("way", "at"), [("broadcast", "/collective_rpc"), ("folder", "/resume")])
+def test_an_update_waits_for_no_engine_that_comes_back(fleet_of, engines, monkeypatch, way, at):
     """It hangs in the middle of the weights of before. It then gets those of now, and that counts as no failure."""
     sampler, ports, weights = one_away(fleet_of, engines, way)
     held, free, plain = threading.Event(), threading.Event(), Server.call
@@ -102,16 +89,16 @@ def test_an_update_waits_for_no_engine_that_comes_back(fleet_of, engines, monkey
     for version in (3, 4):
         assert ended(lambda version=version: sampler.load(weights(version))) is None
     assert [member.engine.name for member in sampler.fleet.serving] == [f"http://127.0.0.1:{ports[1]}"]
-    alone = [rollout.tokens.tolist() for rollout in sampler.generate(PROMPTS, 2, LONG)]
+    alone = tokens(sampler.generate(PROMPTS, 2, LONG))
     free.set()
     until(lambda: len(sampler.fleet.serving) == 2)
     assert sampler.check(weights(4)) < 1e-5 and len(sampler.notes) == 2 and "is back" in sampler.notes[1]
-    assert [rollout.tokens.tolist() for rollout in sampler.generate(PROMPTS, 2, LONG)] == alone
+    assert tokens(sampler.generate(PROMPTS, 2, LONG)) == alone
     sampler.load(weights(5))
     assert sampler.check(weights(5)) < 1e-5 and len(sampler.fleet.serving) == 2
 
 
-def test_an_update_gives_its_weights_to_one_that_comes_back_where_no_other_is_left(fleet_of, monkeypatch):  # noqa: F811
+def test_an_update_gives_its_weights_to_one_that_comes_back_where_no_other_is_left(fleet_of, monkeypatch):
     """It was given those of before just then."""
     sampler, _ = fleet_of(1)
     held, free, plain = threading.Event(), threading.Event(), Server.call
@@ -133,7 +120,7 @@ def test_an_update_gives_its_weights_to_one_that_comes_back_where_no_other_is_le
     assert not loads.is_alive() and sampler.check(fleet_of.weights(2)) < 1e-5 and len(sampler.fleet.serving) == 1
 
 
-def test_one_that_fails_each_time_is_given_up_though_updates_go_on(fleet_of):  # noqa: F811
+def test_one_that_fails_each_time_is_given_up_though_updates_go_on(fleet_of):
     """An update excuses a failure, for the weights that it was reading go away, but not one after the other."""
     sampler, _ = fleet_of(2)
     member = sampler.fleet.members[0]
@@ -150,7 +137,7 @@ def test_one_that_fails_each_time_is_given_up_though_updates_go_on(fleet_of):  #
     assert sampler.check(fleet_of.weights(sampler.version)) < 1e-5
 
 
-def test_one_that_takes_longer_than_updates_are_apart_serves_again(fleet_of, engines, monkeypatch):  # noqa: F811
+def test_one_that_takes_longer_than_updates_are_apart_serves_again(fleet_of, engines, monkeypatch):
     """It is healthy, and has nothing but updates against it: once an update waits for it."""
     sampler, ports, weights = one_away(fleet_of, engines, "broadcast")
     member, proves, loaded = sampler.fleet.members[0], sampler._send_and_compare, threading.Semaphore(0)
@@ -173,7 +160,7 @@ def test_one_that_takes_longer_than_updates_are_apart_serves_again(fleet_of, eng
     assert sampler.check(weights(sampler.version)) < 1e-5
 
 
-def test_a_request_that_one_refuses_waits_for_another_that_comes_back(fleet_of, engines, monkeypatch):  # noqa: F811
+def test_a_request_that_one_refuses_waits_for_another_that_comes_back(fleet_of, engines, monkeypatch):
     """The one that serves refuses all; the other one could say whether the requests are wrong."""
     sampler, ports = fleet_of(2)
     engines.kill(ports[1])
@@ -185,11 +172,8 @@ def test_a_request_that_one_refuses_waits_for_another_that_comes_back(fleet_of, 
         assert free.wait(PATIENCE)
         proves(*args)
 
-    async def refuses(body, timeout):
-        raise Refused("vLLM refuses a request (status 404)")
-
     monkeypatch.setattr(sampler, "_send_and_compare", held)
-    monkeypatch.setattr(first.engine, "ask", refuses)
+    failing(first, Refused("vLLM refuses a request (status 404)"), lambda body: False)
     engines.start(ports[1])
     until(lambda: second.state is State.READMITTING)
     done = []

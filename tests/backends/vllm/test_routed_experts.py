@@ -16,6 +16,7 @@ from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routed_experts import Routers
 from gspo.config.policy import ModelConfig
 from gspo.types import Prompt, Rollout, Sampling
+from tests.backends.vllm.tools import choice
 from tests.tiny_run import PIECES
 
 
@@ -52,11 +53,9 @@ def completion(routers):
     return Request(Rollout.begun(Prompt("0", "", (2, 3, 4))), 7, sampling, longest_match_tokenizer(PIECES), 20, routers)
 
 
-def answer(tokens, experts, reason="length", version="0"):
-    entry = [{"logprob": -1.0}] * len(tokens)
-    spans = [{"version": version, "start": 0, "end": len(tokens)}] if tokens else []
-    choice = {"token_ids": tokens, "logprobs": {"content": entry}, "weight_versions": spans, "finish_reason": reason}
-    return {"choices": [choice | {"routed_experts": None if experts is None else sent(experts)}]}
+def answer(tokens, experts, reason="length"):
+    made = choice(tokens, [-1.0] * len(tokens), reason, "0")
+    return {"choices": [made | {"routed_experts": None if experts is None else sent(experts)}]}
 
 
 def test_parts_keep_the_experts_of_their_time():

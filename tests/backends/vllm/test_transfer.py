@@ -2,7 +2,6 @@
 again. engine/test_transfer.py has vLLM itself.
 """
 
-import dataclasses
 import os
 import signal
 import threading
@@ -11,62 +10,21 @@ from collections import defaultdict
 from functools import partial
 
 import pytest
-import torch
 
 from gspo.backends.vllm.plugin import gspo_transfer as wire
-from gspo.backends.vllm.process import free_port
 from gspo.backends.vllm.process_groups import Link
-from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
 from gspo.interfaces import SamplerError
-from tests.backends.vllm.engines import until
-from tests.backends.vllm.test_fleet import LONG, PROMPTS, Bigrams, tokens
+from tests.backends.vllm.engines import CPU, LONG, PROMPTS, tokens, until
 from tests.patience import PATIENCE
-
-CPU = torch.device("cpu")
-
-
-@dataclasses.dataclass
-class Layered(Bigrams):
-    """Weights that are given in layers. between: what happens before the last. width: numbers of a layer beside them."""
-
-    between: object = None
-    width: int = 0
-
-    def layers(self):
-        parts = torch.from_numpy(self.table).chunk(3)
-        for number, part in enumerate(parts):
-            if number == 2 and self.between is not None:
-                self.between()
-            yield {f"table.{number}": part, "beside": torch.zeros(self.width, dtype=torch.bfloat16)}
 
 
 @pytest.fixture(params=[BroadcastTransfer, IpcTransfer])
-def fleet_of(engines, tmp_path, tiny, monkeypatch, request):
-    """Makes a sampler of so many engines that were given version 1, and their ports."""
-    monkeypatch.setattr("gspo.backends.vllm.fleet.PAUSE", 0.05)
-    monkeypatch.setattr("gspo.backends.vllm.fleet.POLL", 0.1)
-    samplers = []
-    way = partial(request.param, CPU, *([tmp_path] if request.param is IpcTransfer else []))
-
-    def make(count):
-        ports = [free_port() for _ in range(count)]
-        sampler = VLLMSampler(tiny, [Server(engines.start(port)) for port in ports], tmp_path, 1.0, 4, PATIENCE)
-        sampler.transfer, sampler.notes = way(), []
-        sampler.fleet.notify = sampler.notes.append
-        samplers.append(sampler)
-        sampler.fleet.start()
-        sampler.load(weights(1))
-        return sampler, ports
-
-    def weights(version, **options):
-        return Layered(version, tiny.config.vocab_size, **options)
-
-    make.weights = weights
-    yield make
-    for sampler in samplers:
-        sampler.close()
+def fleet_of(fleet_of, tmp_path, request):
+    """As the other one; the weights are broadcast, or lie where both sides can read them."""
+    fleet_of.transfer = partial(request.param, CPU, *([tmp_path] if request.param is IpcTransfer else []))
+    return fleet_of
 
 
 def hurry(sampler, number, seconds, patch):

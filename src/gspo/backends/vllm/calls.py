@@ -6,23 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
+
 from gspo.agents.threads import begin
 from gspo.backends.vllm.errors import EngineError
 
 SHOWN = 300  # characters of an answer to quote in errors
 
 
-def http() -> Any:
-    """The module httpx."""
-    import httpx
-
-    return httpx
-
-
 @contextmanager
 def engine_errors(seconds: float) -> Iterator[None]:
     """Turns the errors of a request with a total timeout of `seconds` into EngineError."""
-    httpx = http()
     try:
         yield
     except (TimeoutError, httpx.TimeoutException):
@@ -31,14 +25,14 @@ def engine_errors(seconds: float) -> Iterator[None]:
         raise EngineError(f"{type(error).__name__} {error}") from None
 
 
-def send_request(method: str, url: str, seconds: float, trust_env: bool = True, **request: Any) -> Any:
+def send_request(method: str, url: str, seconds: float, trust_env: bool = True, **request: Any) -> httpx.Response:
     """The response to a request, whatever its status. Raises EngineError if none arrives in `seconds`."""
     with engine_errors(seconds):
         # In a thread: httpx's timeout is that of a single read, which a slow server can satisfy one byte at a time.
-        return begin(lambda: http().request(method, url, timeout=seconds, trust_env=trust_env, **request)).result(seconds)
+        return begin(lambda: httpx.request(method, url, timeout=seconds, trust_env=trust_env, **request)).result(seconds)
 
 
-def json_of(response: Any) -> Any:
+def json_of(response: httpx.Response) -> Any:
     """The decoded JSON of a response. Raises EngineError if it is not JSON."""
     try:
         return response.json()

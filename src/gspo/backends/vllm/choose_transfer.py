@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.process_groups import LAYER, apart, obstacle
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer, Transfer
@@ -15,24 +14,13 @@ from gspo.config.rollout import SamplerConfig
 
 
 def choose_transfer(
-    given: SamplerConfig,
-    device: torch.device,
-    engines: Sequence[Server],
-    exchange: Path,
-    adapted: bool,
-    layer: float = LAYER,
+    given: SamplerConfig, policy: HFPolicy, engines: Sequence[Server], exchange: Path, layer: float = LAYER
 ) -> Transfer:
-    """The transfer for a run whose engines have started. Raises ValueError if they do not support the requested one, and
-    EngineError if they do not say where their workers are.
-
-    Args:
-        device: The trainer's device.
-        adapted: Whether the run trains adapters. They always go through the folder, by themselves if all engines take
-            adapters, otherwise merged into the weights.
-        layer: As in BroadcastTransfer.
+    """The transfer for a run whose engines have started. Raises ValueError if they do not support the requested one.
+    Adapters always go through the folder, by themselves if all engines take adapters, otherwise merged into the weights.
     """
-    folder = FolderTransfer(exchange, all(engine.adapters for engine in engines))
-    if given.weight_transfer == "folder" or adapted:
+    device, folder = policy.device, FolderTransfer(exchange, all(engine.adapters for engine in engines))
+    if given.weight_transfer == "folder" or policy.model.adapted:
         return folder
     if given.weight_transfer == "broadcast":
         check("broadcast", engines, [obstacle(engine, device) for engine in engines])

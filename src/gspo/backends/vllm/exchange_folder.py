@@ -45,10 +45,8 @@ def owner(run: Path | None) -> dict[str, str]:
 
 
 def sweep(given: SamplerConfig, run: Path | None) -> None:
-    """Deletes what killed runs have left: folders whose lock nobody holds, and their engines' output.
-
-    Other machines may share sampler.weight_dir without seeing each other's locks. There, only folders of this machine or
-    this run are deleted.
+    """Deletes what killed runs have left: folders whose lock nobody holds, and their engines' output. Of a folder that other
+    machines may share, without seeing each other's locks: only what is this machine's or this run's.
     """
     own, place = owner(run), place_of(given)
     for path in place.glob(f"{PREFIX}*/{LOCK}"):

@@ -73,7 +73,6 @@ class Fleet:
         most: Concurrent requests per engine.
         loop: The event loop of the requests.
         readmit: Called with an engine that is up again, and its generation: gives it the current weights and verifies them.
-        notify: Called with a message when an engine is evicted, with the reason, or is back.
     """
 
     def __init__(
@@ -130,9 +129,8 @@ class Fleet:
         return any(member.state in RECOVERABLE for member in self.members if member not in without)
 
     async def free(self, without: Mapping[Member, int]) -> Member | None:
-        """The serving engine with the fewest running requests. Waits until one has capacity or comes back. Returns None if
-        all engines have refused the request; raises EngineError if no engine is left. without: engines that refused it, each
-        with its generation then.
+        """The serving engine with the fewest running requests; waits for one. Returns None if all engines have refused the
+        request; raises EngineError if none is left. without: engines that refused it, each with its generation then.
         """
         while True:
             if self.lost is not None:
@@ -173,9 +171,7 @@ class Fleet:
             self._resting = True
 
     def pause_all(self) -> None:
-        """Begins a weight update: serving engines and requests wait. Does not wait for returning engines, which get the old
-        weights.
-        """
+        """Begins a weight update: serving engines and requests wait. Returning engines get the old weights meanwhile."""
         with self._changed:
             for member in self.serving:
                 self._set(member, State.PAUSED)
@@ -183,9 +179,7 @@ class Fleet:
             self.updates, self._resting = self.updates + 1, False
 
     def paused(self) -> dict[Member, int]:
-        """The engines that wait for weights, each with its generation. Waits for the first one if all are being started.
-        Raises EngineError if none is left.
-        """
+        """The engines that wait for weights, each with its generation. Waits for one. Raises EngineError if none is left."""
         with self._changed:
             while not (found := {m: m.generation for m in self.members if m.state is State.PAUSED}):
                 if self.lost is not None:
@@ -262,17 +256,12 @@ class Fleet:
         with self._changed:
             member.state = state
             if self.lost is None and not self.any_recoverable():
-                self.lost = self._all_lost()
+                errors = "; ".join(f"{member.engine.name}: {member.error}" for member in self.members)
+                all_lost = EngineError(f"all {len(self.members)} vLLM engines are lost: {errors}")
+                self.lost = member.error if len(self.members) == 1 else all_lost
             self._changed.notify_all()
         self._loop.call_soon_threadsafe(self._wake_requests)
 
     def _wake_requests(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
-
-    def _all_lost(self) -> EngineError | None:
-        """The error that ends a run without any engine left."""
-        if len(self.members) == 1:
-            return self.members[0].error
-        errors = "; ".join(f"{member.engine.name}: {member.error}" for member in self.members)
-        return EngineError(f"all {len(self.members)} vLLM engines are lost: {errors}")

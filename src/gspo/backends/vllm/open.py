@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +24,7 @@ from gspo.backends.vllm.process import EngineHost, LocalHost
 from gspo.backends.vllm.process_groups import LAYER
 from gspo.backends.vllm.routed_experts import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
-from gspo.backends.vllm.server import Server, serving
+from gspo.backends.vllm.server import KEY, SIDE, Server
 from gspo.backends.vllm.transfer import WEIGHTS
 from gspo.config.engines import devices_each
 from gspo.config.policy import LoraConfig
@@ -55,11 +58,7 @@ def opened(
     config: Config, policy: HFPolicy, weights: Weights, keep: Path | None, hosts: Sequence[EngineHost] = ()
 ) -> Iterator[VLLMSampler]:
     """The sampler of a run, with the policy's weights loaded and proven. On exit, stops it and the servers that it started.
-    Raises ValueError for a setting that does not fit.
-
-    Args:
-        keep: The folder that the servers' output is moved to at the end, if it exists by then.
-        hosts: The machines to start the servers on, one each; empty for this machine.
+    Raises ValueError for a setting that does not fit. `keep` gets the servers' output at the end, if it exists by then.
     """
     check_sampler(config.sampler)
     if (level := config.sampler.sleep_level) and policy.device.type != "cuda":
@@ -74,9 +73,7 @@ def opened(
             engines = [member.engine for member in sampler.fleet.members]
             check_sleep(config.sampler, engines)
             layer = min(LAYER, config.scale.timeout / 2)  # other ranks wait for the next layer, and must not time out
-            sampler.transfer = choose_transfer(
-                config.sampler, policy.device, engines, scratch, policy.model.adapted, layer
-            )  # fmt: skip
+            sampler.transfer = choose_transfer(config.sampler, policy, engines, scratch, layer)
             logger.debug(f"weights are transferred by {type(sampler.transfer).__name__}")
             sampler.load(weights)
             if config.algorithm.router_replay == "R3" and sampler.routers is None:
@@ -114,13 +111,8 @@ def check_sleep(given: SamplerConfig, engines: Sequence[Server]) -> None:
 def sampler_of(
     config: Config, policy: HFPolicy, weights: Weights, exchange: Path, hosts: Sequence[EngineHost] = ()
 ) -> VLLMSampler:
-    """The sampler and its engines, not yet started. Engines of ours find their first weights in `exchange`.
-
-    Args:
-        hosts: As in `opened`.
-    """
-    given, model = config.sampler, policy.model
-    routers = Routers.of(policy)
+    """The sampler and its engines, not yet started. Engines of ours find their first weights in `exchange`."""
+    given, model, routers = config.sampler, policy.model, Routers.of(policy)
     if given.urls:
         engines = [Server(url, sync_timeout=given.sync_timeout) for url in given.urls]
         for server in engines:
@@ -139,7 +131,8 @@ def sampler_of(
             model.save_whole(first, merged=False)
         else:
             weights.save(str(first), merged=True)
-        engines = servers(given, first, str(model.compute_dtype).removeprefix("torch."), arguments, policy.device, hosts)
+        arguments = {"dtype": str(model.compute_dtype).removeprefix("torch.")} | arguments
+        engines = servers(given, first, arguments, policy.device, hosts)
     for engine in engines:
         engine.adapters = adapters
     return VLLMSampler(
@@ -149,32 +142,31 @@ def sampler_of(
 
 
 def servers(
-    given: SamplerConfig,
-    first: Path,
-    dtype: str,
-    arguments: Mapping[str, Any],
-    learner: torch.device,
-    hosts: Sequence[EngineHost] = (),
+    given: SamplerConfig, first: Path, arguments: Mapping[str, Any], learner: torch.device, hosts: Sequence[EngineHost] = ()
 ) -> list[Server]:
-    """Engines of ours, with their first weights in the folder `first`.
-
-    Args:
-        hosts: The machine of each; empty for this one. Logs of other machines go beside the folder of the weights, which all
-            machines share, so that they can be read here.
+    """Engines of ours, with their first weights in the folder `first`, on these machines or on this one. Of the arguments,
+    such as `{gpu_memory_utilization = 0.4}`, true becomes a flag and false its `--no-` form.
     """
     environments = [dict[str, str]() for _ in hosts] or own_devices(given, learner, arguments)
+    # Logs of other machines go beside the folder of the weights, which all machines share, so that they can be read here.
     logs = first.parent.parent if hosts else Path(tempfile.gettempdir())
-    limits = given.start_timeout, given.sync_timeout
-    return [
-        serving(first, given.python, dtype, arguments, logs / f"{first.parent.name}-vllm-{i}.log", host, variables, *limits)
-        for i, (variables, host) in enumerate(zip(environments, hosts or [LocalHost()] * given.engines))
-    ]
+    made = []
+    for i, (variables, host) in enumerate(zip(environments, hosts or [LocalHost()] * given.engines)):
+        command = [given.python or sys.executable, str(SIDE)]
+        for name, value in ({"model": str(first), "host": host.address} | dict(arguments)).items():
+            flag = name.replace("_", "-")
+            values = value if isinstance(value, (list, tuple)) else [] if isinstance(value, bool) else [value]
+            command += [f"--no-{flag}" if value is False else f"--{flag}"]
+            command += [json.dumps(each) if isinstance(each, dict) else str(each) for each in values]
+        log = logs / f"{first.parent.name}-vllm-{i}.log"
+        key = secrets.token_urlsafe(32)  # the server also swaps weights, and others may be able to reach its port
+        url, limits = f"http://{host.address}", (given.start_timeout, given.sync_timeout)
+        made.append(Server(url, command, log, variables | {KEY: key}, key, host, *limits))
+    return made
 
 
 def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The environment variables of each engine to start. A single engine beside a single rank sees what this process sees;
-    others get GPUs of their own, which no rank uses. Raises ValueError if there are too few.
-    """
+    """The variables of each engine: GPUs of its own, which no rank uses, unless one engine is beside a single rank."""
     names, size = devices(), devices_each(arguments)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # the ranks on this machine, which use its first GPUs
     if not names or given.engines == ranks == 1:
@@ -200,10 +192,9 @@ def devices() -> list[str]:
 
 
 def adapter_arguments(lora: LoraConfig, policy: HFPolicy) -> dict[str, Any]:
-    """vLLM's arguments for a policy with adapters. Returns {} for a policy without, or if the engine gets merged weights.
-
-    Weights are merged for a mixture of experts on a CPU, since vLLM has no kernels there for one with adapters, and for
-    adapters of stacked experts, which are untested with vLLM.
+    """vLLM's arguments for a policy with adapters; none for a policy without, or if the engine gets merged weights: for a
+    mixture of experts on a CPU, where vLLM has no kernels for one with adapters, and for adapters of stacked experts, which
+    are untested with vLLM.
     """
     if not policy.model.adapted or EXPERTS in lora.targets or (policy.sparse and policy.device.type == "cpu"):
         return {}

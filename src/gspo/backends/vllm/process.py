@@ -46,9 +46,7 @@ class EngineHost(Protocol):
 
 
 class LocalEngine(subprocess.Popen[bytes]):
-    """A server's process on this machine. It ends when its standard input closes, as it does when this process dies. Its
-    environment is that of the `machine` (None: of this process) with these variables.
-    """
+    """A server's process, with the variables of the `machine` (None: this one). It ends when its standard input closes."""
 
     def __init__(
         self, command: Sequence[str], log: Path, variables: Mapping[str, str], machine: Mapping[str, str] | None = None

@@ -22,13 +22,8 @@ LAYER = 100.0  # timeout to send a layer to an engine, in seconds; its workers w
 
 
 class Link:
-    """The process group of this process and one engine's workers.
-
-    Args:
-        generation: The generation of the engine that the link was made for.
-        device: The device of the layers.
-        name: The workers' name for the group.
-        ipc: Send where a layer lies, on the shared device, instead of the layer.
+    """The process group of this process and one engine's workers, who call it `name`. device: that of the layers. ipc: send
+    where a layer lies, on the shared device, instead of the layer.
     """
 
     def __init__(self, store: Any, group: Any, generation: int, device: torch.device, name: str, ipc: bool = False) -> None:
@@ -65,9 +60,7 @@ class Link:
 
 
 def obstacle(engine: Server, device: torch.device) -> str:
-    """Why NCCL cannot reach an engine's workers from this device, with the remedy; "" if it can, or if gloo is used. Raises
-    EngineError.
-    """
+    """Why NCCL cannot reach an engine's workers from this device, with the remedy; "" if it can, or if gloo is used."""
     places = engine.workers("gspo_place")
     if device.type != "cuda" or any(place["device"] != "cuda" for place in places):
         return ""
@@ -82,9 +75,7 @@ def obstacle(engine: Server, device: torch.device) -> str:
 
 
 def apart(engine: Server, device: torch.device, exchange: Path) -> str:
-    """Why an engine's workers cannot read weights in place on the trainer's device, tried with a few bytes; "" if they can.
-    Raises EngineError.
-    """
+    """Why an engine's workers cannot read weights in place on the trainer's device, tried with a few bytes, or ""."""
     places = engine.workers("gspo_place")
     if any(place["device"] != device.type for place in places):
         return f"the trainer's device is {device.type}, and its own {places[0]['device']}"
@@ -115,9 +106,7 @@ def unreadable(engine: Server, device: torch.device, exchange: Path) -> str:
 
 
 def joined(engine: Server, device: torch.device, generation: int, ipc: bool = False) -> Link:
-    """A process group with the workers of an engine. device: that of the trainer's weights. ipc: whether the workers share
-    it. Raises EngineError; OSError, RuntimeError or ValueError from sockets or torch.
-    """
+    """A process group with the workers of an engine. device: that of the trainer's weights. ipc: whether they share it."""
     places = engine.workers("gspo_place")
     both_on_gpus = device.type == "cuda" and all(place["device"] == "cuda" for place in places)
     backend = "ipc" if ipc else "nccl" if both_on_gpus else "gloo"

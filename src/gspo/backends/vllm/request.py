@@ -23,13 +23,7 @@ AT_ONCE = 64  # tokens per search for stop strings: after a match, they are deco
 
 class Request:
     """A completion that may arrive in parts, each from the weights current at the time. Raises ValueError for a stop string
-    that can never match.
-
-    Args:
-        so_far: The completion so far; its `stop` is "" until it is done.
-        seed: The seed of its sampling.
-        size: Vocabulary size.
-        routers: The routers whose choices are kept; None for none.
+    that can never match. `so_far` has no `stop` until it is done. size: of the vocabulary.
     """
 
     def __init__(
@@ -77,15 +71,8 @@ class Request:
         }  # fmt: skip
 
     def add(self, answer: Mapping[str, Any], earliest: int, latest: int, interrupted: bool = False) -> None:
-        """Appends an answer.
-
-        Args:
-            earliest: First version of the weights that may have sampled its tokens.
-            latest: Last such version.
-            interrupted: Whether a weight update, say, may have ended the request before its first token.
-
-        Raises:
-            EngineError: The answer is invalid.
+        """Appends an answer, sampled by versions `earliest` to `latest` of the weights. Raises EngineError if it is invalid.
+        interrupted: whether a weight update, say, may have ended the request before its first token.
         """
         try:
             choice = answer["choices"][0]
@@ -116,7 +103,7 @@ class Request:
         self, tokens: list[int], logp: list[float], spans: list[tuple[str, int, int]], reason: Any, known: Mapping[str, int]
     ) -> None:
         """Raises EngineError if an answer cannot be a part of this completion from the `known` versions."""
-        wrong, borders = "", [0, *(end for _, _, end in spans)]
+        borders = [0, *(end for _, _, end in spans)]
         inside = [start for _, start, _ in spans] == borders[:-1] and borders == sorted(borders)
         if len(tokens) != len(logp) or not inside or borders[-1] != len(tokens):
             wrong = f"{len(tokens)} tokens with {len(logp)} log-probabilities and versions {shown(spans)}"
@@ -133,8 +120,9 @@ class Request:
         elif not all(name in known for name, *_ in spans):
             found, latest = sorted({str(name) for name, *_ in spans}), max(known.values())
             wrong = f"completions of version {found} of the weights where {latest} was loaded"
-        if wrong:
-            raise EngineError(f"it answered with {wrong}")
+        else:
+            return
+        raise EngineError(f"it answered with {wrong}")
 
     def _routes(self, experts: Any, tokens: int) -> torch.Tensor | None:
         """Routes of all tokens so far and the `tokens` new ones; the last token has not been read yet. What an interrupted
@@ -153,9 +141,7 @@ class Request:
         return routes
 
     def _ended(self, past: Rollout, reason: str) -> Rollout:
-        """Sets the stop reason and cuts at the first stop string, which may span two parts; unchanged if it continues.
-        reason: the engine's.
-        """
+        """Sets the stop reason and cuts at the first stop string, if it has ended. reason: the engine's, or ""."""
         start = len(past.prompt.tokens)
         tokens = past.tokens[start:].tolist()
         if tokens and tokens[-1] in self.sampling.stop_ids:

@@ -35,9 +35,7 @@ class Routers:
         return Routers(tuple(number for number, *_ in numbers), *policy.choices)  # the first is that of the decoder layer
 
     def read(self, answer: str, tokens: int) -> Tensor:
-        """Decodes routes [tokens, layers, k] from an engine's answer: a .npy file in base64 of an array [tokens, all layers,
-        k]. Raises ValueError if it is none.
-        """
+        """Routes [tokens, layers, k] from a .npy file in base64 of an array [tokens, all layers, k]. Raises ValueError."""
         try:
             array = np.lib.format.read_array(io.BytesIO(base64.b64decode(answer)), allow_pickle=False)
         except Exception as error:  # numpy raises many kinds, even for a shape too large for memory

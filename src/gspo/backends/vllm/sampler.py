@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import as_completed
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -38,13 +38,11 @@ class VLLMSampler:
     Requests run in a separate thread. A completion that a weight update interrupts continues with the new weights.
 
     Args:
-        model: Provides the tokenizer and the limits for the prompts.
         exchange: A folder that the engines can read too.
         batch_size: Concurrent completions per engine.
         timeout: Timeout of a request, in seconds.
         notify: Called with a message when an engine is evicted or comes back.
         routers: Routers whose expert choices are requested; reset to None as soon as an engine does not report them.
-        sleep_level: As in sampler.sleep_level.
     """
 
     def __init__(
@@ -59,10 +57,8 @@ class VLLMSampler:
         routers: Routers | None = None,
         sleep_level: int = 0,
     ) -> None:
-        self.routers, self.sleep_level = routers, sleep_level
-        self.model = model
-        self.temperature, self.timeout = temperature, timeout
-        self.version = 0
+        self.model, self.temperature, self.timeout = model, temperature, timeout
+        self.routers, self.sleep_level, self.version = routers, sleep_level, 0
         self.still: AbstractContextManager[Any] = contextlib.nullcontext()  # a weight update never waits for completions
         self.probes: list[Rollout] = []  # one engine's, from the last check; the others sample the same
         self._round = 0  # the round of the check that `probes` come from
@@ -124,9 +120,7 @@ class VLLMSampler:
             torch.cuda.empty_cache()
 
     def _update(self, weights: Weights, members: Mapping[Member, int]) -> None:
-        """Sends the current weights to several engines at once, and admits those that prove it. members: each engine with
-        its generation.
-        """
+        """Sends the current weights to several engines, each with its generation, and admits those that prove it."""
         errors = self.transfer.send(members, self.version)
         self._free_cache()  # the transfer used some
         sent = [member for member in members if member not in errors]
@@ -143,9 +137,7 @@ class VLLMSampler:
             self.fleet.evict(member, members[member], error, final)
 
     def _readmit(self, member: Member, generation: int) -> None:
-        """Sends the current weights to an engine that is up again, and admits it once it has proven them. Raises
-        EngineError.
-        """
+        """Sends the current weights to an engine that is up again, and admits it once it has proven them."""
         with self._control:  # after any weight update that has begun
             claimed, current = self.fleet.claim(member, generation), (self.version, self.probes, self._round)
         if not claimed:
@@ -187,18 +179,14 @@ class VLLMSampler:
             )
 
     def check(self, weights: Weights) -> float:
-        """The largest mean |log mu - log pi| among the engines, over a few tokens that each samples now. Raises EngineError
-        if an engine exceeds its limit in every round of prompts: its weights are not the policy's, but stale or corrupt.
-        """
+        """The largest mean |log mu - log pi| among the engines, of tokens sampled now. Raises EngineError above a limit."""
         worst, errors = self._verify(weights, self.fleet.serving)
         for error in errors.values():
             raise error
         return worst
 
     def _verify(self, weights: Weights, members: Iterable[Member]) -> tuple[float, dict[Member, EngineError]]:
-        """Has each engine sample probes, which the trainer scores. Returns the largest accepted gap, and the error of each
-        engine that failed.
-        """
+        """Has engines sample probes, which the trainer scores. Returns the largest accepted gap, and the errors."""
         worst, errors, unproven, first = 0.0, dict[Member, EngineError](), list(members), True
         for number in range(ROUNDS):
             probes, failed = self._probed(unproven, number)
@@ -213,11 +201,11 @@ class VLLMSampler:
                         "weights are stale or corrupt, or it serves another model"
                     )
                     unproven.append(member)
-                    continue
-                errors.pop(member, None)
-                worst = max(worst, gap.mean)
-                if first:
-                    self.probes, self._round, first = sampled, number, False
+                else:
+                    errors.pop(member, None)
+                    worst = max(worst, gap.mean)
+                    if first:
+                        self.probes, self._round, first = sampled, number, False
         return worst, errors
 
     def _probed(
@@ -269,13 +257,10 @@ class VLLMSampler:
             for j in range(n)
         ]
         try:
-            waiting = {job.future for job in jobs}
-            while waiting:
-                ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    future.result()
+            for done, future in enumerate(as_completed(job.future for job in jobs), 1):
+                future.result()
                 if progress is not None:
-                    progress(len(jobs) - len(waiting))
+                    progress(done)
             return [job.result() for job in jobs]
         finally:
             for job in jobs:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
-import secrets
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo.backends.vllm.calls import engine_errors, http, json_of, send_request, shown
+import httpx
+
+from gspo.backends.vllm.calls import engine_errors, json_of, send_request, shown
 from gspo.backends.vllm.errors import EngineError, Refused
 from gspo.backends.vllm.process import EngineHost, EngineProcess, LocalHost
 from gspo.safe import without_logins
@@ -53,15 +52,10 @@ class Server:
     Args:
         url: The address; that of a server of ours gets another port at each start.
         command: Starts it, without the port; None for a server that is not ours.
-        log: The file with its output.
         variables: Environment variables to add to those of its machine.
         key: The bearer token that it requires.
-        host: Where it is started.
         start_timeout: Seconds until it must answer: it loads weights, and may compile.
         sync_timeout: Timeout of each step of a weight update, in seconds.
-
-    Attributes:
-        adapters: Whether it takes LoRA adapters instead of whole weights.
     """
 
     def __init__(
@@ -80,8 +74,8 @@ class Server:
         self.start_timeout, self.sync_timeout = start_timeout, sync_timeout
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.process: EngineProcess | None = None
-        self.adapters = False
-        self._client: Any = None
+        self.adapters = False  # whether it takes LoRA adapters instead of whole weights
+        self._client: httpx.AsyncClient | None = None
         self._over = self._asleep = False
         self._begun = 0  # offset in the log of the current process's output
 
@@ -130,15 +124,12 @@ class Server:
 
     def answers(self) -> bool:
         """Whether it is up."""
-        try:
+        with contextlib.suppress(EngineError):
             return self._request("GET", "/health", 5.0).status_code == 200
-        except EngineError:
-            return False
+        return False
 
     def call(self, path: str, body: Mapping[str, Any] | None = None, **params: str) -> Any:
-        """Sends a POST, or a GET if there is no body. Returns the decoded JSON, or the text of any other response. Raises
-        EngineError unless the status is 200.
-        """
+        """Sends a POST, or a GET if there is no body. Returns the decoded JSON, or else the text. Raises EngineError."""
         options = {} if body is None else {"json": body, "params": params}
         try:
             response = self._request("GET" if body is None else "POST", path, self.sync_timeout, **options)
@@ -164,12 +155,12 @@ class Server:
         failures: also if the server samples no token for `timeout` seconds, which is found within twice that time.
         """
         if self._client is None:
-            limits = http().Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
-            self._client = http().AsyncClient(timeout=None, limits=limits, headers=self.headers, trust_env=not self.ours)
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
+            self._client = httpx.AsyncClient(timeout=None, limits=limits, headers=self.headers, trust_env=not self.ours)
         request = {**body, **({"model": ADAPTER} if self.adapters else {})}
         try:
             with engine_errors(timeout):
-                response = await self._response(request, timeout)
+                response = await self._response(self._client, request, timeout)
         except EngineError as error:
             raise EngineError(f"{error}. {self.last_words()}") from None
         if 400 <= response.status_code < 500 and response.status_code not in LATER:
@@ -179,25 +170,21 @@ class Server:
         found: dict[str, Any] = json_of(response)
         return found
 
-    async def _response(self, request: Mapping[str, Any], timeout: float) -> Any:
-        """The response. Raises TimeoutError once the count of sampled tokens is the same at two looks, `timeout` apart."""
-        sent = asyncio.ensure_future(self._client.post(f"{self.url}{GENERATE}", json=request))
-        sampled: float | None = -1.0
+    async def _response(self, client: httpx.AsyncClient, request: Mapping[str, Any], timeout: float) -> httpx.Response:
+        """The response. Raises TimeoutError once the count of sampled tokens, of all requests, is the same at two looks,
+        `timeout` apart, or if the server does not count them.
+        """
+        sent = asyncio.ensure_future(client.post(f"{self.url}{GENERATE}", json=request))
+        counts: list[str] = []
         try:
             while not (await asyncio.wait([sent], timeout=timeout))[0]:
                 async with asyncio.timeout(timeout):
-                    before, sampled = sampled, await self._sampled()
-                if sampled in (before, None):
+                    before, counts = counts, SAMPLED.findall((await client.get(f"{self.url}/metrics")).text)
+                if counts == before:
                     raise TimeoutError
             return sent.result()
         finally:
             sent.cancel()
-
-    async def _sampled(self) -> float | None:
-        """Tokens that it has sampled since it started, for any request; None if it does not count them."""
-        answer = await self._client.get(f"{self.url}/metrics")
-        counts = SAMPLED.findall(answer.text)
-        return sum(map(float, counts)) if counts else None
 
     async def hang_up(self) -> None:
         """Closes the client."""
@@ -206,7 +193,7 @@ class Server:
 
     def takes_adapters(self) -> bool:
         """Whether it was started with LoRA support: the route exists, for POST only. Raises EngineError."""
-        return bool(self._request("GET", "/v1/load_lora_adapter", 10.0).status_code == 405)
+        return self._request("GET", "/v1/load_lora_adapter", 10.0).status_code == 405
 
     def workers(self, method: str, *arguments: str) -> list[Any]:
         """Calls a method of plugin/gspo_vllm.py on every worker and returns their results. Raises EngineError."""
@@ -249,10 +236,9 @@ class Server:
 
     def _sleeps(self) -> bool:
         """Whether a server that is not ours sleeps: a killed run may have left it asleep."""
-        try:
+        with contextlib.suppress(EngineError):  # it cannot sleep, so it has no such route
             return bool(self.call("/is_sleeping")["is_sleeping"])
-        except EngineError:  # it cannot sleep, so it has no such route
-            return False
+        return False
 
     def _take(self, swap: Swap) -> int:
         if swap.folder is None:
@@ -262,7 +248,7 @@ class Server:
             return 1
         return len(self.workers("gspo_reload", str(swap.folder)))
 
-    def _request(self, method: str, path: str, seconds: float, **options: Any) -> Any:
+    def _request(self, method: str, path: str, seconds: float, **options: Any) -> httpx.Response:
         # A proxy cannot reach a server of ours.
         return send_request(method, f"{self.url}{path}", seconds, not self.ours, headers=self.headers, **options)
 
@@ -292,35 +278,3 @@ class Server:
         process, self.process = self.process, None  # `start` and `stop` may both get here, from two threads
         if process is not None:
             process.end()
-
-
-def serving(
-    folder: Path,
-    python: str | None,
-    dtype: str,
-    arguments: Mapping[str, Any],
-    log: Path,
-    host: EngineHost,
-    variables: Mapping[str, str],
-    start_timeout: float,
-    sync_timeout: float,
-) -> Server:
-    """A server of ours for the model in `folder`, not yet started.
-
-    Args:
-        folder: A Hugging Face folder with the first weights.
-        python: An interpreter whose environment has vLLM; None for the current one.
-        arguments: Additional vLLM arguments, such as `{gpu_memory_utilization = 0.4}`; true becomes a flag, false its
-            `--no-` form.
-        variables: Additional environment variables.
-        start_timeout: As in Server.
-        sync_timeout: As in Server.
-    """
-    command = [python or sys.executable, str(SIDE)]
-    for name, value in ({"model": str(folder), "host": host.address, "dtype": dtype} | dict(arguments)).items():
-        flag = name.replace("_", "-")
-        values = value if isinstance(value, (list, tuple)) else [] if isinstance(value, bool) else [value]
-        command += [f"--no-{flag}" if value is False else f"--{flag}"]
-        command += [json.dumps(each) if isinstance(each, dict) else str(each) for each in values]
-    key = secrets.token_urlsafe(32)  # the server also swaps weights, and others may be able to reach its port
-    return Server(f"http://{host.address}", command, log, {**variables, KEY: key}, key, host, start_timeout, sync_timeout)

@@ -46,12 +46,8 @@ class Transfer:
         raise NotImplementedError
 
     def send(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
-        """Sends the current weights to these engines, all at once. Returns the error of each engine that did not get them.
-
-        Args:
-            members: The engines, each with its generation.
-            again: The other engines have these weights already. An update may begin meanwhile, which makes the result
-                useless.
+        """Sends the current weights to these engines (each with its generation), all at once. Returns the error of each that
+        did not get them. again: the others have these weights already; an update may begin meanwhile.
         """
         raise NotImplementedError
 
@@ -66,9 +62,7 @@ class Transfer:
 
 
 class FolderTransfer(Transfer):
-    """Writes each new version into a folder once, for every worker of every engine to read. adapters: write the adapter by
-    itself, for engines that take one; otherwise it is merged into the weights.
-    """
+    """Writes each version into a folder that all workers read; `adapters` by themselves, otherwise merged."""
 
     def __init__(self, exchange: Path, adapters: bool) -> None:
         super().__init__()
@@ -105,9 +99,7 @@ class BroadcastTransfer(Transfer):
     returning one gets a new group. The payloads stay in host memory for engines that come back while the trainer changes its
     weights.
 
-    Args:
-        device: The trainer's device.
-        layer: Timeout to send one layer to an engine, in seconds.
+    device: the trainer's. layer: timeout to send one layer to an engine, in seconds.
     """
 
     ipc = False  # passed to its links
@@ -133,21 +125,20 @@ class BroadcastTransfer(Transfer):
         calls = {member: begin(partial(member.engine.swap, link.begin(version))) for member, link in linked.items()}
         end: list[Message] = [(wire.END, None)]
         try:
-            for sizes, body in chain(self._gathered(weights) if weights else self._resent(commits), end):
-                self._each({member: call for member, call in calls.items() if member not in errors}, sizes, body, errors)
+            for message in chain(self._gathered(weights) if weights else self._resent(commits), end):
+                self._each({member: call for member, call in calls.items() if member not in errors}, message, errors)
         except BaseException:
             if not again:
                 self._kept = []  # incomplete
             self._give_up(linked)
             raise
         for member, call in calls.items():
-            if member in errors:
-                continue
-            try:
-                taken = call.result()  # separate: it may block, while other threads update `copies`
-                self.copies += taken
-            except Exception as error:
-                self._fail(member, blamed(error), errors)
+            if member not in errors:
+                try:
+                    taken = call.result()  # separate: it may block, while other threads update `copies`
+                    self.copies += taken
+                except Exception as error:
+                    self._fail(member, error, errors)
         return errors
 
     def close(self) -> None:
@@ -177,36 +168,29 @@ class BroadcastTransfer(Transfer):
 
     def _link(self, member: Member, generation: int) -> Link:
         """The process group with an engine in this generation. Raises EngineError."""
-        found = self._links.get(member)
-        if found is None or found.generation != generation:
-            if found is not None:
-                self._links.pop(member).drop()
+        if member in self._links and self._links[member].generation != generation:
+            self._links.pop(member).drop()
+        if member not in self._links:
             self._links[member] = joined(member.engine, self.device, generation, self.ipc)
         return self._links[member]
 
-    def _each(
-        self,
-        calls: Mapping[Member, Future[int]],
-        sizes: tuple[int, int],
-        body: Tensor | None,
-        errors: dict[Member, EngineError],
-    ) -> None:
+    def _each(self, calls: Mapping[Member, Future[int]], message: Message, errors: dict[Member, EngineError]) -> None:
         """Sends a layer, or the end marker, and waits until the engines have it. Adds those that failed to `errors`."""
         works: dict[Member, list[Any]] = {}
         for member in calls:
             try:
-                works[member] = self._links[member].send(sizes, body)
+                works[member] = self._links[member].send(*message)
             except RuntimeError as error:  # its group is broken
-                self._fail(member, blamed(error), errors)
+                self._fail(member, error, errors)
         until = time.monotonic() + self.layer
         for member, under_way in works.items():
             try:
                 wire.ended(under_way, max(0.0, until - time.monotonic()), partial(raise_if_failed, calls[member]))
             except Exception as error:
-                self._fail(member, blamed(error), errors)
+                self._fail(member, error, errors)
 
-    def _fail(self, member: Member, error: EngineError, errors: dict[Member, EngineError]) -> None:
-        errors[member] = error
+    def _fail(self, member: Member, error: Exception, errors: dict[Member, EngineError]) -> None:
+        errors[member] = blamed(error)
         self._links.pop(member).drop()
 
     def _give_up(self, members: Iterable[Member]) -> None:

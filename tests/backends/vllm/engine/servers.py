@@ -1,6 +1,7 @@
 """Real vLLM servers for tiny models, started once for all tests that need them."""
 
 import copy
+import json
 import os
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+import gspo
 from gspo.backends.hf.lora import adapted, packed
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
@@ -21,10 +23,11 @@ from gspo.config.schema import Config
 from gspo.learner import layout
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Completion, Prompt, Rollout, Sampling
-from tests.tiny_run import PIECES
+from tests.tiny_run import PIECES, ROWS, likes_a, settings
 
 PYTHON = os.environ.get("GSPO_VLLM_PYTHON", "")
 ENGINE_ARGS = {"enforce_eager": True, "max_model_len": 128}
+ENGINE = {"engine": "vllm", "python": PYTHON, "engine_args": ENGINE_ARGS}
 # Two cores: one thread a process, nothing bound to a core, little room for keys and values.
 os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
@@ -44,7 +47,7 @@ def policy_of(name, dtype="float32", seed=0):
 
 @torch.no_grad()
 def change(model, size, seed):
-    """Moves every weight at random."""
+    """Moves every weight of a model at random, or every one of a policy that is trained."""
     g = torch.Generator().manual_seed(seed)
     for p in model.parameters():
         p.add_(size * torch.randn(p.shape, generator=g).to(p.dtype))
@@ -54,16 +57,8 @@ def adapted_policy(name, rank=4, dtype="float32", targets=("all-linear",), quant
     """A tiny policy with adapters that do something, on weights of few bits where `quantize` says so."""
     model = adapted(policy_of(name, dtype).model, LoraConfig(rank=rank, targets=[*targets]))
     policy = HFPolicy(model if quantize == "none" else packed(model, ModelConfig(device="cpu", quantize=quantize)))
-    change_adapters(policy, 0.3, 0)
+    change(policy, 0.3, 0)
     return policy
-
-
-@torch.no_grad()
-def change_adapters(policy, size, seed):
-    """Moves every weight that is trained at random."""
-    g = torch.Generator().manual_seed(seed)
-    for p in policy.parameters():
-        p.add_(size * torch.randn(p.shape, generator=g).to(p.dtype))
 
 
 @contextmanager
@@ -71,17 +66,16 @@ def served(policy, rank=0, **options):
     """A sampler with a server of its own, or several (`engines`), that hold the weights of `policy`, version 0. rank: of its
     adapters. Its `server` is the first.
     """
-    settings = SamplerConfig(**{"engine": "vllm", "python": PYTHON, "engine_args": ENGINE_ARGS} | options)
+    given = SamplerConfig(**ENGINE | options)
     with tempfile.TemporaryDirectory(prefix="gspo-test-", dir="/dev/shm") as scratch:
-        sampler = sampler_of(
-            Config(sampler=settings, lora=LoraConfig(rank=rank)), policy, PolicyWeights(policy, 0), Path(scratch)
-        )
+        config = Config(sampler=given, lora=LoraConfig(rank=rank))
+        sampler = sampler_of(config, policy, PolicyWeights(policy, 0), Path(scratch))
         sampler.said, sampler.server, sampler.weight_dir = [], sampler.fleet.members[0].engine, Path(scratch)
         sampler.fleet.notify = sampler.said.append
         try:
             sampler.fleet.start()
             engines = [member.engine for member in sampler.fleet.members]
-            sampler.transfer = choose_transfer(settings, policy.device, engines, Path(scratch), policy.model.adapted)
+            sampler.transfer = choose_transfer(given, policy, engines, Path(scratch))
             sampler.load(PolicyWeights(policy, 0))
             yield sampler
         finally:
@@ -124,3 +118,18 @@ def gaps(sampler, policy, seed):
         logp = policy.forward(layout.build(completions)).logp
         policy.temperature = 1.0
     return (logp - torch.cat([completion.logp_mu for completion in completions])).abs()
+
+
+def train(folder, name="moe", resume=False, **sections):
+    """A run of a tiny model."""
+    tiny = build_tiny(MODELS[name], longest_match_tokenizer(PIECES))
+    config = settings(folder, **{"sampler": ENGINE} | sections)
+    return gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config, resume=resume)
+
+
+def lines(folder, name="metrics"):
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+
+
+def tokens(rollouts):
+    return [rollout.tokens.tolist() for rollout in rollouts]

@@ -5,12 +5,9 @@ import json
 import pytest
 import torch
 
-import gspo
-from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.learner import layout
 from gspo.types import Completion
-from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON, interrupt, policy_of, served
-from tests.tiny_run import PIECES, ROWS, likes_a, settings
+from tests.backends.vllm.engine.servers import interrupt, lines, policy_of, served, train
 
 
 def test_interrupted_completions_hold_the_likelihoods_of_the_weights_of_their_time():
@@ -32,24 +29,15 @@ def test_interrupted_completions_hold_the_likelihoods_of_the_weights_of_their_ti
         assert float(gap[~here].mean()) > 1e-2
 
 
-def train(folder, k, steps, resume=False):
-    tiny = build_tiny(MOE, longest_match_tokenizer(PIECES))
-    config = settings(
-        folder, sampler={"engine": "vllm", "python": PYTHON, "engine_args": ENGINE_ARGS}, train={"steps": steps},
-        rollout={"max_staleness": k, "max_completion_length": 60}, eval={"every": 0},
-    )  # fmt: skip
-    return gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config, resume=resume)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2])
 def test_a_run_that_samples_ahead_loses_no_prompt(tmp_path, k):
-    folder = train(tmp_path / "run", k, steps=6).folder
-    train(tmp_path / "run", k, steps=10, resume=True)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 11))
-    assert all(line["staleness"] <= k and line["mismatch/kl"] < 1e-8 for line in lines)
-    assert sum(line["staleness"] for line in lines) > 1 and lines[-1]["reward"] > lines[0]["reward"]
-    rollouts = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
-    ids = [rollout["prompt_id"] for rollout in rollouts][::4]
+    sections = {"rollout": {"max_staleness": k, "max_completion_length": 60}, "eval": {"every": 0}}
+    folder = train(tmp_path / "run", train={"steps": 6}, **sections).folder
+    train(tmp_path / "run", train={"steps": 10}, resume=True, **sections)
+    metrics = lines(folder)
+    assert [line["step"] for line in metrics] == list(range(1, 11))
+    assert all(line["staleness"] <= k and line["mismatch/kl"] < 1e-8 for line in metrics)
+    assert sum(line["staleness"] for line in metrics) > 1 and metrics[-1]["reward"] > metrics[0]["reward"]
+    ids = [rollout["prompt_id"] for rollout in lines(folder, "rollouts")][::4]
     assert len(ids) == 80 and len(set(ids[:36])) == 36 and sorted(ids[:36]) == sorted(ids[36:72])  # 36 train, 4 held out

@@ -1,6 +1,5 @@
 """The engine killed, hung or starved in mid-run: started again, and nothing is lost."""
 
-import asyncio
 import os
 import resource
 import signal
@@ -10,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from gspo.backends.vllm.errors import EngineError
+from gspo.backends.vllm.server import SAMPLED
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
-from tests.backends.vllm.engine.servers import change, policy_of, prompts, served
+from tests.backends.vllm.engine.servers import change, policy_of, prompts, served, tokens
 from tests.backends.vllm.engines import until
 
 LONG = Sampling(100, seed=7)
@@ -24,7 +24,7 @@ def engine():
     with served(policy, timeout=15.0) as sampler:
         change(policy.model.model, 0.05, 1)
         sampler.load(PolicyWeights(policy, 1))
-        yield policy, sampler, [r.tokens.tolist() for r in sampler.generate(prompts(), 8, LONG)]
+        yield policy, sampler, tokens(sampler.generate(prompts(), 8, LONG))
 
 
 def test_the_engine_counts_its_tokens(engine):
@@ -32,7 +32,7 @@ def test_the_engine_counts_its_tokens(engine):
     _, sampler, _ = engine
 
     def counted():
-        return asyncio.run_coroutine_threadsafe(sampler.server._sampled(), sampler._loop).result()
+        return sum(map(float, SAMPLED.findall(sampler.server.call("/metrics"))))
 
     before, rollouts = counted(), sampler.generate(prompts(), 2, LONG)
     assert counted() - before == sum(int(rollout.sampled.sum()) for rollout in rollouts) > 0
@@ -45,7 +45,7 @@ def test_killed_while_it_samples(engine):
     killer = threading.Timer(0.3, os.killpg, (process.pid, signal.SIGKILL))
     killer.start()
     rollouts = sampler.generate(prompts(), 8, LONG)
-    assert [r.tokens.tolist() for r in rollouts] == expected
+    assert tokens(rollouts) == expected
     assert "started again" in sampler.said[-2] and "is back" in sampler.said[-1] and sampler.server.process is not process
     sampler.check(PolicyWeights(policy, sampler.version))
 

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
-from tests.backends.vllm.engine.servers import PYTHON, UNTIED
+from tests.backends.vllm.engine.servers import PYTHON, UNTIED, lines
 from tests.patience import PATIENCE
 from tests.tiny_run import PIECES, ROWS
 
@@ -32,22 +32,31 @@ def likes_a(prompts, completions, **columns):
 """
 
 
+def fill(folder):
+    """A model, rows, a reward and the settings of a run."""
+    build_tiny(UNTIED, longest_match_tokenizer(PIECES), 0).save(folder / "model")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "letters.py").write_text(REWARD)
+    (folder / "run.toml").write_text(SETTINGS.format(folder=folder, python=PYTHON))
+    return folder
+
+
 def run(folder, name, *arguments):
     words = [sys.executable, "-m", "gspo", "train", "run.toml", f"--log.dir={name}", *arguments]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = map(json.loads, (folder / name / "rollouts.jsonl").read_text().splitlines())
-    weights = {key: x for file in (folder / name / "model").glob("*.safetensors") for key, x in load_file(file).items()}
-    metrics = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    return [row["completion"] for row in rows], weights, metrics
+    return found(folder / name)
+
+
+def found(folder):
+    """The completions of a run, its weights and its metrics."""
+    weights = {key: x for file in (folder / "model").glob("*.safetensors") for key, x in load_file(file).items()}
+    return [row["completion"] for row in lines(folder, "rollouts")], weights, lines(folder)
 
 
 @pytest.mark.slow
 def test_two_ranks_and_two_engines_make_the_run_of_one(tmp_path):
-    build_tiny(UNTIED, longest_match_tokenizer(PIECES), 0).save(tmp_path / "model")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (tmp_path / "letters.py").write_text(REWARD)
-    (tmp_path / "run.toml").write_text(SETTINGS.format(folder=tmp_path, python=PYTHON))
+    fill(tmp_path)
     one, whole, _ = run(tmp_path, "one")
     two, shards, metrics = run(tmp_path, "two", "--scale.ranks=2", "--scale.expert_parallel=2", "--sampler.engines=2")
     assert one == two and len(one) == 96

@@ -1,6 +1,5 @@
 """Ranks and real engines that Ray has placed: in an environment with Ray, and with vLLM's interpreter."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,19 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
-from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
-from tests.backends.vllm.engine.servers import PYTHON, UNTIED
-from tests.backends.vllm.engine.test_ranks import REWARD, SETTINGS, run
+from tests.backends.vllm.engine.servers import lines
+from tests.backends.vllm.engine.test_ranks import fill, found, run
 from tests.launch.ray_cluster import cluster_of
 from tests.launch.started import finished, left, steps, wait_for
 from tests.launch.started import processes as all_parents
-from tests.tiny_run import PIECES, ROWS
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here"),
-]
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here")
 ON_RAY = "--scale.launcher=ray", "--train.save_every=1"
 
 
@@ -33,13 +27,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The settings of a run, its model, rows and reward."""
-    folder = tmp_path_factory.mktemp("ray")
-    build_tiny(UNTIED, longest_match_tokenizer(PIECES), 0).save(folder / "model")
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (folder / "letters.py").write_text(REWARD)
-    (folder / "run.toml").write_text(SETTINGS.format(folder=folder, python=PYTHON))
-    return folder
+    return fill(tmp_path_factory.mktemp("ray"))
 
 
 def begin(folder, name, environment, *arguments):
@@ -52,7 +40,7 @@ def begin(folder, name, environment, *arguments):
 
 def processes(*words):
     """Those whose command lines have these words: number, that of who started them, and environment."""
-    found = []
+    matching = []
     for at in Path("/proc").glob("[0-9]*"):
         try:
             command = (at / "cmdline").read_text()
@@ -61,15 +49,15 @@ def processes(*words):
         except (OSError, ValueError):
             continue
         if all(word in command for word in words):
-            found.append((int(at.name), parent, variables))
-    return found
+            matching.append((int(at.name), parent, variables))
+    return matching
 
 
 def engines(name):
     """The servers of a run: number, actor, environment. Between a server and its actor stands who waits for it."""
     parents, beside = all_parents(), {one[0] for one in processes("supervisor.py", "gspo_vllm.py")}
-    found = processes("gspo_vllm.py", f"exchange-{name}/")
-    return [(pid, parents.get(at), own) for pid, at, own in found if pid not in beside and "GSPO_OWNED" in own]
+    servers = processes("gspo_vllm.py", f"exchange-{name}/")
+    return [(pid, parents.get(at), own) for pid, at, own in servers if pid not in beside and "GSPO_OWNED" in own]
 
 
 def rank(name, number):
@@ -79,8 +67,7 @@ def rank(name, number):
 
 def serving(folder, name):
     """How many engines sampled in each step."""
-    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
-    return [int(json.loads(line)["engines/serving"]) for line in lines]
+    return [int(line["engines/serving"]) for line in lines(folder / name)]
 
 
 def test_a_run_on_ray_is_the_run_without_it_whatever_dies(folder, cluster):
@@ -106,12 +93,11 @@ def test_a_run_on_ray_is_the_run_without_it_whatever_dies(folder, cluster):
     assert serving(folder, "two")[-1] == 2
     assert not engines("two") and not list((folder / "exchange-two").iterdir())
     assert "vLLM" in (folder / "two" / "vllm_0.log").read_text()
-    rows = map(json.loads, (folder / "two" / "rollouts.jsonl").read_text().splitlines())
-    assert [row["completion"] for row in rows] == one and len(one) == 14 * 32
-    found = {key: x for file in (folder / "two" / "model").glob("*.safetensors") for key, x in load_file(file).items()}
-    apart = max(float((whole[name] - found[name]).abs().max()) for name in whole)
+    two, shards, _ = found(folder / "two")
+    assert two == one and len(one) == 14 * 32
+    apart = max(float((whole[name] - shards[name]).abs().max()) for name in whole)
     print(f"weights differ by {apart:.2g}")
-    assert whole.keys() == found.keys() and apart < 1e-6
+    assert whole.keys() == shards.keys() and apart < 1e-6
 
 
 def test_the_engines_of_a_run_end_with_it(folder, cluster):

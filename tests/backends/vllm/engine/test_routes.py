@@ -5,14 +5,21 @@ import json
 import pytest
 import torch
 
-import gspo
-from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.learner import layout
 from gspo.learner.weights import PolicyWeights
 from gspo.objective.routing import changed
 from gspo.types import Completion, Prompt, Sampling
-from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON, change, interrupt, policy_of, prompts, served
-from tests.tiny_run import PIECES, ROWS, likes_a, settings
+from tests.backends.vllm.engine.servers import (
+    ENGINE,
+    ENGINE_ARGS,
+    change,
+    interrupt,
+    lines,
+    policy_of,
+    prompts,
+    served,
+    train,
+)
 
 
 def chosen(policy, rollouts):
@@ -62,24 +69,14 @@ def test_interrupted_completions_hold_the_experts_of_the_weights_of_their_time(m
 
 @pytest.mark.slow
 def test_a_run_replays_them(tmp_path):
-    tiny = build_tiny(MOE, longest_match_tokenizer(PIECES))
-    config = settings(
-        tmp_path / "run", sampler={"engine": "vllm", "python": PYTHON, "engine_args": ENGINE_ARGS}, train={"steps": 3},
-        algorithm={"router_replay": "R3"}, eval={"every": 0},
-    )  # fmt: skip
-    folder = gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config).folder
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    sections = {"train": {"steps": 3}, "algorithm": {"router_replay": "R3"}, "eval": {"every": 0}}
+    steps = lines(train(tmp_path / "run", **sections).folder)
     assert len(steps) == 3
     for line in steps:
         assert line["moe/volatility"] == 0 and line["moe/sampler_agreement"] > 0.999 and line["mismatch/kl"] < 1e-8
 
 
 def test_an_engine_that_does_not_tell_is_refused_for_R3(tmp_path):
-    tiny = build_tiny(MOE, longest_match_tokenizer(PIECES))
-    silent = ENGINE_ARGS | {"enable_return_routed_experts": False}
-    config = settings(
-        tmp_path / "run", sampler={"engine": "vllm", "python": PYTHON, "engine_args": silent},
-        algorithm={"router_replay": "R3"},
-    )  # fmt: skip
-    with pytest.raises(ValueError, match=r"R3.*does not tell which experts.*enable-return-routed-experts"):
-        gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config)
+    silent = ENGINE | {"engine_args": ENGINE_ARGS | {"enable_return_routed_experts": False}}
+    with pytest.raises(ValueError, match=r"R3.*does not report which experts.*enable-return-routed-experts"):
+        train(tmp_path / "run", sampler=silent, algorithm={"router_replay": "R3"})

@@ -4,31 +4,19 @@ import json
 
 import pytest
 
-import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.cli.main import main
-from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON
-from tests.tiny_run import PIECES, ROWS, likes_a, settings
-
-ENGINE = {"engine": "vllm", "python": PYTHON, "engine_args": ENGINE_ARGS}
-
-
-def train(folder, resume=False, **changes):
-    tiny = build_tiny(MOE, longest_match_tokenizer(PIECES))
-    config = settings(folder, sampler=ENGINE, **changes)
-    return gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, resume=resume, config=config)
+from tests.backends.vllm.engine.servers import ENGINE, MOE, PYTHON, lines, train
 
 
 def test_a_run_learns_and_resumes(tmp_path):
     folder = train(tmp_path / "run", train={"steps": 8, "save_every": 4}).folder
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "loss" in line]
+    steps = [line for line in lines(folder) if "loss" in line]
     assert len(steps) == 8 and steps[-1]["reward"] > steps[0]["reward"] + 0.1
     assert all(line["mismatch/kl"] < 1e-8 and line["ratio/noise_floor"] < 1e-5 and line["staleness"] == 0 for line in steps)
     assert all(0 < line["clip_ratio/tokens"] < 1 for line in steps)
     versions = {}
-    for text in (folder / "rollouts.jsonl").read_text().splitlines():
-        line = json.loads(text)
+    for line in lines(folder, "rollouts"):
         versions.setdefault(line["step"], set()).add(line["version"])
     assert versions == {step: {step - 1} for step in range(1, 9)}
     assert (folder / "vllm.log").exists()
@@ -37,11 +25,8 @@ def test_a_run_learns_and_resumes(tmp_path):
 
 
 def test_a_wrong_argument_of_vllm_is_told_before_training(tmp_path):
-    tiny = build_tiny(MOE, longest_match_tokenizer(PIECES))
-    sampler = ENGINE | {"engine_args": {"no_such_argument": 1}}
     with pytest.raises(RuntimeError, match=r"vLLM ended with status 2: .*no-such-argument"):
-        config = settings(tmp_path / "run", sampler=sampler)
-        gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config)
+        train(tmp_path / "run", sampler=ENGINE | {"engine_args": {"no_such_argument": 1}})
     assert not (tmp_path / "run").exists()
 
 
@@ -54,7 +39,7 @@ def test_a_benchmark_is_answered(tmp_path):
     given += ["--eval.max_completion_length=20", "--task.system=", "--model.device=cpu", "--sampler.engine=vllm"]
     given += [f"--sampler.python={PYTHON}", "--sampler.engine_args={enforce_eager = true, max_model_len = 128}"]
     assert main(["eval", str(tmp_path / "model"), *given]) == 0
-    replies = [json.loads(line) for line in (tmp_path / "out/replies.jsonl").read_text().splitlines()]
+    replies = lines(tmp_path / "out", "replies")
     assert len({(reply["problem"], reply["sample"]) for reply in replies}) == 12
     assert len({reply["text"] for reply in replies}) > 6 and all(0 < reply["tokens"] <= 20 for reply in replies)
     results = json.loads((tmp_path / "out/results.json").read_text())
@@ -62,11 +47,11 @@ def test_a_benchmark_is_answered(tmp_path):
 
     for name in ("results.json", "index.html"):  # as a kill leaves it, in the middle of a line
         (tmp_path / "out" / name).unlink(missing_ok=True)
-    lines = (tmp_path / "out/replies.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "out/replies.jsonl").write_text("".join(lines[:5]) + lines[5][:20])
+    written = (tmp_path / "out/replies.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "out/replies.jsonl").write_text("".join(written[:5]) + written[5][:20])
     assert main(["eval", str(tmp_path / "model"), *given]) == 0
     again = (tmp_path / "out/replies.jsonl").read_text().splitlines(keepends=True)
-    assert again[:5] == lines[:5] and len(again) == 12
+    assert again[:5] == written[:5] and len(again) == 12
     texts = {(reply["problem"], reply["sample"]): reply["text"] for reply in replies}
     assert {(reply["problem"], reply["sample"]): reply["text"] for reply in map(json.loads, again)} == texts
     assert json.loads((tmp_path / "out/results.json").read_text())["figures"] == results["figures"]

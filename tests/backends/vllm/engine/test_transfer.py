@@ -10,23 +10,13 @@ import time
 import pytest
 import torch
 
-from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Sampling
-from tests.backends.vllm.engine.servers import ENGINE_ARGS, PYTHON, UNTIED, change, gaps, policy_of, prompts, served
-from tests.backends.vllm.engine.test_ranks import REWARD, SETTINGS, run
-from tests.tiny_run import PIECES, ROWS
+from tests.backends.vllm.engine.servers import ENGINE_ARGS, change, gaps, policy_of, prompts, served, tokens
+from tests.backends.vllm.engine.test_ranks import fill, run
 
 LONG = Sampling(60, seed=7)
-
-
-def tokens(rollouts):
-    return [rollout.tokens.tolist() for rollout in rollouts]
-
-
-def likelihoods(rollouts):
-    return [rollout.logp.tolist() for rollout in rollouts]
 
 
 def held(sampler):
@@ -43,7 +33,7 @@ def alike(sampler, policy, ways, versions):
         sampler.transfer = ways[version % 2]
         sampler.load(PolicyWeights(policy, version))
         sampled = sampler.generate(prompts(), 4, LONG)
-        found.append((held(sampler), tokens(sampled), likelihoods(sampled)))
+        found.append((held(sampler), tokens(sampled), [rollout.logp.tolist() for rollout in sampled]))
         assert float(gaps(sampler, policy, version).max()) < 1e-4 and not sampler.said
     assert all(a != b for a, b in zip(found[1:-1:2], found[2::2]))  # each change was seen
     return [a == b for a, b in zip(found[::2], found[1::2])]
@@ -141,10 +131,7 @@ def test_two_engines_of_two_workers_each():
 @pytest.mark.slow
 def test_runs_are_the_same_by_either_way_and_on_two_ranks(tmp_path):
     """Every completion, and the weights: bit by bit in one process, but for rounding on two ranks."""
-    build_tiny(UNTIED, longest_match_tokenizer(PIECES), 0).save(tmp_path / "model")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (tmp_path / "letters.py").write_text(REWARD)
-    (tmp_path / "run.toml").write_text(SETTINGS.format(folder=tmp_path, python=PYTHON))
+    fill(tmp_path)
     folder, weights, metrics = run(tmp_path, "folder", "--sampler.weight_transfer=folder")
     for way in ("broadcast", "ipc"):
         sent, same, others = run(tmp_path, way, f"--sampler.weight_transfer={way}")

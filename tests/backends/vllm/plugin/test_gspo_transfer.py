@@ -43,6 +43,9 @@ LAYERS = [
     {"a": torch.arange(15.0).view(3, 5).t(), "b": torch.tensor([1.5, -2.0, 3.0]).bfloat16(), "c": torch.tensor(7)},
     {"layers.0.norm": torch.ones(1, dtype=torch.float16), "empty": torch.zeros(0, 4), "é": torch.tensor([True, False])},
 ]
+EXPECTED = [
+    [name, str(x.dtype), list(x.shape), x.double().flatten().tolist()] for layer in LAYERS for name, x in layer.items()
+]
 
 
 @pytest.fixture
@@ -61,13 +64,6 @@ def send(group, *tensors):
     wire.ended([wire.begun(group, x) for x in tensors], PATIENCE)
 
 
-def give(group, layers):
-    for layer in layers:
-        sizes, body = wire.packed(layer)
-        send(group, torch.tensor(sizes), body)
-    send(group, torch.tensor(wire.END))
-
-
 def said(workers):
     return [json.loads(worker.stdout.readline()) for worker in workers]
 
@@ -75,12 +71,12 @@ def said(workers):
 def test_every_worker_gets_every_tensor(group):
     """Of any type and shape, and where it does not lie in a row in memory; more than once."""
     group, workers = group
-    expected = [
-        [name, str(x.dtype), list(x.shape), x.double().flatten().tolist()] for layer in LAYERS for name, x in layer.items()
-    ]
     for _ in range(2):
-        give(group, LAYERS)
-        assert said(workers) == [expected, expected]
+        for layer in LAYERS:
+            sizes, body = wire.packed(layer)
+            send(group, torch.tensor(sizes), body)
+        send(group, torch.tensor(wire.END))
+        assert said(workers) == [EXPECTED, EXPECTED]
 
 
 @pytest.mark.parametrize("group", [["ipc"]], indirect=True)
@@ -96,10 +92,7 @@ def test_every_worker_reads_every_tensor_where_it_lies(group, tmp_path):
         sent.append(len(wire.ticket(sizes, body)))
         path.unlink()  # whoever maps it keeps it
     wire.ended(link.send(wire.END), PATIENCE)
-    expected = [
-        [name, str(x.dtype), list(x.shape), x.double().flatten().tolist()] for layer in LAYERS for name, x in layer.items()
-    ]
-    assert said(workers) == [expected, expected] and max(sent) < 300
+    assert said(workers) == [EXPECTED, EXPECTED] and max(sent) < 300
 
 
 def test_a_ticket_for_memory_of_a_gpu_is_what_torch_tells_and_asks_for(monkeypatch):

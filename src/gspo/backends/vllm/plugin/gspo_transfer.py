@@ -57,12 +57,8 @@ def store_at(address: str, port: int, size: int, seconds: float) -> dist.TCPStor
 def join(
     store: dist.TCPStore, rank: int, size: int, backend: str, address: str, device: torch.device, seconds: float
 ) -> Any:
-    """Creates the process group. Every rank must call this. Raises RuntimeError.
-
-    Args:
-        backend: "nccl", "gloo", or "ipc", which also uses gloo.
-        address: The local address that gloo listens at.
-        seconds: Timeout of a broadcast, in seconds.
+    """Creates the process group, in each rank. Raises RuntimeError. backend: "nccl", "gloo", or "ipc", which also uses gloo.
+    address: the local one that gloo listens at. seconds: timeout of a broadcast.
     """
     if backend != "nccl":
         gloo: Any = dist.ProcessGroupGloo
@@ -101,12 +97,7 @@ def begun(group: Any, tensor: torch.Tensor) -> Any:
 
 
 def ended(works: Iterable[Any], seconds: float, check: Callable[[], Any] = lambda: None) -> None:
-    """Waits for broadcasts. Raises RuntimeError if one fails or the timeout expires.
-
-    Args:
-        seconds: Total timeout, in seconds.
-        check: Called repeatedly; may raise to stop the wait.
-    """
+    """Waits for broadcasts, in all as many seconds. Raises RuntimeError if one fails, or late, and what `check` raises."""
     until = time.monotonic() + seconds
     for work in works:
         while not work.is_completed():
@@ -120,9 +111,7 @@ def ended(works: Iterable[Any], seconds: float, check: Callable[[], Any] = lambd
 def packed(
     layer: Mapping[str, torch.Tensor], room: Callable[[int], torch.Tensor] | None = None
 ) -> tuple[tuple[int, int], torch.Tensor]:
-    """Serializes a layer. Returns two sizes in bytes (table, total) and the payload. layer: tensors by name. room: allocates
-    the payload; None: on the layer's device.
-    """
+    """Serializes a layer. Returns two sizes in bytes (table, total), and the payload. room: allocates it, if not None."""
     table: list[list[Any]] = []
     at = 0
     for name, x in layer.items():
@@ -159,9 +148,7 @@ def room(path: str | os.PathLike[str], size: int) -> torch.Tensor:
 
 
 def ticket(sizes: Iterable[int], body: torch.Tensor) -> torch.Tensor:
-    """What a worker on the same device needs to find a layer, as JSON bytes in a tensor: its sizes, and its file or its CUDA
-    IPC handle.
-    """
+    """What a worker on the same device needs to find a layer, as JSON bytes: its sizes, its file or its CUDA IPC handle."""
     at: Any = body.untyped_storage().filename
     if body.device.type != "cpu":
         at = [x.hex() if isinstance(x, bytes) else x for x in reduce_tensor(body)[1][7:]]  # all after the device
@@ -169,9 +156,7 @@ def ticket(sizes: Iterable[int], body: torch.Tensor) -> torch.Tensor:
 
 
 def fetched(words: Any, device: torch.device) -> tuple[int, torch.Tensor]:
-    """The table size and the payload that a ticket refers to, without a copy. device: the worker's, whose index may differ
-    from the trainer's.
-    """
+    """The table size and the payload, not copied, that a ticket refers to. device: as the worker numbers it."""
     head, size, at = json.loads(words.numpy().tobytes())
     if isinstance(at, str):
         return head, torch.from_file(at, shared=False, size=size, dtype=torch.uint8)
@@ -181,15 +166,8 @@ def fetched(words: Any, device: torch.device) -> tuple[int, torch.Tensor]:
 
 
 def received(group: Any, device: torch.device, seconds: float, ipc: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the names and tensors that rank 0 sends, layer by layer.
-
-    Args:
-        device: The device to receive them on.
-        seconds: Timeout of a broadcast, in seconds.
-        ipc: Whether both sides share the device, so that tickets are sent.
-
-    Raises:
-        RuntimeError: A broadcast fails or times out, or the trainer gives up.
+    """Yields the names and tensors that rank 0 sends to this device, layer by layer. Raises RuntimeError if a broadcast
+    fails or takes more seconds, or the trainer gives up. ipc: whether both share the device, so that tickets are sent.
     """
     there = torch.device("cpu") if ipc else device
     sizes = torch.empty(2, dtype=torch.int64, device=there)

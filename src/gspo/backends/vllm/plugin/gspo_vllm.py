@@ -35,16 +35,22 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def repair_reload() -> None:
-    """Fixes weight reloads of expert layers on a CPU. vLLM packs the weights for its kernel once, and copying new ones into
-    the packed storage corrupts them silently. A new kernel packs them again.
-    """
-    from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as room
+def repair_cpu() -> None:
+    """Fixes and completes what vLLM does on a CPU, in each worker."""
     from vllm.platforms import current_platform
 
-    method = room.UnquantizedFusedMoEMethod
-    if not current_platform.is_cpu() or not hasattr(method, "_setup_kernel"):
-        return
+    if current_platform.is_cpu():
+        repair_reload()
+        repair_seeds()
+        wire_routes()
+
+
+def repair_reload() -> None:
+    """Fixes weight reloads of expert layers. vLLM packs the weights for its kernel once, and copying new ones into the
+    packed storage corrupts them silently. A new kernel packs them again.
+    """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod as method
+
     setup = method._setup_kernel
 
     def anew(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,14 +61,11 @@ def repair_reload() -> None:
 
 
 def repair_seeds() -> None:
-    """Fixes seeded sampling with chunked prefill on a CPU. vLLM samples after each chunk, discards the token and rewinds the
-    seeded generator; a CPU generator cannot rewind, so the engine dies. Hides the generators during these chunks.
+    """Fixes seeded sampling with chunked prefill. vLLM samples after each chunk, discards the token and rewinds the seeded
+    generator; a CPU generator cannot rewind, so the engine dies. Hides the generators during these chunks.
     """
-    from vllm.platforms import current_platform
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner as Runner
 
-    if not current_platform.is_cpu():
-        return
     sample = Runner.sample_tokens
 
     def sample_tokens(self: Any, *args: Any, **options: Any) -> Any:
@@ -83,8 +86,6 @@ def allow_routes() -> None:
     from vllm.platforms import current_platform
 
     verify = VllmConfig._verify_aux_output_compatibility
-    if verify.__name__ == "lenient":
-        return
 
     def lenient(self: Any) -> Any:
         if current_platform.is_cpu() and self.aux_output_config.enabled and not self.use_v2_model_runner:
@@ -131,11 +132,8 @@ class Steps:
 
 def wire_routes() -> None:
     """Collects routed experts in a CPU's first model runner. vLLM does so only in its second one, which needs Triton."""
-    from vllm.platforms import current_platform
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner as Runner
 
-    if not current_platform.is_cpu():
-        return
     begin, execute, sample = Runner.initialize_kv_cache, Runner.execute_model, Runner.sample_tokens
 
     def initialize_kv_cache(self: Any, kv_cache_config: Any, is_profiling: Any = False, **options: Any) -> None:
@@ -157,11 +155,8 @@ def wire_routes() -> None:
         steps = getattr(self, "gspo_steps", None)
         return output if steps is None else steps.sampled(output)
 
-    Runner.initialize_kv_cache, Runner.execute_model, Runner.sample_tokens = (
-        initialize_kv_cache,
-        execute_model,
-        sample_tokens,
-    )
+    for method in (initialize_kv_cache, execute_model, sample_tokens):
+        setattr(Runner, method.__name__, method)
 
 
 class Keyed:
@@ -187,32 +182,30 @@ class Extension:
 
     def gspo_reload(self, folder: str) -> None:
         """Loads the weights from a Hugging Face folder."""
-        try:
-            self.gspo_put(weights_path=folder)
-        except BaseException:
-            self.gspo_put_together()
-            raise
+        self.gspo_put(weights_path=folder)
 
-    def gspo_put_together(self) -> None:
-        """Restores the layers after a failed load left some of them disassembled, so that they can be loaded again."""
+    def gspo_put(self, **weights: Any) -> None:
+        """Loads weights, given as for vLLM's reload_weights. If that fails, leaves the group that they came from, which the
+        trainer drops too (a GPU would wait behind it), and restores the layers, so that they can be loaded again.
+        """
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
-            finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)  # type: ignore[attr-defined]
-
-    def gspo_put(self, **weights: Any) -> None:
-        """Loads weights, given as for vLLM's reload_weights."""
-        self.reload_weights(**weights)  # type: ignore[attr-defined]
-        for module in self.model_runner.get_model().modules():  # type: ignore[attr-defined]
-            # A head tied to the embedding is not among the weights, so vLLM does not update its copy packed for the CPU.
-            if hasattr(module, "cpu_linear") and module.weight.numel():
-                module.quant_method.process_weights_after_loading(module)
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        try:
+            self.reload_weights(**weights)  # type: ignore[attr-defined]
+            for module in model.modules():
+                # A head tied to the embedding is not among the weights, so vLLM does not update its copy packed for the CPU.
+                if hasattr(module, "cpu_linear") and module.weight.numel():
+                    module.quant_method.process_weights_after_loading(module)
+        except BaseException:
+            self.gspo_leave()
+            with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
+                finalize_layerwise_reload(model, self.model_config)  # type: ignore[attr-defined]
+            raise
 
     def gspo_place(self) -> dict:
-        """Where this worker runs: its rank in the engine, the number of workers, its device, the NCCL version, and whether
-        it can sleep.
-        """
+        """Where this worker runs: its rank in the engine, of how many, device and NCCL version; whether it can sleep."""
         import torch
 
         parallel, device = self.vllm_config.parallel_config, self.device  # type: ignore[attr-defined]
@@ -237,12 +230,8 @@ class Extension:
         return {"read": body.cpu().numpy().tobytes().hex()}  # vLLM's server returns dicts as they are, and all else as text
 
     def gspo_join(self, address: str, port: str, backend: str, seconds: str, name: str) -> None:
-        """Joins the trainer's process group.
-
-        Args:
-            address: Address of the rendezvous store.
-            backend: A torch backend, or "ipc" if weights stay on a shared device.
-            seconds: Timeout of each wait, in seconds.
+        """Joins the trainer's process group through the store at this address. backend: a torch backend, or "ipc" if weights
+        stay on a shared device. seconds: timeout of each wait.
         """
         import gspo_transfer as transfer
         import torch
@@ -270,12 +259,7 @@ class Extension:
 
         if getattr(self, "gspo_group", None) is None or name != self.gspo_name:
             raise RuntimeError("the trainer has given up the group in which it was to send weights")
-        try:
-            self.gspo_put(weights_iterator=transfer.received(self.gspo_group, *self.gspo_receiving))
-        except BaseException:
-            self.gspo_leave()  # the trainer drops it too and makes a new one; a GPU would wait behind it
-            self.gspo_put_together()
-            raise
+        self.gspo_put(weights_iterator=transfer.received(self.gspo_group, *self.gspo_receiving))
 
 
 if __name__ == "__main__":
@@ -296,6 +280,4 @@ elif __name__ == "__mp_main__":
     if ROUTES in sys.argv:
         allow_routes()
 elif "vllm" in sys.modules:
-    repair_reload()
-    repair_seeds()
-    wire_routes()
+    repair_cpu()
