@@ -15,10 +15,10 @@ ASK = [{"role": "user", "content": "what is in the box"}]
 GOOD = {"model": "policy", "messages": ASK}  # nothing is wrong with this request
 
 
-def tiny(template="chatml", context=512):
+def tiny(template="chatml", **options):
     """A model that says anything, with a chat template."""
-    outline = tiny_qwen3_moe(hidden=32, layers=2, experts=4, expert_width=32, heads=2, kv_heads=1, context=context)
-    return build_tiny(outline, tokenizer(template))
+    shape = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 512}
+    return build_tiny(tiny_qwen3_moe(**shape | options), tokenizer(template))
 
 
 def serving(folder, template="chatml", hf=None, given=True, **sections):

@@ -9,15 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import gspo
-from gspo.agents.art_compat import settings
+from gspo.agents.art_compat import ELSEWHERE, OURS, settings
 from gspo.runs import checkpoint
-from tests.agents import test_art_compat
 from tests.agents.talking import TOOLS
 from tests.launch.started import ROOT, wait_for
 from tests.patience import PATIENCE
@@ -90,12 +88,13 @@ def test_what_art_calls_otherwise_is_named(tmp_path):
 
 
 def test_the_tables_are_those_of_the_version_that_is_installed():
-    version = metadata.version("openpipe-art")
-    taken = inspect.signature(LocalBackend.train).parameters.values()
-    assert {p.name: p.default for p in taken if p.kind is p.KEYWORD_ONLY} == test_art_compat.LOCAL_BACKEND[version]
-    assert art.TrainConfig().model_dump() == test_art_compat.TRAIN_CONFIG[version]
-    assert {*art.dev.TrainConfig.__annotations__} == test_art_compat.DEV_TRAIN_CONFIG[version]
-    assert settings(art.TrainConfig(learning_rate=1e-3), {}) == gspo.TrainCall(1e-3)
+    taken = {
+        p.name: p.default for p in inspect.signature(LocalBackend.train).parameters.values() if p.kind is p.KEYWORD_ONLY
+    }
+    rate = taken["learning_rate"]
+    assert settings(None, taken | {"importance_sampling_level": "sequence"}) == gspo.TrainCall(rate, "sequence")
+    assert settings(art.TrainConfig(), {}) == gspo.TrainCall(rate)
+    assert {*taken, *art.dev.TrainConfig.__annotations__} <= {*ELSEWHERE, *OURS}
     members = {name for name, member in vars(Backend).items() if inspect.isfunction(member)}
     assert {"train", "_train_sft"} < members <= {*dir(gspo.ArtBackend)}
 
@@ -157,9 +156,8 @@ def test_a_script_that_is_killed_goes_on_and_gets_better(tmp_path, base_model):
 
 
 def trainable(tmp_path, base_model, **options):
-    return art.TrainableModel(
-        name="letters", project="words", base_model=base_model, base_path=str(tmp_path / "art"), report_metrics=[], **options
-    )
+    fixed = {"name": "letters", "project": "words", "base_path": str(tmp_path / "art"), "report_metrics": []}
+    return art.TrainableModel(base_model=base_model, **fixed, **options)
 
 
 async def gathered(model, groups=2):

@@ -87,23 +87,6 @@ def test_too_many_connections_are_refused_until_some_close(monkeypatch):
             assert answered(after)
 
 
-ODD = [
-    (b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000, b"400"),
-    (asking("/", "POST", "Content-Length: -1\r\n"), b"400"),
-    (asking("/", "POST", f"Content-Length: {1 << 60}\r\n"), b"413"),
-    (asking("/", more="Connection: Upgrade\r\nUpgrade: websocket\r\n"), b"200"),
-    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 TLS\r\n\r\n", b"400"),
-]
-
-
-def test_odd_requests_are_answered(capfd, subtests):
-    with small() as (_, address):
-        for number, (sent, status) in enumerate(ODD):
-            with subtests.test(number=number), opened(address, sent) as connection:
-                assert connection.recv(12) == b"HTTP/1.1 " + status
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("host", "url", "reachable"),
     [("127.0.0.1", "127.0.0.1", False), ("localhost", "", False), ("0.0.0.0", "127.0.0.1", True), ("::", "[::1]", True)],

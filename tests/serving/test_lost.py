@@ -9,15 +9,13 @@ from types import SimpleNamespace
 import openai
 import pytest
 
-from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
 from gspo.backends.vllm.process import free_port
 from gspo.learner.memory import OutOfMemory
 from gspo.runs import checkpoint, disk
 from gspo.serving.endpoint import RETRY_AFTER
-from tests.agents.talking import tokenizer
 from tests.launch.started import begin, finished, wait_for
 from tests.patience import PATIENCE
-from tests.serving.served import post, serving
+from tests.serving.served import post, serving, tiny
 from tests.serving.test_model import body, collected
 
 SETTINGS = """
@@ -35,8 +33,7 @@ KILLED = "kill", 1, "gspo.learner.update:Updater._pass", 2  # in the second upda
 
 @pytest.fixture
 def place(tmp_path):
-    shape = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 512}
-    build_tiny(tiny_qwen3_moe(**shape, tie_word_embeddings=False), tokenizer("chatml")).save(tmp_path / "model")
+    tiny(tie_word_embeddings=False).save(tmp_path / "model")
     (tmp_path / "run.toml").write_text(SETTINGS)
     return tmp_path
 

@@ -11,6 +11,7 @@ import torch
 
 import gspo
 from gspo import Trajectory, TrajectoryGroup
+from gspo.agents.trajectories import plain
 from gspo.interfaces import SamplerError
 from gspo.runs import checkpoint
 from gspo.runs.folder import RunFolder
@@ -37,10 +38,6 @@ async def agent(client, seed, turns=1):
     return Trajectory(items[:-1], reward=reward, metrics={"turns": turns})
 
 
-def plain(item):
-    return item if isinstance(item, dict) else item.message.model_dump(exclude_none=True)
-
-
 async def collected(model, groups=2, size=4, turns=1):
     """Groups of trajectories. Their seeds follow from the step and their number, not from whose request comes first."""
     begin = model.step * 10_000
@@ -57,9 +54,8 @@ def test_an_agent_of_two_turns_learns(tmp_path):
         async with serving(tmp_path / "run") as model:
             rewards = []
             for _ in range(20):
-                metrics = await model.train(
-                    await collected(model, 2, 12, 2), gspo.TrainCall(importance_sampling_level="sequence")
-                )
+                call = gspo.TrainCall(importance_sampling_level="sequence")
+                metrics = await model.train(await collected(model, 2, 12, 2), call)
                 rewards.append(metrics["reward"])
                 assert metrics["mismatch/prob_max"] < 1e-4 and metrics["ratio/noise_floor"] < 1e-5  # the very tokens
                 assert metrics["turns/trained"] == 48 and metrics["turns/left_out"] == 0
@@ -137,17 +133,13 @@ def test_what_cannot_be_trained_on_is_named_and_the_rest_trained(tmp_path):
             metrics = await model.train(mixed)
             assert metrics["turns/trained"] == 7 and metrics["groups/dropped"] == 0
             assert metrics["trajectories/left_out"] == 1 + 1 + 1 + 4  # nan, alone, without a turn, handed over twice
-            for groups, config, why in (
+            for groups, level, why in (
                 ([], None, "no trajectory was given"),
                 ([[1, 2]], None, r"groups\[0\]\[0\] = 1, an int: a trajectory is expected"),
-                (
-                    await collected(model),
-                    gspo.TrainCall(importance_sampling_level="token"),
-                    r'is of level .*"grpo" \(token\)',
-                ),
+                (await collected(model), "token", r'is of level .*"grpo" \(token\)'),
             ):
                 with pytest.raises(ValueError, match=why):
-                    await model.train(groups, config)
+                    await model.train(groups, importance_sampling_level=level)
 
     asyncio.run(main())
     events = (tmp_path / "run" / "events.jsonl").read_text()

@@ -18,11 +18,7 @@ def test_bad_requests_are_answered_with_the_reason(model, subtests):
             (GOOD | {"messages": []}, 400, "at least 1"),
             (GOOD | {"messages": [{"role": "king", "content": "x"}]}, 400, "role"),
             (GOOD | {"messages": [{"role": "user"}]}, 400, "without content"),
-            (
-                GOOD | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-                400,
-                "messages",
-            ),
+            (GOOD | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
             (GOOD | {"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "reads at most 512"),
             (GOOD | {"messages": [*ASK, called("[" * 10_000), {"role": "tool", "content": "x"}]}, 400, "reads at most 512"),
             (GOOD | {"n": 0}, 400, "n:"),
@@ -32,9 +28,6 @@ def test_bad_requests_are_answered_with_the_reason(model, subtests):
             (GOOD | {"stop": [""]}, 400, "stop."),
             (GOOD | {"response_format": {"type": "json_object"}}, 400, "response_format"),
             (GOOD | {"tools": [{"type": "function"}]}, 400, "tools"),
-            (GOOD | {"min_p": False}, 400, "min_p = False cannot be granted"),
-            (GOOD | {"echo": 0}, 400, "echo = 0 cannot be granted"),
-            (GOOD | {"temprature": 0.5}, 400, "did you mean temperature"),
             (GOOD | {"messages": [*ASK, {"role": "assistant", "content": "", "function_call": {}}]}, 400, "tool_calls"),
         ]
     ):

@@ -36,15 +36,18 @@ def test_it_listens_within_the_context_alone_and_the_model_is_written(tmp_path):
     assert not list((tmp_path / "run" / "checkpoints").iterdir()) and not (tmp_path / "run" / "report.html").exists()
 
 
-def held(model, at, then=lambda: None):
-    """Update number `at` of a step waits until the run says that it waits for the step, or until the second of these events
-    is set; then it does `then`. The first is set once it waits.
+UPDATES = 4  # of a step
+
+
+def held(model, then=lambda: None):
+    """The third update of a step waits until the run says that it waits for the step, or until the second of these events is
+    set; then it does `then`. The first is set once it waits.
     """
     learner, reached, may, count = model.run.learner, threading.Event(), threading.Event(), itertools.count(1)
     update = learner.update
 
     def waits(number):
-        if next(count) == at:
+        if next(count) == 3:
             reached.set()
             may.wait(PATIENCE)
             then()
@@ -54,10 +57,28 @@ def held(model, at, then=lambda: None):
     return reached, may
 
 
-def whole_step(folder, updates):
-    """Asserts that the one checkpoint holds a step of so many updates, and that it was logged and is the final model."""
+def cancelled_in_its_step(folder, then=lambda: None):
+    """A run that ended in a step whose call was cancelled, as Ctrl-C and asyncio.wait_for do; and what it trained on."""
+
+    async def play():
+        async with serving(folder, algorithm={"mini_batches": UPDATES}) as model:
+            groups = await collected(model, 4, 2)
+            reached, may = held(model, then)
+            task = asyncio.ensure_future(model.train(groups))
+            await asyncio.to_thread(reached.wait, PATIENCE)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        may.set()
+        return model, groups
+
+    return asyncio.run(play())
+
+
+def whole_step(folder):
+    """Asserts that the one checkpoint holds a whole step, and that it was logged and is the final model."""
     (saved,) = checkpoint.steps(folder / "checkpoints")
-    assert checkpoint.read_state(saved, checkpoint.LEARNER)["optimizer"]["updates"] == updates
+    assert checkpoint.read_state(saved, checkpoint.LEARNER)["optimizer"]["updates"] == UPDATES
     assert checkpoint.read_state(saved)["version"] == 1 and not disk.damage(saved)
     assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1]
     kept, final = (load_file(path / "model" / "model.safetensors") for path in (saved, folder))
@@ -65,31 +86,18 @@ def whole_step(folder, updates):
 
 
 def test_a_step_under_way_is_finished_before_anything_is_saved(tmp_path):
-    """The call is cancelled, as Ctrl-C and asyncio.wait_for do."""
-
-    async def play():
-        async with serving(tmp_path / "run", algorithm={"mini_batches": 4}) as model:
-            groups = await collected(model, 4, 2)
-            reached, may = held(model, 3)
-            task = asyncio.ensure_future(model.train(groups))
-            await asyncio.to_thread(reached.wait, PATIENCE)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        may.set()
-        with pytest.raises(RuntimeError, match=r"the run has ended.*resume"):
-            await model.train(groups)
-        with pytest.raises(RuntimeError, match="the run has ended"):
-            model.save()
-
-    asyncio.run(play())
-    whole_step(tmp_path / "run", 4)
+    model, groups = cancelled_in_its_step(tmp_path / "run")
+    with pytest.raises(RuntimeError, match=r"the run has ended.*resume"):
+        asyncio.run(model.train(groups))
+    with pytest.raises(RuntimeError, match="the run has ended"):
+        model.save()
+    whole_step(tmp_path / "run")
 
 
 def test_who_waits_for_the_step_is_answered_and_who_waits_behind_it_refused(tmp_path):
-    with serving(tmp_path / "run", algorithm={"mini_batches": 4}) as model, ThreadPoolExecutor() as others:
+    with serving(tmp_path / "run", algorithm={"mini_batches": UPDATES}) as model, ThreadPoolExecutor() as others:
         groups = [asyncio.run(collected(model, 4, 2)) for _ in range(2)]
-        reached, may = held(model, 3)
+        reached, _ = held(model)
         first = others.submit(post, model, "/train", body(groups[0]))
         assert reached.wait(PATIENCE)
         second = others.submit(post, model, "/train", body(groups[1]))
@@ -98,24 +106,15 @@ def test_who_waits_for_the_step_is_answered_and_who_waits_behind_it_refused(tmp_
         leaving.result(PATIENCE)
     assert [response.status_code for response in responses] == [200, 503]
     assert responses[0].json()["step"] == 1 and "the run has ended" in responses[1].json()["error"]["message"]
-    whole_step(tmp_path / "run", 4)
+    whole_step(tmp_path / "run")
 
 
 def test_ranks_that_are_lost_meanwhile_end_it_with_their_error(tmp_path):
     def lost():
         raise OutOfMemory("rank 1 was out of memory", 40)
 
-    async def play():
-        async with serving(tmp_path / "run", algorithm={"mini_batches": 4}) as model:
-            groups = await collected(model, 4, 2)
-            reached, may = held(model, 3, lost)
-            task = asyncio.ensure_future(model.train(groups))
-            await asyncio.to_thread(reached.wait, PATIENCE)
-            task.cancel()
-        may.set()
-
     with pytest.raises(OutOfMemory, match="rank 1 was out of memory"):
-        asyncio.run(play())
+        cancelled_in_its_step(tmp_path / "run", lost)
     assert not (tmp_path / "run" / "model").exists() and not checkpoint.steps(tmp_path / "run" / "checkpoints")
 
 

@@ -7,7 +7,7 @@ import atexit
 import json
 import os
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,7 @@ from gspo.assembly.call_inputs import Source
 from gspo.config.files import as_config
 from gspo.runs import checkpoint, disk
 from gspo.serving.model import ServedModel
-from gspo.serving.start import Serving, serve
+from gspo.serving.start import serve
 
 KNOWN = {"openpipe-art": ((0, 5, 17), (0, 5, 19)), "openai": ((2, 14), (3,))}
 """Packages, with the first version that works and the first that does not: with openai 3, ART's own client fails."""
@@ -32,7 +32,7 @@ PINNED: ContextVar[dict[Path, int]] = ContextVar("PINNED")
 """Folders of models, and the step that their names mean in an evaluation of ART's PipelineTrainer."""
 
 
-class ArtBackend:
+class ArtBackend(AbstractContextManager["ArtBackend"], AbstractAsyncContextManager["ArtBackend"]):
     """A backend for ART, whose scripts stay as they are but for the line that makes it:
 
         backend = gspo.ArtBackend()
@@ -60,28 +60,20 @@ class ArtBackend:
                 value = sections[section][name]
                 raise ValueError(f"{key} = {value!r}: ART's model gives it (base_model, base_path, name): leave it out")
         self._path, self._config, self._sections = path, config, sections
-        self._models: dict[Path, tuple[ServedModel, Serving]] = {}
-        atexit.register(self._close)  # most of ART's scripts close nothing
-
-    async def __aenter__(self) -> ArtBackend:
-        return self
+        self._models: dict[Path, ServedModel] = {}
+        self._runs = ExitStack()
+        atexit.register(self._runs.close)  # most of ART's scripts close nothing
 
     async def __aexit__(self, *exception: Any) -> None:
-        self._close()
-
-    def __enter__(self) -> ArtBackend:
-        return self
+        await self.close()
 
     def __exit__(self, *exception: Any) -> None:
-        self._close()
+        self._models.clear()
+        self._runs.close()
 
     async def close(self) -> None:
         """Ends all runs: steps under way are finished, and checkpoints and models are written."""
-        self._close()
-
-    def _close(self) -> None:
-        while self._models:
-            self._models.popitem()[1][1].__exit__(None, None, None)
+        self.__exit__()
 
     async def register(self, model: Any) -> None:
         """Makes the model's folder."""
@@ -98,24 +90,24 @@ class ArtBackend:
                 'serve={"port": 8000} or sampler={"engine": "vllm", "engine_args": {...}}'
             )
         if _folder(model) not in self._models:
-            serving = self._serving(model)
-            self._models[_folder(model)] = serving.__enter__(), serving
+            self._models[_folder(model)] = self._begun(model)
         served = self._of(model)
         return served.base_url, served.api_key
 
-    def _serving(self, model: Any) -> Serving:
+    def _begun(self, model: Any) -> ServedModel:
         folder = _folder(model) / "gspo"
         for path in (_folder(model) / "checkpoints").glob("*"):
             if not path.is_symlink():
                 raise ValueError(f"{path} is of another backend: give the model another name; this may be its base_model")
         given = {"model": {"path": model.base_model}, "log": {"dir": str(folder)}, "serve": {"name": model.name}}
         config = as_config(DEFAULTS if self._config is None else self._config, given | {"lora": adapters(model)})
-        return serve(config=as_config(config, self._sections), resume=(folder / checkpoint.CONFIG).exists())
+        resume = (folder / checkpoint.CONFIG).exists()
+        return self._runs.enter_context(serve(config=as_config(config, self._sections), resume=resume))
 
     def _of(self, model: Any) -> ServedModel:
         if _folder(model) not in self._models:
             raise ValueError(f"model {model.name!r} is not registered here: await model.register(backend)")
-        return self._models[_folder(model)][0]
+        return self._models[_folder(model)]
 
     def _model_inference_name(self, model: Any, step: int | None = None) -> str:
         if not model.trainable:
@@ -189,16 +181,14 @@ class ArtBackend:
 
     @asynccontextmanager
     async def adapter_lease(self, model: Any, step: int) -> AsyncIterator[None]:
-        """Keeps a step's weights in memory if they are loaded. In an evaluation the model's name means this step: elsewhere
-        conversations go on with newer weights.
-        """
+        """Keeps a step's weights in memory if they are loaded. In an evaluation the model's name means this step."""
         from art.metrics import MetricsBuilder
 
-        try:
-            evaluates = MetricsBuilder.get_active().cost_context.startswith("eval")
-        except LookupError:
-            evaluates = False
-        token = PINNED.set(PINNED.get({}) | ({_folder(model): step} if evaluates else {}))
+        pinned = PINNED.get({})
+        with suppress(LookupError):
+            if MetricsBuilder.get_active().cost_context.startswith("eval"):
+                pinned = pinned | {_folder(model): step}
+        token = PINNED.set(pinned)
         try:
             with self._of(model).earlier.held(step):
                 yield

@@ -47,21 +47,13 @@ class EndpointServer(uvicorn.Server):
     """uvicorn on a socket that listens already."""
 
     def __init__(self, app: Any, listening: socket.socket, serve: ServeConfig) -> None:
-        settings = uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            loop="asyncio",
-            lifespan="off",
-            log_level="critical",
-            access_log=False,
-            proxy_headers=False,
-            limit_concurrency=serve.max_concurrent + SPARE,
-            timeout_keep_alive=IDLE,
-            timeout_graceful_shutdown=GRACE,
-            h11_max_incomplete_event_size=LONGEST_HEADERS,
-        )
-        super().__init__(settings)
+        super().__init__(
+            uvicorn.Config(
+                app, http="h11", ws="none", loop="asyncio", lifespan="off", log_level="critical", access_log=False,
+                proxy_headers=False, limit_concurrency=serve.max_concurrent + SPARE, timeout_keep_alive=IDLE,
+                timeout_graceful_shutdown=GRACE, h11_max_incomplete_event_size=LONGEST_HEADERS,
+            )
+        )  # fmt: skip
         self.listening = listening
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -31,7 +31,7 @@ class EarlierSteps:
         self.run, self.chat, self.newest = run, chat, (run.step, run.sampler.version)
         self._loaded: dict[int, tuple[Chat, ExitStack]] = {}
         self._users: Counter[int] = Counter()
-        self._counting, self._loading = threading.Lock(), threading.Lock()
+        self._counting, self._loading = threading.Lock(), threading.RLock()
 
     async def turn(self, step: int, *request: Any) -> list[Call]:
         """`Chat.turn` with the weights of `step`. Raises HTTPException if they are not there any more."""
@@ -58,16 +58,13 @@ class EarlierSteps:
     def drop(self, but: Collection[int] = ()) -> None:
         """Frees the memory of all loaded steps that are not held, except `but`."""
         with self._loading:
-            self._drop(but)
-
-    def _drop(self, but: Collection[int] = ()) -> None:
-        for step in [step for step in self._loaded if step not in but and not self._users[step]]:
-            self._loaded.pop(step)[1].close()
+            for step in [step for step in self._loaded if step not in but and not self._users[step]]:
+                self._loaded.pop(step)[1].close()
 
     def _chat(self, step: int) -> Chat:
         with self._loading:
             if step not in self._loaded:
-                self._drop()
+                self.drop()
                 checkpoints = self.run.log.folder.checkpoints
                 folder = checkpoint.folder_of(checkpoints, step) if step else None
                 if folder is not None and not folder.is_dir():

@@ -44,16 +44,7 @@ HANDLED = (
 
 
 def application(chat: Chat, earlier: EarlierSteps, name: str, key: str, config: ServeConfig, train: Train) -> FastAPI:
-    """The ASGI application.
-
-    Args:
-        chat: The policy.
-        earlier: The policy after a certain step.
-        name: Name of the model.
-        key: API key.
-        config: Limits for requests.
-        train: Handler of POST /v1/train.
-    """
+    """The ASGI application: the policy under this name, also after an `earlier` step, behind an API key."""
     app = FastAPI(
         title="gspo", description="The policy that is being trained.", docs_url=None, redoc_url=None,
         exception_handlers=dict.fromkeys(HANDLED, _failure),
@@ -170,12 +161,6 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "gspo"}
 
 
-def _reason(call: Call) -> str:
-    if call.rollout.stop == "length":
-        return "length"
-    return "tool_calls" if call.message.get("tool_calls") else "stop"
-
-
 def _choice(index: int, call: Call, chat: Chat, request: ChatRequest) -> dict[str, Any]:
     """A choice of a chat completion. `id` is our extension: it identifies the sampled tokens."""
     rollout, logprobs = call.rollout, None
@@ -188,18 +173,16 @@ def _choice(index: int, call: Call, chat: Chat, request: ChatRequest) -> dict[st
         pairs = zip(texts, rollout.logp[rollout.sampled].tolist())
         entries = [{"token": t, "logprob": x, "bytes": list(t.encode()), "top_logprobs": []} for t, x in pairs]
         logprobs = {"content": entries, "refusal": None}
-    return {
-        "index": index, "id": call.id, "delta" if request.stream else "message": message, "finish_reason": _reason(call),
-        "logprobs": logprobs,
-    }  # fmt: skip
+    reason = "length" if rollout.stop == "length" else "tool_calls" if calls else "stop"
+    key = "delta" if request.stream else "message"
+    return {"index": index, "id": call.id, key: message, "finish_reason": reason, "logprobs": logprobs}
 
 
 def _response(request: ChatRequest, id: str, choices: list[dict[str, Any]], calls: list[Call]) -> dict[str, Any] | Response:
     """A response, or a stream of it: an event for each choice and one for the usage, all at once."""
     body = {
         "id": id, "object": "chat.completion" + ".chunk" * bool(request.stream), "created": int(time.time()),
-        "model": request.model,
-        "system_fingerprint": f"version-{int(calls[0].rollout.version.max())}",
+        "model": request.model, "system_fingerprint": f"version-{int(calls[0].rollout.version.max())}",
     }  # fmt: skip
     whole = body | {"choices": choices, "usage": usage(calls)}
     if not request.stream:

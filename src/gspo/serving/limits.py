@@ -56,9 +56,7 @@ class RequestLimits:
         return None
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts the body as it arrives, and gives up one that takes too long. A request that is cancelled when the server
-        stops gets a 503.
-        """
+        """Counts the body as it arrives, within a time limit. A request that the end of the server cancels gets a 503."""
         received, complete, responding = 0, False, False
         end = asyncio.get_running_loop().time() + self.config.timeout
 

@@ -141,10 +141,10 @@ class ServedModel:
             own = {"reward": trajectory.reward}  # comes first, and wins over a metric of that name
             for name, value in (own | trajectory.metrics | own).items():
                 numbers.setdefault(name, []).append(float(value))
-        averages = {f"{split}/{name}": sum(values) / len(values) for name, values in numbers.items()}
-        averages |= {f"{split}/{name}": value for name, value in (metrics or {}).items()}
-        self.run.log.metrics({"step": self.step if step is None else step} | averages)
-        return averages
+        averages = {name: sum(values) / len(values) for name, values in numbers.items()} | dict(metrics or {})
+        logged = {f"{split}/{name}": value for name, value in averages.items()}
+        self.run.log.metrics({"step": self.step if step is None else step} | logged)
+        return logged
 
     def save(self) -> None:
         """Saves a checkpoint, from which `resume=True` continues."""

@@ -18,10 +18,7 @@ from gspo.types import Completion, Metrics
 
 
 def targets(trajectories: Iterable[Any], chat: Chat) -> list[list[Completion]]:
-    """For each conversation that has some its assistant turns, as completions to imitate.
-
-    Raises ValueError for a turn that calls tools, one that does not fit into the context, and if there is none.
-    """
+    """The assistant turns of each conversation with some, to imitate. Raises ValueError for a turn that cannot be."""
     found = []
     for number, trajectory in enumerate(trajectories):
         messages = [plain(item) for item in trajectory.messages_and_choices]
@@ -42,16 +39,12 @@ def targets(trajectories: Iterable[Any], chat: Chat) -> list[list[Completion]]:
 
 
 def fit(run: Run, conversations: Sequence[Sequence[Completion]], lr: float | Sequence[float], size: int) -> list[Metrics]:
-    """One pass in the given order, with a new optimizer. Returns the metrics of each update.
+    """One pass in the given order, with a new optimizer, as one step of the run. Returns the metrics of each update. Raises
+    ValueError if the run has several ranks, or there are too few or too many learning rates.
 
     Args:
-        run: The run; this is one step of it.
-        conversations: The turns to imitate.
         lr: Learning rate, or one for each update.
         size: Conversations per update.
-
-    Raises:
-        ValueError: The run has several ranks, or there are too few or too many learning rates.
     """
     if not isinstance(run.learner, LocalLearner):
         raise ValueError(f"scale.ranks = {run.config.scale.ranks}: a served model imitates on one rank; use `gspo sft`")
