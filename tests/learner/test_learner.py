@@ -1,7 +1,6 @@
 """The learner that a driver asks: a batch is handed over once, and its mini-batches are then named by their numbers."""
 
 import copy
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from gspo.learner.learner import PolicyLearner
 from gspo.learner.memory import MicroBatches
 from tests.bigram import Bigram
-from tests.learner.cases import LENGTHS, completions, objective_of, optimizer_of
+from tests.learner.cases import completions, objective_of, optimizer_of
 
 
 class Saved(Bigram):
@@ -125,17 +124,6 @@ def test_the_reference_says_what_it_says():
         assert torch.equal(completion.logp_ref, reference.logp_of(completion))
 
 
-def test_copies_learn_what_their_originals_do():
-    """Nothing goes by identity: what came through a pickle, as between processes, is the same batch."""
-    batch, tables = parts(), []
-    for given in (batch, pickle.loads(pickle.dumps(batch)), [[copy.deepcopy(batch[0][0])] * 3, batch[1]]):
-        made = learner()
-        losses = step(made, given, recompute=True)
-        tables.append((made.policy.table, losses))
-    assert torch.equal(tables[0][0], tables[1][0]) and tables[0][1] == tables[1][1]
-    assert not torch.equal(tables[0][0], tables[2][0])  # one object three times is three completions
-
-
 def test_only_the_first_update_of_a_batch_tells_what_numerics_do():
     made = learner()
     for seed in (0, 1):
@@ -182,20 +170,6 @@ def test_a_rewind_takes_the_weights_and_lowers_the_rate_and_counts_on(tmp_path):
     assert torch.equal(made.policy.table, kept) and made.optimizer.scale == 0.5 and made.optimizer.updates == 2
     made.rewind(tmp_path, 0.5)
     assert made.optimizer.scale == 0.25
-
-
-def test_an_automatic_range_begins_with_the_length_of_the_first_batch(tmp_path):
-    made, again = learner(epsilon="auto"), learner(epsilon="auto")
-    made.prepare(parts(), recompute=False)
-    assert made.clip[0] == pytest.approx(0.1 / (sum(LENGTHS) / len(LENGTHS)) ** 0.5)
-    assert made.clip[1] == pytest.approx(made.clip[0] * 4 / 3)
-    step(made, parts())
-    found = made.clip
-    made.save(tmp_path)
-    again.resume(tmp_path)
-    for one in (made, again):
-        one.prepare(parts(1), recompute=False)
-        assert one.clip == found  # from here on it follows the ratios
 
 
 def test_ratios_of_turns_and_tokens_begin_with_ranges_of_their_own():

@@ -43,21 +43,6 @@ def test_the_clip_by_completion_token_and_sign():
     assert 0 < sum(by_completion) < 6
 
 
-def test_the_dual_clip_counts_above_and_among_tokens_of_bad_completions():
-    settings = {"name": "grpo_dual", "epsilon": 0.1, "epsilon_high": 0.15, "constants": {"clip_c": 1.2}}
-    batch = completions(shift=0.4)
-    _, metrics, stats = update(batch, **settings)
-    _, plain, _ = update(batch, **settings | {"name": "grpo", "constants": {}})
-    binds = (stats["ratio"] > 1.2) & (stats["advantage"] < 0)
-    share = float(binds.float().mean())
-    assert share > 0 and metrics["clip_ratio/high_mean"] == pytest.approx(plain["clip_ratio/high_mean"] + share)
-    assert metrics["clip_ratio/tokens"] == pytest.approx(plain["clip_ratio/tokens"] + share)
-    of_bad = share / float((stats["advantage"] < 0).float().mean())
-    assert metrics["clip_ratio/negative"] == pytest.approx(plain["clip_ratio/negative"] + of_bad)
-    for same in ("low_mean", "positive"):
-        assert metrics[f"clip_ratio/{same}"] == plain[f"clip_ratio/{same}"]
-
-
 def test_ratios_are_watched_where_the_loss_has_none():
     """They are the token ratios of GRPO, and s_i where the weight is the completion's."""
     batch = completions()

@@ -7,9 +7,6 @@ import pytest
 import torch
 
 from gspo.assembly import learners
-from gspo.assembly.call_inputs import CallInputs
-from gspo.assembly.models import models_of
-from gspo.config.files import as_config
 from gspo.config.policy import ResolvedOptimizer
 from gspo.config.schema import Config
 from gspo.config.training import TrainConfig
@@ -17,7 +14,6 @@ from gspo.learner import offload
 from gspo.learner.offload import Resting
 from gspo.learner.optimizer import Optimizer
 from tests.backends.hf.families import tiny
-from tests.tiny_run import model, settings
 
 CONFIG = ResolvedOptimizer(lr=1e-2, weight_decay=0.1, warmup=2)
 
@@ -88,17 +84,6 @@ def test_a_checkpoint_of_either_continues_in_the_other(first):
         same(begun, other)
 
 
-def test_a_loaded_state_is_a_copy():
-    ours = optimizer(weights(), True)
-    step(ours, 0)
-    state = copy.deepcopy(ours.state_dict())
-    again = optimizer(weights(), True)
-    again.load_state_dict(state)
-    kept = copy.deepcopy(state["adamw"]["state"])
-    step(again, 1)
-    assert all(torch.equal(state["adamw"]["state"][i][name], kept[i][name]) for i in kept for name in kept[i])
-
-
 def test_buckets_hold_no_more_than_their_size_or_one_weight(monkeypatch):
     ours = offload.Offloaded(optimizer(weights(), False).adamw, weights())
     for parameter in ours.parameters:
@@ -150,12 +135,3 @@ def test_a_run_offloads_where_it_is_told():
     for told in (False, True):
         made = learners.optimizer_of(Config(train=TrainConfig(offload_optimizer=told)), policy, 10)
         assert isinstance(made.moments, offload.Offloaded) == told
-
-
-@pytest.mark.parametrize("rests", [False, True])
-def test_the_reference_rests_where_told(tmp_path, rests):
-    given = model(0)
-    changes = {"algorithm": {"beta": 0.1}, "train": {"offload_reference": rests}, "task": {"source": "(given)"}}
-    config = as_config(None, settings(tmp_path / "run", **changes))
-    _, frozen = models_of(config, CallInputs(model=given.model, tokenizer=given.tokenizer), None)
-    assert (frozen["logp_ref"].resting is not None) == rests

@@ -21,6 +21,9 @@ def test_tensors_are_the_policys_own_and_a_folder_holds_them(tmp_path):
     assert weights.version == 4 and all(tensors[name] is value for name, value in model.model.named_parameters())
     weights.save(str(tmp_path / "plain"))
     weights.save(str(tmp_path / "merged"), merged=True)  # nothing to merge: the same
+    given = {name: x for layer in weights.layers() for name, x in layer.items()}
+    saved = load_file(tmp_path / "plain" / "model.safetensors")
+    assert given.keys() == saved.keys() and all(torch.equal(given[name], x) for name, x in saved.items())
     for folder in ("plain", "merged"):
         saved = AutoModelForCausalLM.from_pretrained(tmp_path / folder).state_dict()
         assert all(torch.equal(saved[name], value) for name, value in model.model.state_dict().items())
@@ -39,15 +42,6 @@ class Full(HFPolicy):
 
     def save(self, folder, *, merged=False):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
-
-
-def test_layers_are_what_a_folder_holds(tmp_path):
-    model = tiny_run.model()
-    weights = PolicyWeights(HFPolicy(model), 4)
-    weights.save(str(tmp_path))
-    saved = load_file(tmp_path / "model.safetensors")
-    given = {name: x for layer in weights.layers() for name, x in layer.items()}
-    assert given.keys() == saved.keys() and all(torch.equal(given[name], x) for name, x in saved.items())
 
 
 def test_memory_that_does_not_suffice_for_weights_is_an_error_with_a_remedy(tmp_path):

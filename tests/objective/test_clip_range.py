@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gspo.objective.clip_range import BINS, AutoClip, initial_range, moved, trend
+from gspo.objective.clip_range import BINS, AutoClip, moved, trend
 
 STILL = torch.ones(100)
 
@@ -130,10 +130,6 @@ def test_the_trend_by_hand():
     assert trend([(1e-3, 5), (0.0, 5), (1e-1, 5), (1.0, 5)]) == pytest.approx(1.0)
     assert trend([(1e-3, 5), (1e-2, 5)]) == 0 and trend([]) == 0
     assert trend([(1.0, 1), (1.0, 1), (1.0, 1), (10.0, 1e-9)]) == pytest.approx(0, abs=1e-6)  # a step of hardly a token
-
-
-def test_the_range_to_begin_with_by_hand():
-    assert [initial_range(length) for length in (10_000, 100, 1, 0)] == pytest.approx([1e-3, 1e-2, 1e-1, 1e-1])
 
 
 def test_it_begins_with_what_fits_the_length_until_ratios_were_seen():

@@ -28,13 +28,6 @@ def test_by_hand():
     )
 
 
-def test_equal_likelihoods_agree():
-    logp = -torch.rand(6)
-    found = mismatch(logp, logp, Completions.of(torch.tensor([4, 2])))
-    assert {name for name, value in found.items() if value != 0} == {"mismatch/weight_mean", "mismatch/ess"}
-    assert found["mismatch/weight_mean"] == found["mismatch/ess"] == 1
-
-
 def test_it_is_taken_in_float64():
     logp = torch.full((1,), -1.0)
     found = mismatch(logp + 1e-6, logp, Completions.of(torch.tensor([1])))

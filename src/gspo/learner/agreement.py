@@ -16,9 +16,7 @@ from gspo.types import Completion, Metrics, Reading, Stats
 
 
 def paired(completions: Sequence[Completion], readings: Sequence[Reading]) -> tuple[torch.Tensor, torch.Tensor, Completions]:
-    """Log-probabilities of the same tokens under policy and sampler, log pi and log mu [N], and the completions they belong
-    to.
-    """
+    """log pi and log mu of the same tokens, each [N], and the completions that they belong to."""
     length = torch.tensor([len(reading.logp) for reading in readings])
     y = Completions.of(length, torch.cat([layout.turns(completion) for completion in completions]))
     logp, logp_mu = (torch.cat(each) for each in ([r.logp for r in readings], [c.logp_mu for c in completions]))
@@ -31,11 +29,7 @@ def disagreement(
     """Mismatch metrics, from readings of completions that were sampled by the policy's current weights.
 
     moe/sampler_agreement: share of the sampler's expert choices that the trainer makes too, over the tokens that the sampled
-    ones were predicted from.
-
-    Args:
-        readings: The policy's reading of each.
-        others: Expert choices of each rank's completions. None: computed from `readings`.
+    ones were predicted from. others: expert choices of each rank's completions; None: computed from `readings`.
     """
     metrics: Metrics = mismatch(*paired(completions, readings))
     known = [one for one in (others or [other_experts(completions, readings)]) if one is not None]
@@ -45,14 +39,9 @@ def disagreement(
 
 
 class Others(NamedTuple):
-    """Expert choices of the sampler; the k choices of a token count as one.
+    """Expert choices of the sampler; the k choices of a token count as one."""
 
-    Attributes:
-        differ: Choices that the trainer does not make.
-        choices: All choices.
-    """
-
-    differ: float
+    differ: float  # those that the trainer does not make
     choices: int
 
 

@@ -40,28 +40,17 @@ class Meter:
 
 
 class Found(NamedTuple):
-    """Number of completions that fit into a micro-batch, on the rank where the fewest do.
-
-    Attributes:
-        fits: Number of completions.
-        rank: That rank.
-        room: Its free memory, in bytes.
-        need: Memory for a full micro-batch, in bytes.
-    """
+    """Number of completions that fit into a micro-batch, on the rank where the fewest do."""
 
     fits: int
     rank: int
-    room: float
-    need: float
+    room: float  # its free memory, in bytes
+    need: float  # for a full micro-batch, in bytes
 
 
 def fitting(measure: Callable[[int], float], most: int, room: Callable[[], float], ranks: Ranks) -> Found:
-    """Number of completions of a given length that fit on every rank. Collective.
-
-    Args:
-        measure: Peak memory of an update with this many completions, run on all ranks together.
-        most: Upper limit, at least 2.
-        room: Free memory of this rank, in bytes.
+    """Number of completions of a given length that fit on every rank, at most `most` >= 2. Collective. measure: peak memory
+    of an update with so many. room: free memory of this rank.
     """
     few = max(1, most // PARTS)
     low, high = measure(few), measure(2 * few)
@@ -82,9 +71,7 @@ def drawn(count: int, length: int, vocabulary: int) -> list[Completion]:
 
 
 def update_peak(policy: Policy, optimizer: Optimizer, meter: Meter, completions: Sequence[Completion]) -> float:
-    """Peak memory of an update on these completions, twice: the second micro-batch runs while the gradients of the first
-    exist. Leaves no state behind.
-    """
+    """Peak memory of two micro-batches, the second of which meets the gradients of the first. Leaves no state behind."""
     batch = layout.build(completions)
 
     def work() -> None:
@@ -107,13 +94,8 @@ def make_room(
     """Shrinks micro-batches until they fit into the memory of every rank. Collective; allocates AdamW's moments first.
 
     Raises OutOfMemory if a trial does not fit and a smaller one may, RuntimeError if no smaller trial is possible or the
-    moments do not fit.
-
-    Args:
-        micro_batches: Its `max_tokens` is lowered as needed.
-        meter: Measures this rank's device.
-        longest: Tokens of the longest completion, prompt included. If even one such completion would not fit, this warns
-            instead of failing, since perhaps none gets that long.
+    moments do not fit. longest: tokens of the longest completion, prompt included. If even one such completion would not
+    fit, this warns instead of failing, since perhaps none gets that long.
     """
     with outside_of_passes("where AdamW's moments were made", micro_batches.ranks):
         optimizer.make_moments()

@@ -13,30 +13,19 @@ from gspo.types import Batch, Completion, Outputs, Stats
 
 
 class Policy(Protocol):
-    """A causal language model that scores sampled tokens and can be trained.
+    """A causal language model that scores sampled tokens and can be trained."""
 
-    Attributes:
-        temperature: Sampling temperature at which log-probabilities are computed.
-        shares_prompts: Whether a prompt shared by neighbouring completions is computed once.
-        sparse: Whether it is a mixture of experts whose routing can be observed.
-    """
-
-    temperature: float
-    shares_prompts: bool
-    sparse: bool
+    temperature: float  # of sampling, at which log-probabilities are computed
+    shares_prompts: bool  # whether a prompt shared by neighbouring completions is computed once
+    sparse: bool  # whether it is a mixture of experts whose routing can be observed
 
     @property
     def device(self) -> torch.device:
         """The device of the output log-probabilities."""
 
     def forward(self, batch: Batch, *, entropy: bool = False, routing: bool = False, replay: bool = False) -> Outputs:
-        """One forward pass: the log-probabilities of the batch's sampled tokens, and other requested outputs. They carry
-        gradients if autograd is on.
-
-        Args:
-            entropy: Also return the entropy.
-            routing: Also return the routing.
-            replay: Every router uses the experts in batch.routes, weighted by its own current logits.
+        """One forward pass: log-probabilities of the batch's sampled tokens, and the requested outputs, with gradients if
+        autograd is on. replay: every router uses the experts in batch.routes, weighted by its own current logits.
         """
 
     def on_device(self) -> AbstractContextManager[None]:
@@ -46,9 +35,7 @@ class Policy(Protocol):
         """The parameters that the optimizer trains: the weights, and those of a critic."""
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Name and full tensor of each weight of the language model, for a sampler. If sharded, only rank 0 gets full
-        tensors.
-        """
+        """Name and full tensor (on rank 0) of each weight of the language model, for a sampler."""
 
     def layers(self) -> Iterable[dict[str, Tensor]]:
         """The same weights layer by layer, with the names and dtypes that an engine loads."""
@@ -60,9 +47,7 @@ class Policy(Protocol):
         """Continue from `state_dict()`."""
 
     def prove(self, trained: Iterable[nn.Parameter]) -> None:
-        """Raises RuntimeError if forward passes use other weights than the optimizer updates. trained: the optimizer's
-        parameters.
-        """
+        """Raises RuntimeError if forward passes use other weights than those that the optimizer updates, `trained`."""
 
     def save_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
         """Save the optimizer's moments under the names of the weights; each rank writes its shards."""
@@ -74,9 +59,7 @@ class Policy(Protocol):
         """Load the weights that `save` wrote."""
 
     def save(self, folder: str, *, merged: bool = False) -> None:
-        """Write the model (safetensors) and its tokenizer in Hugging Face format: adapters on their own, or `merged` into
-        the model.
-        """
+        """Write the model and its tokenizer in Hugging Face format: adapters on their own, or `merged` into the model."""
 
 
 class Objective(Protocol):

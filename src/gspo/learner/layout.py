@@ -23,26 +23,15 @@ GATHERING_ON_GPU: float | None = None
 
 @dataclass(frozen=True)
 class Rows:
-    """Input of one forward pass: B rows of L tokens.
+    """Input of one forward pass: B rows of L tokens. Plain causal rows are padded on the right, where no token attends."""
 
-    Attributes:
-        tokens: [B, L] int64.
-        position: [B, L] int64.
-        mask: [1, 1, L, L] bool (True: may attend), or None for plain causal rows, whose padding is on the right where no
-            real token attends to it.
-        node: [B*L]. Forest index of the token at each place, -1 for padding.
-        place: [T]. One place of each forest token.
-        before: [N]. Place of the token before each sampled token, from whose hidden state it was predicted.
-        forest: Defines attention by its branches, if neither a mask nor causal order does.
-    """
-
-    tokens: Tensor
-    position: Tensor
-    mask: Tensor | None
-    node: Tensor
-    place: Tensor
-    before: Tensor
-    forest: Forest | None = None
+    tokens: Tensor  # [B, L] int64
+    position: Tensor  # [B, L] int64
+    mask: Tensor | None  # [1, 1, L, L] bool (True: may attend), or None for plain causal rows
+    node: Tensor  # [B*L]: forest index of the token at each place, -1 for padding
+    place: Tensor  # [T]: one place of each forest token
+    before: Tensor  # [N]: place of the token before each sampled token, from whose hidden state it was predicted
+    forest: Forest | None = None  # defines attention by its branches, if neither a mask nor causal order does
 
 
 def build(completions: Sequence[Completion], share: bool = False) -> Batch:
@@ -176,9 +165,7 @@ def gathering(device: torch.device) -> float | None:
 
 
 def worth_sharing(forest: Forest, gathering: float = GATHERING) -> bool:
-    """Whether `shared` is faster than `padded`: it computes each token once without padding, but gathers the attention
-    inputs from one row in every layer. gathering: as returned by the function of that name.
-    """
+    """Whether `shared` is faster than `padded`: it has no padding, but gathers attention inputs in every layer."""
     return places(forest) > gathering * len(forest.tokens)
 
 

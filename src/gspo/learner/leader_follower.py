@@ -73,9 +73,7 @@ class LeadingLearner:
         self.streams = False
 
     def all_do(self, name: str, *arguments: Any, to_followers: Sequence[Any] | None = None) -> Any:
-        """Executes this call on every rank and returns the leader's result. name: a method of the learner, or `weights.` and
-        a method of the weights. to_followers: the followers' arguments, if they differ from the leader's.
-        """
+        """Calls a method of every rank's learner (or `weights.` ...). to_followers: arguments unlike the leader's."""
         with self._one_at_a_time, noticed():
             assert not self.streams, "all ranks are in the middle of giving weights: listen to its end first"
             self.ranks.broadcast_command((name, arguments if to_followers is None else to_followers))
@@ -165,9 +163,7 @@ class LeadingWeights:
         return self._streamed(LAYERS)
 
     def _streamed(self, name: str) -> Iterator[Any]:
-        """Gathers the items from all ranks. If the consumer stops early, the rest is still gathered, since the other ranks
-        take part.
-        """
+        """Gathers the items from all ranks, to the end also if the consumer stops early: the other ranks take part."""
         every = iter(self.learner.all_do(name))
         self.learner.streams = True
         try:

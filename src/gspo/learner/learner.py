@@ -61,9 +61,7 @@ class LocalLearner:
             make_room(self.policy, self.optimizer, self.micro_batches, self.meter, longest, vocabulary)
 
     def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
-        """Sets the batch that the next updates train on. This also fixes which rank reads which completion: data that a rank
-        computes for its completions stays on that rank until the batch is replaced.
-        """
+        """Sets the batch of the next updates, and which rank reads which completion until it is replaced."""
         self.mini_batches = [list(part) for part in mini_batches]
         read, share = [active(self.objective, part) for part in self.mini_batches], self.policy.shares_prompts
         self.at = [(i, j) for i, places in enumerate(read) for j in places]
@@ -73,9 +71,7 @@ class LocalLearner:
             self._fill(where_read(self._read_by_updates(), self._all_readers(), self.micro_batches.ranks))
 
     def update(self, number: int) -> Update:
-        """One optimizer step on the mini-batch with this index, from those given to `take`. Rank 0 gets all metrics; other
-        ranks get the loss and the metrics of the optimizer.
-        """
+        """One optimizer step on the mini-batch with this index. Only rank 0 gets the metrics of what was read."""
         return Update(self._update(number)[0])
 
     def _update(self, number: int) -> tuple[Metrics, Stats]:
@@ -145,9 +141,7 @@ class LocalLearner:
         self.optimizer.scale = state["lr_scale"]
 
     def rewind(self, folder: Path, lr_factor: float) -> None:
-        """Restores what `save` wrote, including the model. The update count continues; the learning rate is multiplied by
-        lr_factor.
-        """
+        """Restores what `save` wrote, and the model. The update count continues; the learning rate falls by lr_factor."""
         updates, scale = self.optimizer.updates, self.optimizer.scale
         state = read_state(folder, LEARNER)
         self.policy.load(str(folder / MODEL))
@@ -166,11 +160,8 @@ class LocalLearner:
 class PolicyLearner(LocalLearner):
     """A learner for an algorithm of the table.
 
-    Attributes:
-        router_replay: Whose experts the updates replay.
-        frozen: Policies that are not trained, each by the column of a completion that its log-probabilities fill: the
-            reference of the KL term (logp_ref), the teacher (logp_teacher).
-        scale: "batch" whitens a critic's advantages over all tokens of a batch, "none" does not.
+    frozen: policies that are not trained, each by the column of a completion that its log-probabilities fill: the reference
+    of the KL term (logp_ref), the teacher (logp_teacher). scale: "batch" whitens a critic's advantages over all tokens.
     """
 
     objective: PolicyObjective
@@ -206,14 +197,9 @@ class PolicyLearner(LocalLearner):
     def prepare(
         self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
     ) -> None:
-        """Sets a batch and computes what its updates need: pi_old's log-probabilities and experts, the critic's values and
-        advantages, the log-probabilities of the reference and of the teacher.
-
-        Args:
-            mini_batches: The completions of each mini-batch.
-            recompute: Take pi_old's log-probabilities from a forward pass. pi_old's experts are read if router_replay is
-                "R2".
-            fresh: If the batch is stale, completions sampled by the current weights.
+        """Sets a batch and computes what its updates need: pi_old's log-probabilities (by a forward pass if `recompute`) and
+        experts (by one for R2), the critic's values and advantages, the log-probabilities of the reference and of the
+        teacher. fresh: completions of the current weights, if the batch is stale.
         """
         self.take(mini_batches)
         self.objective.begin([completion for part in mini_batches for completion in part])
@@ -233,9 +219,7 @@ class PolicyLearner(LocalLearner):
             self._read_with(policy, column)
 
     def compare(self, completions: Sequence[Completion]) -> Agreement:
-        """Mismatch between sampler and trainer on some of these completions, which the current weights sampled. Only rank 0
-        gets it.
-        """
+        """Mismatch between sampler and trainer on some completions of the current weights. Only rank 0 gets it."""
         some, readings = self._probe(completions)
         if not readings:
             return Agreement({}, 0.0, 0.0)
@@ -251,18 +235,14 @@ class PolicyLearner(LocalLearner):
         return some, read(self.policy, some, self.micro_batches, routing=self.policy.sparse)
 
     def update(self, number: int) -> Update:
-        """One optimizer step on the mini-batch with this index. The first update of a batch that reads any completion also
-        returns the effect of numerics alone.
-        """
+        """As LocalLearner.update. The first that reads a completion also returns the effect of numerics alone."""
         first = self._noise is None
         metrics, stats = self._update(number)
         metrics |= self.updater.skipped
         return Update(metrics, self._floor(metrics, stats) if first and stats else None)
 
     def _floor(self, metrics: Metrics, stats: Stats) -> Agreement:
-        """The effect of numerics alone on the ratio: measured before the updates, or else on the first update of a batch,
-        whose ratio nothing else has moved yet.
-        """
+        """What numerics alone do to the ratio, as measured before the updates or in the first one."""
         if self._fresh is not None:
             logp, logp_mu, y = self._fresh
             self._noise = level_ratio(self.objective.row.level, logp, logp_mu, y)
@@ -273,9 +253,7 @@ class PolicyLearner(LocalLearner):
         return Agreement(disagreement, std(self._noise), clipped)
 
     def finish(self) -> bool:
-        """Ends a step: an automatic clip range moves, and the batch is released. Returns whether the noise floor now bounds
-        the range from below.
-        """
+        """Ends a step: an automatic clip range moves. Returns whether the noise floor now bounds it from below."""
         ranks, noise = self.micro_batches.ranks, self._noise
         self.take([])
         self._disagreement = self._fresh = self._noise = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -21,18 +21,6 @@ MORE = "more ranks (scale.ranks), or divide the experts of a mixture among them 
 Readers = list[list[int]]  # indices of the completions that each rank reads, ascending
 
 
-class Part(NamedTuple):
-    """A micro-batch.
-
-    Attributes:
-        indices: Indices of its completions.
-        counts: Whether its result counts.
-    """
-
-    indices: list[int]
-    counts: bool
-
-
 class OutOfMemory(Exception):
     """One of several ranks ran out of memory while the others are in a pass that needs it. Not a RuntimeError, so that no
     retry handler in this process catches it. tokens: micro-batch limit after the restart.
@@ -44,12 +32,8 @@ class OutOfMemory(Exception):
 
 
 class MicroBatches:
-    """Splits completions into micro-batches of at most `max_tokens` tokens, padding included.
-
-    Attributes:
-        warn: Called with a message when memory runs out.
-        ranks: The ranks that read them together with this one.
-        keep: Stores the reason why this process ends, for the restarted run.
+    """Splits completions into micro-batches of at most `max_tokens` tokens, padding included. warn: called when memory runs
+    out. keep: stores the reason why one of several ranks ends, for the restarted run.
     """
 
     def __init__(
@@ -66,16 +50,13 @@ class MicroBatches:
         """Which rank reads which of these completions (load_balance.py)."""
         return load_balance.split_evenly(completions, self.ranks.size, share)
 
-    def deal(self, completions: Sequence[Completion], share: bool, readers: Readers | None = None) -> Iterator[Part]:
-        """Yields this rank's micro-batches.
+    def deal(
+        self, completions: Sequence[Completion], share: bool, readers: Readers | None = None
+    ) -> Iterator[tuple[list[int], bool]]:
+        """Yields this rank's micro-batches: the indices of their completions, and whether their results count.
 
         All ranks make the same number of passes, since each pass gathers weights from all of them: a rank with fewer
-        micro-batches reads the batch's shortest completion instead, whose result does not count.
-
-        Args:
-            completions: Completions of all ranks.
-            share: Read a prompt that neighbours share only once.
-            readers: Which rank reads which; None: as returned by `readers`.
+        micro-batches reads the shortest of all `completions` instead, whose result does not count.
         """
         mine = (readers or self.readers(completions, share))[self.ranks.number]
         dealt = layout.micro_batches([completions[i] for i in mine], self.max_tokens, share)
@@ -85,19 +66,13 @@ class MicroBatches:
         for number in range(passes):
             part = parts[number] if number < len(parts) else [shortest]
             self._reading = [completions[i] for i in part]
-            yield Part(part, number < len(parts))
+            yield part, number < len(parts)
 
     def attempt(
         self, work: Callable[[], T], completions: Sequence[Completion], share: bool, clear: Callable[[], None] = lambda: None
     ) -> T:
-        """Returns the result of `work`, retrying with half of `max_tokens` when out of memory. Raises RuntimeError if a
-        single completion does not fit, and OutOfMemory if there are several ranks.
-
-        Args:
-            work: Deals these completions and computes the result.
-            completions: Its completions.
-            share: As in `deal`.
-            clear: Called before each retry.
+        """Returns the result of `work`, which deals these completions, retrying with half of `max_tokens` (after `clear`)
+        when out of memory. Raises RuntimeError if a single completion does not fit, OutOfMemory if there are several ranks.
         """
         while True:
             try:
@@ -118,9 +93,7 @@ class MicroBatches:
                 torch.cuda.empty_cache()
 
     def short(self, completions: Sequence[Completion], share: bool) -> Exception:
-        """The error to raise when this micro-batch runs out of memory: OutOfMemory, or RuntimeError for a single completion,
-        which no smaller micro-batch can help.
-        """
+        """The error for a micro-batch that ran out of memory: OutOfMemory, or RuntimeError for a single completion."""
         read, several = layout.size(completions, share), self.ranks.size > 1
         if len(completions) > 1:
             text = f"rank {self.ranks.number} was out of memory with a micro-batch of {read} tokens"
@@ -137,9 +110,7 @@ class MicroBatches:
 
 @contextmanager
 def outside_of_passes(what: str, ranks: Ranks) -> Iterator[None]:
-    """Context for work whose memory does not depend on the size of micro-batches. When out of memory, raises RuntimeError
-    with the remedies and does not retry, since smaller micro-batches would not help.
-    """
+    """Work whose memory does not depend on micro-batches: RuntimeError with other remedies if it runs out."""
     try:
         yield
     except RuntimeError as error:

@@ -22,12 +22,8 @@ from gspo.types import Batch, Completion, Outputs, Stats
 
 
 class PolicyObjective:
-    """A row of the table of algorithms, with its settings, as an Objective.
-
-    Attributes:
-        max_completion_length: Dr.GRPO's constant, in tokens per completion.
-        teacher_weight: Weight of the teacher in each token's advantage; 0 without a teacher.
-        auto: The automatic clip range, or None.
+    """A row of the table of algorithms, with its settings, as an Objective. max_completion_length: Dr.GRPO's constant.
+    teacher_weight: of the teacher in each token's advantage; 0 without one.
     """
 
     def __init__(
@@ -59,9 +55,7 @@ class PolicyObjective:
         return self._range if self.auto is None else (self.auto.e_low, self.auto.e_high)
 
     def denominator(self, completions: Sequence[Completion]) -> float:
-        """Number of completions, of sampled tokens, or of completions times max_completion_length, depending on the
-        algorithm.
-        """
+        """Number of completions, of sampled tokens, or of completions times max_completion_length, as the row says."""
         if self.row.counts == "tokens":
             return float(tokens(completions))
         return float(len(completions) * (self.max_completion_length if self.row.counts == "budget" else 1))
@@ -72,9 +66,7 @@ class PolicyObjective:
         return not (others or torch.as_tensor(completion.advantage).any())
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
-        """The loss of each completion [S], and statistics. The KL term, the entropy and the auxiliary loss are averaged over
-        tokens as the loss is.
-        """
+        """The loss of each completion [S], and statistics. KL, entropy and auxiliary loss are averaged as the loss is."""
         logp, y = out.logp, Completions(batch.completion, batch.length, batch.turn, batch.turn_length)
         A = batch.advantage.to(logp)
         if batch.logp_teacher is not None:
@@ -118,9 +110,7 @@ class PolicyObjective:
         return loss, {name: value.detach() for name, value in stats.items()}
 
     def weighed(self, A: Tensor, logp: Tensor, batch: Batch, y: Completions) -> tuple[Tensor, Stats]:
-        """The advantages, 0 where off-policy sequence masking removes the term, times the weights of the correction; and
-        statistics of both.
-        """
+        """The advantages, masked off policy and times the weights of the correction; and statistics of both."""
         stats: Stats = {}
         if self.opsm is not None:
             gone = corrections.off_policy(logp, batch.logp_mu, A, y, self.opsm)
@@ -200,13 +190,8 @@ class PolicyObjective:
         return metrics | routing_metrics(stats)
 
     def numerics(self, logp: Tensor, logp_mu: Tensor, y: Completions, A: Tensor) -> float:
-        """Share of tokens whose gradient the clip removes when only numerics move the ratio.
-
-        Args:
-            logp: [N]. Log-probabilities under the policy, of completions that the current weights sampled.
-            logp_mu: [N]. The same under the sampler.
-            y: Those completions.
-            A: [S] or [N]. Advantages of any completions; only their signs matter.
+        """Share of tokens whose gradient the clip removes when only numerics move the ratio: log pi and log mu [N] of
+        completions `y` that the current weights sampled. A: [S] or [N], of any completions; only the signs matter.
         """
         share, likelihoods = 0.0, {"logp_old": logp_mu, "logp_mu": logp_mu}
         for sign in (-1.0, 1.0):
@@ -228,9 +213,7 @@ class PolicyObjective:
             self.auto.observe(Completions.of(stats["length"]).spread(stats["ratio"]), stats["advantage"])
 
     def update_range(self, noise: Tensor) -> bool:
-        """Ends a step: an automatic clip range moves. noise: ratios that only numerics moved, [S] or [N]. Returns whether
-        the noise floor now bounds the range from below.
-        """
+        """Moves an automatic range. noise: ratios moved by numerics alone, [S] or [N]. Returns whether these bound it."""
         if self.auto is None:
             return False
         self.auto.update_range(noise)

@@ -13,9 +13,7 @@ BUCKET = 1 << 26  # elements whose moments are on the device at the same time: 5
 
 
 class Offloaded:
-    """Steps an AdamW bucket by bucket. The result is identical to a plain step, since AdamW treats each weight
-    independently.
-    """
+    """Steps an AdamW bucket by bucket, as a plain step does: AdamW treats each weight independently."""
 
     def __init__(self, adamw: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
         self.adamw, self.parameters = adamw, parameters

@@ -67,11 +67,6 @@ class Optimizer:
 
     Parameters with fewer than two dimensions (most norms and biases) are excluded from weight decay, and so are those in
     `kept`: per-head norms and biases of experts, which have more.
-
-    Attributes:
-        scale: Factor of the scheduled learning rate.
-        lr_override: Replaces optimizer.lr and `scale`; None: no override.
-        moments: Steps AdamW; if `offload`, an Offloaded that keeps the moments in host memory between steps.
     """
 
     def __init__(
@@ -89,18 +84,16 @@ class Optimizer:
         self.total = total_updates
         self.max_bad = max_bad
         self.updates = 0
-        self.scale = 1.0
-        self.lr_override: float | None = None
+        self.scale = 1.0  # of the scheduled learning rate
+        self.lr_override: float | None = None  # replaces optimizer.lr and `scale`
         self.bad_in_a_row = 0
         self.adamw = adamw_of(self._groups(set(kept)), config, all(p.is_floating_point() for p in self.parameters))
-        self.moments: torch.optim.Optimizer | Offloaded = self.adamw
+        self.moments: torch.optim.Optimizer | Offloaded = self.adamw  # steps it; Offloaded keeps the moments on the host
         if offload:
             self.moments = Offloaded(self.adamw, [p for group in self.adamw.param_groups for p in group["params"]])
 
     def _groups(self, left_out: set[nn.Parameter]) -> list[dict[str, Any]]:
-        """Parameter groups with and without weight decay, or without the split if weight decay is 0. Each group has a single
-        mesh.
-        """
+        """Groups with and without weight decay (one if it is 0), each on a single mesh."""
         if not self.config.weight_decay:
             self.order = self.parameters
             return [{"params": same} for same in by_mesh(self.parameters)]

@@ -13,11 +13,7 @@ BY_LAYER = ("router_entropy", "overruled", "changed")  # [N, layers]
 
 
 def routing_stats(routing: Routing, batch: Batch) -> Stats:
-    """Statistics [N, layers(, k)] at the tokens that the N sampled ones were predicted from.
-
-    changed: share of pi_old's k experts that were not used now. overruled: share of the routers' own choices that replay
-    replaced.
-    """
+    """Statistics [N, layers(, k)] at the tokens before the N sampled ones; `changed` and `overruled` as in the metrics."""
     at = batch.forest.parent[batch.node]
     used = routing.chosen[at]
     stats = {

@@ -35,22 +35,15 @@ def read_here(
     replay: bool = False,
     readers: Readers | None = None,
 ) -> dict[int, Reading]:
-    """The readings of this rank's completions, by index. Raises RuntimeError if memory is insufficient for a single
-    completion.
-
-    Args:
-        completions: Completions of all ranks.
-        micro_batches: Splits and distributes them.
-        routing: Include the experts that the routers would choose.
-        replay: Routers use the completions' routes.
-        readers: As in MicroBatches.deal.
+    """The readings of this rank's share of the completions, by index. routing: include the experts that the routers would
+    choose. replay: routers use the completions' routes.
     """
 
     def work() -> dict[int, Reading]:
         readings: dict[int, Reading] = {}
-        for part in micro_batches.deal(completions, policy.shares_prompts, readers):
-            read = _micro_batch(policy, [completions[i] for i in part.indices], routing, replay and part.counts)
-            readings |= zip(part.indices, read) if part.counts else ()
+        for indices, counts in micro_batches.deal(completions, policy.shares_prompts, readers):
+            read = _micro_batch(policy, [completions[i] for i in indices], routing, replay and counts)
+            readings |= zip(indices, read) if counts else ()
         return readings
 
     return micro_batches.attempt(work, completions, policy.shares_prompts)

@@ -24,30 +24,20 @@ from gspo.types import Completion, Metrics, Outputs, Stats
 
 
 class Updater:
-    """Updates a policy with its optimizer.
-
-    Attributes:
-        replay: Whether updates use the experts in the completions' routes (Routing Replay).
-        skipped: What the last update skipped, as shares of its sampled tokens: idle completions, and backward passes of
-            other micro-batches.
-    """
+    """Updates a policy with its optimizer. replay: by the experts in the completions' routes (Routing Replay)."""
 
     def __init__(self, policy: Policy, optimizer: Optimizer, micro_batches: MicroBatches, replay: bool = False) -> None:
         self.policy, self.optimizer, self.micro_batches, self.replay = policy, optimizer, micro_batches, replay
+        # Of the last update: shares of its sampled tokens whose completions, or whose backward passes, were left out.
         self.skipped: dict[str, float] = {}
 
     def update(
         self, objective: Objective, completions: Sequence[Completion], readers: Readers | None = None
     ) -> tuple[Metrics, Stats]:
-        """One optimizer step on these completions. When out of memory, halves the micro-batches and retries the update;
-        raises RuntimeError if that does not help.
+        """One optimizer step on a mini-batch. When out of memory, halves the micro-batches and retries the update; raises
+        RuntimeError if that does not help. readers: which rank reads which of the `active` completions.
 
-        Args:
-            completions: The mini-batch.
-            readers: Which rank reads which of the `active` completions.
-
-        Returns:
-            Metrics, and the statistics that they are computed from. Only rank 0 gets the statistics and their metrics.
+        Returns metrics and the statistics that they are computed from. Only rank 0 gets the latter and their metrics.
         """
         tried = [completions[i] for i in active(objective, completions)]
         work = partial(self._gradient, objective, completions, tried, readers)
@@ -76,9 +66,9 @@ class Updater:
         denominator = objective.denominator(completions)
         gathered: dict[str, list[Tensor]] = defaultdict(list)
         losses, passed = list[Tensor](), 0
-        for part in self.micro_batches.deal(tried, self.policy.shares_prompts, readers):
-            done = self._pass(objective, [tried[i] for i in part.indices], denominator, part.counts)
-            if part.counts:
+        for indices, counts in self.micro_batches.deal(tried, self.policy.shares_prompts, readers):
+            done = self._pass(objective, [tried[i] for i in indices], denominator, counts)
+            if counts:
                 passed += done.tokens if done.passes else 0
                 losses.append(done.loss)
                 for name, value in done.stats.items():
@@ -112,33 +102,20 @@ class Updater:
 
 
 class Pass(NamedTuple):
-    """Result of a micro-batch.
+    """Result of a micro-batch."""
 
-    Attributes:
-        loss: Its part of the loss.
-        stats: Its statistics.
-        passes: Whether its backward pass was run.
-        tokens: Number of its sampled tokens.
-    """
-
-    loss: Tensor
+    loss: Tensor  # its part of the loss
     stats: Stats
-    passes: bool
-    tokens: int
+    passes: bool  # whether its backward pass was run
+    tokens: int  # sampled ones
 
 
 class Share(NamedTuple):
-    """A rank's share of an update.
+    """A rank's share of an update."""
 
-    Attributes:
-        stats: Statistics of what it read.
-        loss: Its part of the loss.
-        passed: Number of sampled tokens whose backward pass it ran.
-    """
-
-    stats: Stats
-    loss: float
-    passed: int
+    stats: Stats  # of what it read
+    loss: float  # its part of the loss
+    passed: int  # sampled tokens whose backward pass it ran
 
 
 def active(objective: Objective, completions: Sequence[Completion]) -> list[int]:

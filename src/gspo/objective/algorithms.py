@@ -22,37 +22,26 @@ WIDEST = 0.5
 class Algorithm:
     """One row of the table.
 
-    Attributes:
-        loss: The loss function, or its name in gspo.objective as `module:function`.
-        level: Granularity of the ratio and the clip: "sequence", "turn" or "token".
-        counts: Denominator of an update: "completions", "tokens", or "budget" (completions x max_completion_length,
-            Dr.GRPO's constant).
-        scale_rewards: Reward scalings under which the algorithm keeps its name, the default first.
-        epsilon: Default lower clip range; None for a loss without one.
-        epsilon_high: Default upper clip range; None for a loss without one.
-        constants: Further arguments of the loss.
-        likelihoods: Log-probabilities in the denominators of its ratios, "logp_old" and "logp_mu"; empty for a loss without
-            a ratio.
-        critic: Constants of a learned value function, whose per-token advantages replace the group's; empty for none.
-        drops_equal: Groups whose rewards are all equal do not count in the denominator.
-        sums: A completion's term grows with its length, and its KL term is the sum over its tokens; otherwise the mean.
-        by_turn: A may differ from turn to turn.
+    counts: denominator of an update: "completions", "tokens", or "budget" (completions x max_completion_length, Dr.GRPO's
+    constant). likelihoods: log-probabilities in the denominators of its ratios, "logp_old" and "logp_mu". critic: constants
+    of a learned value function, whose per-token advantages replace the group's. sums: a completion's term grows with its
+    length, and its KL term is the sum over its tokens; otherwise the mean.
     """
 
-    loss: str | Callable[..., Surrogate]
-    level: str
+    loss: str | Callable[..., Surrogate]  # or its name in gspo.objective as `module:function`
+    level: str  # of the ratio and the clip: "sequence", "turn" or "token"
     counts: str
-    scale_rewards: tuple[str, ...]
-    epsilon: float | None
+    scale_rewards: tuple[str, ...]  # reward scalings under which the algorithm keeps its name, the default first
+    epsilon: float | None  # default lower clip range; None for a loss without one
     epsilon_high: float | None
     source: str
-    constants: Mapping[str, float] = field(default_factory=dict)
+    constants: Mapping[str, float] = field(default_factory=dict)  # further arguments of the loss
     likelihoods: tuple[str, ...] = ("logp_old",)
     critic: Mapping[str, float] = field(default_factory=dict)
     mini_batches: int = 4
-    drops_equal: bool = False
+    drops_equal: bool = False  # groups whose rewards are all equal do not count in the denominator
     sums: bool = False
-    by_turn: bool = False
+    by_turn: bool = False  # A may differ from turn to turn
 
     @property
     def loss_function(self) -> Callable[..., Surrogate]:

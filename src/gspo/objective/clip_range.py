@@ -44,14 +44,11 @@ class AutoClip:
     The range starts at (e_low, e_high), or at what fits the length of the first completions (`begin`). It is constant within
     a step, and is set by `update_range` after it. The first update takes the quantile as is, later ones change the range by
     at most a factor of 2.
-
-    Attributes:
-        at_floor: Whether the noise floor determines the range.
     """
 
     def __init__(self, e_low: float, e_high: float, target: float):
         self.e_low, self.shape, self.target = e_low, e_high / e_low, target
-        self.at_floor = False
+        self.at_floor = False  # whether the noise floor determines the range
         self._now = torch.zeros((DECADES[1] - DECADES[0]) * BINS, dtype=torch.float64)
         self._tokens = 0.0
         self._past: deque[tuple[Tensor, float]] = deque(maxlen=TREND)

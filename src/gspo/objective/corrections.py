@@ -32,14 +32,8 @@ CORRECTIONS: dict[str, Callable[[Tensor, float | None, float], Tensor]] = {
 
 
 def ratio(level: str, over: str, logp_old: Tensor, logp_mu: Tensor, y: Completions) -> Tensor:
-    """r = pi_old/mu without gradient: of each completion [S] if `level` is "sequence", else at each token [N].
-
-    Args:
-        level: "sequence", "turn" or "token" (algorithms.py:correction_level).
-        over: "mean" for the geometric mean over the tokens of a completion or turn, "product" for their product.
-        logp_old: Log-probabilities under pi_old [N].
-        logp_mu: The same under the sampler [N].
-        y: The completions.
+    """r = pi_old/mu without gradient: of each completion [S] if `level` is "sequence", else ("turn", "token") at each token
+    [N]. over: "mean" for the geometric mean over the tokens of a completion or turn, "product" for their product.
     """
     gap = (logp_old - logp_mu).detach()  # [N]
     if level == "token":
@@ -51,17 +45,7 @@ def ratio(level: str, over: str, logp_old: Tensor, logp_mu: Tensor, y: Completio
 
 def off_policy(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, delta: float) -> Tensor:
     """Where off-policy sequence masking removes the term: A < 0 and 1/|y_i| sum_t log( mu(y_it) / pi_theta(y_it) ) > delta
-    (DeepSeek-V3.2, arXiv 2512.02556, Eq. 9, whose pi_old is what the sampler returned: mu).
-
-    Args:
-        logp: Log-probabilities under pi_theta [N].
-        logp_mu: The same under the sampler [N].
-        A: Advantages [S], or [N] per token.
-        y: The completions.
-        delta: Bound in nats per token.
-
-    Returns:
-        Bool, shaped as A.
+    (DeepSeek-V3.2, arXiv 2512.02556, Eq. 9, whose pi_old is what the sampler returned: mu). Bool, shaped as A, [S] or [N].
     """
     far = y.mean((logp_mu - logp).detach()) > delta  # [S]
     return (A < 0) & (far if A.shape == far.shape else y.spread(far))

@@ -14,11 +14,7 @@ def balance(logits: Tensor, chosen: Tensor, y: Completions) -> Tensor:
     It is 1 for an even load and E/k if all tokens choose the same k experts. f_e is E/k times the share of the completion's
     tokens that chose e, without gradient; P_e is the mean of softmax(logits)_e over its tokens. The loss of arXiv 2101.03961
     (Eq. 4 to 6) is applied per completion, as in arXiv 2412.19437 (Eq. 17 to 20): a sum over completions, so its gradient
-    does not depend on the split into micro-batches.
-
-    Args:
-        logits: Router logits [N, layers, E].
-        chosen: Chosen experts [N, layers, k].
+    does not depend on the split into micro-batches. logits: of the routers, [N, layers, E]. chosen: experts [N, layers, k].
     """
     experts, k = logits.shape[-1], chosen.shape[-1]
     took = torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, chosen.long(), 1.0)

@@ -44,11 +44,8 @@ def mismatch(logp: Tensor, logp_mu: Tensor, y: Completions) -> dict[str, float]:
 def noise_is_tolerable(row: Algorithm, clipped: float, kl: float) -> bool:
     """Whether the ratios of `row` may divide by log-probabilities with this much numerical noise.
 
-    A sequence-level ratio averages the errors of its tokens, a token-level ratio does not.
-
-    Args:
-        clipped: Share of the tokens that the noise clips.
-        kl: The metric `mismatch/kl`.
+    A sequence-level ratio averages the errors of its tokens, a token-level ratio does not. clipped: share of the tokens that
+    the noise clips. kl: the metric `mismatch/kl`.
     """
     single = row.level == "token" and row.epsilon is not None
     return clipped <= NUMERICS and not (single and kl > SINGLE)

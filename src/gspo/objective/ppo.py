@@ -11,14 +11,8 @@ from gspo.objective.completions import Completions
 def gae(rewards: Tensor, values: Tensor, y: Completions, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (arXiv 1506.02438, Eq. 16) for completions that are rewarded at their last token.
 
-    delta_t = r_t + gamma V_t+1 - V_t; A_t = delta_t + gamma lam A_t+1; V and A are 0 after the last token.
-
-    Args:
-        rewards: Reward of each completion [S].
-        values: V of the state before each token [N].
-
-    Returns:
-        Advantages A_it [N] and returns A_it + V_it [N].
+    delta_t = r_t + gamma V_t+1 - V_t; A_t = delta_t + gamma lam A_t+1; V and A are 0 after the last token. rewards: [S].
+    values: V of the state before each token [N]. Returns advantages A_it [N] and returns A_it + V_it [N].
     """
     last = y.length.cumsum(0) - 1  # [S] each completion's last token
     A = torch.zeros_like(values)
