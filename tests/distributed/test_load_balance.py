@@ -73,12 +73,6 @@ def test_with_four_completions_each_the_fullest_rank_has_little_more_than_it_mus
     assert least <= max(loads) <= 1.05 * least
 
 
-def test_what_lengths_force_upon_the_fullest_rank():
-    assert forced(batch([[1, 9, 9, 9]]), 2) == 20  # two of three
-    assert forced(batch([[1, 9, 1, 1]]), 2) == 10  # the longest
-    assert forced(batch([[1, 9, 9, 9, 9]]), 2) == 20  # the mean
-
-
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("prompts, per_prompt, ranks", [(64, 8, 128), (64, 8, 8), (512, 1, 128)])
 def test_ranks_are_even_where_lengths_allow_it(prompts, per_prompt, ranks, share):

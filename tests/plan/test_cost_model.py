@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from gspo.config.scale import ScaleConfig
 from gspo.plan import cost_model
 from gspo.plan.cost_model import Layer, Sent, Shape, Spread, Weight, Work
 
@@ -120,11 +119,3 @@ def test_the_smallest_number_of_ranks_that_holds_the_state():
     assert cost_model.smallest(WEIGHTS, Spread(4, 2, 2), each, 104 * each) == 8  # 2 replicas of 4
     assert cost_model.smallest(WEIGHTS, Spread(1), each, 87 * each, most=64) is None  # an expert of each layer stays
     assert cost_model.smallest(WEIGHTS, Spread(1), each, 88 * each, most=64) == 10
-
-
-def test_numbers_that_do_not_divide_one_another():
-    assert cost_model.spread_of(ScaleConfig(expert_parallel=2, data_parallel_replicas=2), 8) == Spread(8, 2, 2)
-    with pytest.raises(ValueError, match=r"scale.data_parallel_replicas = 3 does not divide 8 ranks"):
-        cost_model.spread_of(ScaleConfig(data_parallel_replicas=3), 8)
-    with pytest.raises(ValueError, match=r"scale.expert_parallel = 4 does not divide the 2 ranks of a replica"):
-        cost_model.spread_of(ScaleConfig(expert_parallel=4, data_parallel_replicas=4), 8)

@@ -14,7 +14,7 @@ from gspo.plan import this_cpu
 from gspo.plan.cost_model import Spread, Work
 from gspo.plan.meta_sharding import shard_on_meta
 from gspo.plan.plan import Lengths, render
-from gspo.plan.this_cpu import EFFICIENCY, Model, Product, Rates, Sampled, rate, sampling_seconds, training_seconds
+from gspo.plan.this_cpu import EFFICIENCY, Model, Product, Rates, rate, sampling_seconds, training_seconds
 from tests.assembly.test_early_checks import SYSTEM, saved
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 
@@ -54,13 +54,14 @@ def test_operations_are_those_that_torch_counts(tmp_path, family, tied):
 def test_seconds_are_the_sum_of_all_passes(tmp_path):
     model, _ = planned(tmp_path)
     ops = lambda tokens: sum(2 * tokens * w.size for w in model.weights if w.row > 1 and w.size != 32 * model.vocabulary)  # noqa: E731
-    step, expected = Sampled(prompts=2, generations=3, prompt=5, completion=4, batch=3), 0.0
+    expected = 0.0
     for _prompt in range(2):
         expected += (ops(5) + 4 * 2 * 32 * 5 * 2.5) / 1e9
     for _batch in range(2):
         for _token in range(4):
             expected += (ops(3) + 4 * 2 * 32 * 3 * 7) / 5e8 + 2 * 3 * 32 * model.vocabulary / 1e8
-    assert sampling_seconds(model, step, RATES) == pytest.approx(expected / EFFICIENCY)
+    config = from_dict({"rollout": {"num_prompts": 2, "num_generations": 3}, "sampler": {"batch_size": 3}})
+    assert sampling_seconds(model, config, 5, 4, RATES) == pytest.approx(expected / EFFICIENCY)
 
     work = Work(training=2, reading=1, training_tokens=40, reading_tokens=20)
     forward = lambda tokens: ops(tokens) + 4 * 2 * 32 * tokens * 4.5  # noqa: E731

@@ -35,9 +35,7 @@ def local_world_size() -> int:
 
 
 def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment for subprocesses that are not ranks: with the variables of a rank, they would try to join its process
-    group.
-    """
+    """Environment for subprocesses that are not ranks and must not join their process group."""
     return {name: value for name, value in environment.items() if not OF_RANKS.match(name)}
 
 
@@ -53,14 +51,8 @@ def check_ranks(config: Config, ranks: int) -> None:
             "sampler.weight_dir is not set: ranks on several machines write the weights for vLLM together, into a folder "
             "that all of them see: name one"
         )
-    if ranks > 1 and ranks % scale.data_parallel_replicas:
-        raise ValueError(f"scale.data_parallel_replicas = {scale.data_parallel_replicas}: must divide scale.ranks = {ranks}")
-    if ranks > 1 and ranks // scale.data_parallel_replicas % scale.expert_parallel:
-        raise ValueError(
-            f"scale.expert_parallel = {scale.expert_parallel}: must divide the ranks of a copy of the model, "
-            f"scale.ranks / scale.data_parallel_replicas = {ranks // scale.data_parallel_replicas}"
-        )
     if ranks > 1:
+        check_division(scale, ranks)
         check_several(config)
         return
     by_ray = scale.launcher == "ray"
@@ -68,6 +60,17 @@ def check_ranks(config: Config, ranks: int) -> None:
         value = getattr(scale, name)
         if value != getattr(ScaleConfig, name):
             raise ValueError(f"scale.{name} = {shown(value)} has no effect on one rank: set scale.ranks, or leave it out")
+
+
+def check_division(scale: ScaleConfig, ranks: int) -> None:
+    """Raises ValueError for copies of the model, or divided experts, among which these ranks cannot be divided."""
+    if ranks % scale.data_parallel_replicas:
+        raise ValueError(f"scale.data_parallel_replicas = {scale.data_parallel_replicas}: must divide scale.ranks = {ranks}")
+    if ranks // scale.data_parallel_replicas % scale.expert_parallel:
+        raise ValueError(
+            f"scale.expert_parallel = {scale.expert_parallel}: must divide the ranks of a copy of the model, "
+            f"scale.ranks / scale.data_parallel_replicas = {ranks // scale.data_parallel_replicas}"
+        )
 
 
 def check_several(config: Config) -> None:

@@ -15,12 +15,9 @@ def split_evenly(completions: Sequence[Completion], ranks: int, share: bool = Fa
     """The indices of each rank's completions, ascending; [] for a rank that gets none. Load is counted in tokens read. The
     result is deterministic, so all ranks compute the same assignment.
 
-    With `share`, prompts are first assigned as a whole, the largest first, each to the rank with the least load. Then
-    completions move from the fullest rank to emptier ones, or are swapped, as long as that lowers the higher load of the
-    two.
-
-    Args:
-        share: Whether a rank reads a prompt only once for all its completions.
+    With `share` a rank reads a prompt only once for all its completions: prompts are first assigned as a whole, the largest
+    first, each to the rank with the least load. Then completions move from the fullest rank to emptier ones, or are swapped,
+    as long as that lowers the higher load of the two.
     """
     if ranks == 1:
         return [list(range(len(completions)))]

@@ -30,9 +30,7 @@ class RankLost(Exception):
 
 @contextmanager
 def noticed() -> Iterator[None]:
-    """Raises RankLost if another rank is gone during a collective operation, including one inside a forward or backward
-    pass.
-    """
+    """Raises RankLost if another rank is gone during a collective operation, also one inside a pass."""
     try:
         yield
     except RankLost:
@@ -46,9 +44,7 @@ def noticed() -> Iterator[None]:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether this error is how torch reports a lost rank. The type is checked too: another error, such as one from an
-    engine, may quote the same text.
-    """
+    """Whether this is how torch reports a lost rank. Its type counts too: an engine's error may quote the same text."""
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and bool(LOSS.match(str(error))))
 
 
@@ -129,9 +125,7 @@ class ProcessRanks:
         return bool(flag)
 
     def loaded(self) -> None:
-        """Marks the end of model loading, whose duration differs widely between ranks: from now on `timeout` applies, also
-        to the process groups that the model created.
-        """
+        """Ends model loading, whose duration differs between ranks: from now on `timeout` applies to all process groups."""
         with suppress(AttributeError):  # private torch API; if it is missing, the long timeout for loading stays in place
             for group in list(distributed_c10d._world.pg_map):
                 if group is not self._commands:

@@ -27,30 +27,21 @@ CPU = torch.device("cpu")  # of the fake tensors, whatever device the plan is fo
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """Memory of a model in one process.
+    """Memory of a model in one process."""
 
-    Attributes:
-        weights: Bytes of all weights and buffers, as stored.
-        trained: Parameters in each trained weight.
-        width: Bytes per trained parameter.
-        unpacked: Bytes of the largest packed weight, unpacked for a matrix product.
-    """
-
-    weights: int
-    trained: tuple[int, ...]
-    width: int
-    unpacked: int
+    weights: int  # bytes of all weights and buffers, as stored
+    trained: tuple[int, ...]  # parameters in each trained weight
+    width: int  # bytes per trained parameter
+    unpacked: int  # bytes of the largest packed weight, unpacked for a matrix product
 
 
 @dataclass(frozen=True)
 class ActivationMemory:
-    """Bytes that autograd saves in a pass through the model without its head: per token and independent of the number of
-    tokens (`fixed`), in all layers and in the largest layer.
-    """
+    """Bytes that autograd saves in a pass through the model without its head."""
 
-    each: float
-    fixed: float
-    layer: float
+    each: float  # per token
+    fixed: float  # whatever the number of tokens
+    layer: float  # per token in the largest layer
     fixed_layer: float
 
 
@@ -117,9 +108,7 @@ def _model_memory(model: HFModel) -> ModelMemory:
 
 
 def _saved_bytes(model: HFModel, rows: int, length: int) -> list[float]:
-    """Bytes that autograd saves in a pass over `rows` rows, without head and weights: of the whole model, then of each layer
-    that checkpointing would recompute.
-    """
+    """Bytes that a pass over `rows` rows saves: of the whole model, then of each layer that may be recomputed."""
     seen = {x.untyped_storage()._cdata for x in [*model.model.parameters(), *model.model.buffers()]}
     saved: list[torch.UntypedStorage] = []  # kept alive, so that no address is reused
     begun: list[int] = []

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gspo.assembly.host_memory import BFLOAT16, FLOAT32
-from gspo.config.scale import ScaleConfig
 
 DRAWN = 4  # float32 rows of vocabulary size to draw a token: logits, logarithms, probabilities and their sums
 EVEN = 1.05  # largest ratio of the fullest rank to the mean that counts as even
@@ -38,17 +37,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of `rows` rows with `row` numbers each.
-
-    Attributes:
-        experts: It stacks the experts of a mixture, one per row.
-        narrow: It is gathered in bfloat16.
-    """
+    """A weight of `rows` rows with `row` numbers each."""
 
     rows: int
     row: int
-    experts: bool = False
-    narrow: bool = False
+    experts: bool = False  # it stacks the experts of a mixture, one per row
+    narrow: bool = False  # it is gathered in bfloat16
 
     @property
     def size(self) -> int:
@@ -83,26 +77,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shape:
-    """The dimensions that activations and traffic depend on, in numbers per token.
-
-    Attributes:
-        hidden: Hidden state.
-        layers: Layers of the model.
-        queries: Queries of a layer.
-        keys: Keys of a layer, and as many values.
-        width: Intermediate size of a dense layer.
-        mixtures: Layers with a mixture of experts.
-        taken: Experts per token in such a layer.
-        expert_width: Intermediate size of an expert.
-    """
+    """The dimensions that activations and traffic depend on, in numbers per token."""
 
     hidden: int
     layers: int
-    queries: int
-    keys: int
-    width: int = 0
-    mixtures: int = 0
-    taken: int = 0
+    queries: int  # of a layer
+    keys: int  # of a layer, and as many values
+    width: int = 0  # intermediate size of a dense layer
+    mixtures: int = 0  # layers with a mixture of experts
+    taken: int = 0  # experts per token in such a layer
     expert_width: int = 0
 
 
@@ -130,18 +113,6 @@ class Work:
     reading_tokens: int
 
 
-def spread_of(scale: ScaleConfig, ranks: int) -> Spread:
-    """The spread that the settings ask for. Raises ValueError for numbers that do not divide each other."""
-    spread = Spread(ranks, scale.expert_parallel, scale.data_parallel_replicas)
-    replicas = f"scale.data_parallel_replicas = {spread.replicas}"
-    if ranks % spread.replicas:
-        raise ValueError(f"{replicas} does not divide {ranks} ranks: set a number that does")
-    if spread.shards % spread.experts:
-        whose = f"the {spread.shards} ranks of a replica ({ranks} ranks, {replicas})"
-        raise ValueError(f"scale.expert_parallel = {spread.experts} does not divide {whose}")
-    return spread
-
-
 def held(weights: Iterable[Weight], spread: Spread) -> int:
     """Parameters on the first rank, the fullest."""
     return sum(weight.held(spread) * count for weight, count in Counter(weights).items())
@@ -166,16 +137,12 @@ def gathered(layers: Sequence[Layer], spread: Spread, itemsize: int) -> int:
 
 
 def cast(weights: Iterable[Weight], embedded: int, experts: bool) -> int:
-    """Parameters that autocast copies and keeps for the backward pass (without checkpointing), of the weights that a pass
-    reads in float32. Excludes the head, which is computed in float32, and embeddings of `embedded` parameters.
-    """
+    """Parameters that autocast copies and keeps for the backward pass, without the head and the embeddings (`embedded`)."""
     return sum(weight.size for weight in weights if experts >= weight.experts and weight.size != embedded)
 
 
 def ring(layers: Iterable[Layer], spread: Spread, experts: bool, itemsize: int, added: bool = False) -> int:
-    """Bytes that a rank sends in one all-gather of these layers' weights, either the experts' or the dense ones, or (added)
-    in the reduce-scatter of their gradients. `itemsize`: of the shards and of gradients.
-    """
+    """Bytes that a rank sends in an all-gather of dense or experts' weights, or (added) in adding up their gradients."""
     of = (weight for layer in layers for weight in layer.weights if weight.experts == experts)
     parts = sum(weight.held(spread) * (itemsize if added else weight.sent(itemsize)) for weight in of)
     return (spread.owners(experts) - 1) * parts
@@ -214,17 +181,13 @@ def sent(
 
 
 def published(weights: Iterable[Weight], spread: Spread, itemsize: int) -> Sent:
-    """Bytes that a rank sends to publish weights to the engine. Each layer is gathered on the rank that writes it, so a rank
-    sends the rows it holds, except for layers that it writes itself. Replicas share the work.
-    """
+    """Bytes that a rank sends for the engine: the rows it holds of layers that others write. Replicas share the work."""
     rows = held(weights, spread) * (spread.shards - 1) / spread.shards / spread.replicas
     return Sent("weights for the engine", step=rows * itemsize)
 
 
 def activations(shape: Shape, tokens: int, itemsize: int, checkpointing: bool) -> float:
-    """Estimated bytes of activations saved for the backward pass, from what a transformer layer usually saves. With
-    checkpointing: those of one layer, and the inputs of all layers.
-    """
+    """Estimated bytes saved for the backward pass; with checkpointing one layer's, and the inputs of all."""
     attention = 5 * shape.hidden + 5 * (shape.queries + 2 * shape.keys)
     dense, mixture = 5 * shape.width, shape.taken * (2 * shape.hidden + 5 * shape.expert_width)
     if checkpointing:
@@ -235,24 +198,14 @@ def activations(shape: Shape, tokens: int, itemsize: int, checkpointing: bool) -
 
 
 def sampling(shape: Shape, vocabulary: int, rows: int, length: int, read: int, itemsize: int) -> float:
-    """Estimated bytes of the embedded sampler: the larger of decoding (KV cache of all rows, logits of a token) and prefill
-    (KV cache, activations of one layer).
-
-    Args:
-        rows: Completions in the batch.
-        length: Tokens of each completion, prompt included.
-        read: Prompt tokens in a prefill pass.
-        itemsize: Bytes per number of keys and values.
-    """
+    """Estimated bytes to sample `rows` rows of `length` tokens: the larger of decoding and of a prefill of `read` tokens."""
     cached = 2 * shape.layers * shape.keys * itemsize
     reading = activations(replace(shape, layers=1), read, itemsize, checkpointing=True) + cached * read
     return max(reading, float(cached * rows * length + DRAWN * FLOAT32 * rows * vocabulary))
 
 
 def smallest(weights: Sequence[Weight], spread: Spread, bytes_each: float, memory: float, most: int = 100_000) -> int | None:
-    """The smallest number of ranks, with the same replicas and expert parallelism, on which `bytes_each` bytes per parameter
-    held fit into `memory` bytes; None if no number up to `most` suffices.
-    """
+    """The smallest number of ranks on which `bytes_each` bytes per held parameter fit `memory` bytes; None if none does."""
     unique = Counter(weights)
     for ranks in range(spread.experts * spread.replicas, most + 1, spread.experts * spread.replicas):
         tried = replace(spread, ranks=ranks)

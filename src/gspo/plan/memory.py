@@ -32,23 +32,14 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a rank, in bytes.
+    """Memory of a rank, in bytes."""
 
-    Attributes:
-        standing: Allocated throughout the run, by purpose. Only gradients are freed while sampling.
-        passing: Allocated during a pass on top, by purpose.
-        copied: The embedded sampler's copies of the model.
-        sampling: Allocated while sampling on top.
-        disjoint: The part of `standing` and `passing` that never exists at the same time as the rest.
-        read: Host memory to read weights that are then packed.
-    """
-
-    standing: dict[str, int]
-    passing: dict[str, float]
-    copied: int
-    sampling: float
-    disjoint: float = 0.0
-    read: int = 0
+    standing: dict[str, int]  # throughout the run, by purpose; only gradients are freed while sampling
+    passing: dict[str, float]  # during a pass on top, by purpose
+    copied: int  # the embedded sampler's copies of the model
+    sampling: float  # while sampling on top
+    disjoint: float = 0.0  # of `standing` and `passing`, what never exists at the same time as the rest
+    read: int = 0  # host memory to read weights that are then packed
 
     @property
     def state(self) -> int:
@@ -172,13 +163,17 @@ def in_shards(config: Config, sharding: ShardedLayout, spread: Spread, tokens: i
     return rows
 
 
+def decoded_rows(config: Config) -> int:
+    """Completions that the embedded sampler decodes at once."""
+    return min(config.sampler.batch_size, config.rollout.num_prompts * config.rollout.num_generations)
+
+
 def sampling_bytes(config: Config, sharding: ShardedLayout, prompt: int, length: int, itemsize: int) -> float:
     """Bytes of the embedded sampler for a batch of completions of `length` tokens, prompt included; 0 with vLLM."""
     if config.sampler.engine != "embedded":
         return 0.0
-    rollout, narrow = config.rollout, narrowed(config)
-    rows = min(config.sampler.batch_size, rollout.num_prompts * rollout.num_generations)
-    read = min(PREFILL_TOKENS, -(-rows // rollout.num_generations) * prompt)
+    narrow, rows = narrowed(config), decoded_rows(config)
+    read = min(PREFILL_TOKENS, -(-rows // config.rollout.num_generations) * prompt)
     vocabulary = sharding.embedded // sharding.shape.hidden
     kept = narrow and config.model.quantize == "none"  # only experts': in inference mode autocast caches no copies
     cast = sum(weight.size for weight in sharding.weights if weight.experts) if kept else 0

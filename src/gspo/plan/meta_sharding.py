@@ -31,23 +31,14 @@ from gspo.plan.cost_model import Layer, Shape, Spread, Weight
 
 @dataclass(frozen=True)
 class ShardedLayout:
-    """The layout of a sharded model.
+    """The layout of a sharded model."""
 
-    Attributes:
-        name: The model's class.
-        held: Parameters on the first rank.
-        layers: Weights that are gathered together. A head tied to the embeddings is gathered separately from them.
-        weights: Each weight once.
-        shape: The dimensions that activations and traffic depend on.
-        embedded: Parameters of the embeddings, which are only looked up.
-    """
-
-    name: str
-    held: int
-    layers: tuple[Layer, ...]
-    weights: tuple[Weight, ...]
+    name: str  # of its class
+    held: int  # parameters on the first rank
+    layers: tuple[Layer, ...]  # weights gathered together; a head tied to the embeddings apart from them
+    weights: tuple[Weight, ...]  # each once
     shape: Shape
-    embedded: int
+    embedded: int  # parameters of the embeddings, which are only looked up
 
 
 @contextmanager
@@ -61,10 +52,7 @@ def fake_ranks(size: int) -> Iterator[None]:
 
 
 def shard_on_meta(cfg: ModelConfig, spread: Spread) -> ShardedLayout:
-    """The layout of the model of `cfg` on the first rank, gathered as on GPUs. Only config.json is read.
-
-    Raises ValueError if the model cannot be sharded that way.
-    """
+    """The layout of the model on the first rank, gathered as on GPUs. Raises ValueError if it cannot be sharded that way."""
     config = read_config(cfg)
     top_k, count = expert_counts(config)
     check_expert_parallel(cfg, spread.experts, count)
@@ -112,10 +100,7 @@ def weight_of(parameter: nn.Parameter, experts: bool, narrow: bool = False) -> W
 
 
 def layers_of(model: Any, count: int) -> tuple[Layer, ...]:
-    """The weights, grouped by the outermost module below the root that gathers them.
-
-    Kept for the backward pass are those of the root, and of modules that FSDP does not reshard after the forward pass.
-    """
+    """The weights by the outermost module that gathers them. Kept: the root's, and what FSDP does not reshard."""
     experts = experts_of(model, count)
     units = shards(model)[1:]
     nested = {inner for unit in units for inner in unit.modules() if inner is not unit}
@@ -137,9 +122,7 @@ def layers_of(model: Any, count: int) -> tuple[Layer, ...]:
 
 
 def shape_of(model: Any, top_k: int, count: int) -> Shape:
-    """The dimensions of the model, from its config; the experts' width from their weights. A model without attention has no
-    queries and keys.
-    """
+    """The dimensions of the model, from its config; the experts' width from their weights."""
     config = model.config.get_text_config()
     hidden, heads = config.hidden_size, getattr(config, "num_attention_heads", None) or 0
     size = getattr(config, "head_dim", None) or hidden // max(heads, 1)

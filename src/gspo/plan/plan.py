@@ -23,7 +23,7 @@ from gspo.config.local_model import local_copy
 from gspo.config.schema import Config, RunConfig
 from gspo.config.stages import rollout_at
 from gspo.distributed import load_balance
-from gspo.distributed.environment import check_several
+from gspo.distributed.environment import check_division, check_several
 from gspo.learner import layout
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.plan import cost_model, this_cpu
@@ -80,7 +80,7 @@ def outline_of(config: Config) -> Outline:
 def plan(config: Config, lengths: Lengths) -> Prediction:
     """The plan of a reinforcement learning run. Raises ValueError for settings with which no run could start."""
     config = checked(config)
-    spread = cost_model.spread_of(config.scale, config.scale.ranks or 1)
+    spread = Spread(config.scale.ranks or 1, config.scale.expert_parallel, config.scale.data_parallel_replicas)
     sharding = shard_on_meta(config.model, spread)
     work, part = work_of(config, spread.ranks, lengths)
     itemsize = host_memory.itemsize(config)
@@ -115,6 +115,7 @@ def checked(config: Config) -> RunConfig:
     config, ranks = resolved(config)[0], config.scale.ranks or 1
     if ranks > LARGEST:
         raise ValueError(f"scale.ranks = {ranks}: `gspo plan` lays out at most {LARGEST} ranks: lower it")
+    check_division(config.scale, ranks)
     if ranks > 1:
         check_several(config)
     if config.model.quantize != "none" and not config.lora.rank:

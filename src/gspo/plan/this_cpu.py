@@ -19,7 +19,7 @@ from gspo.backends.hf.head import KEPT
 from gspo.config.import_function import pick_device
 from gspo.config.schema import Config
 from gspo.plan.cost_model import Shape, Weight, Work
-from gspo.plan.memory import MicroBatch
+from gspo.plan.memory import MicroBatch, decoded_rows
 
 EFFICIENCY = 0.6  # share of the rate of their products that sampling and training are assumed to reach
 POOL = 1 << 25  # numbers that are read in turn, so that weights come from memory as they do in a pass
@@ -94,23 +94,6 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """What a step samples: prompts, completions to each, and the tokens of both."""
-
-    prompts: int
-    generations: int
-    prompt: int
-    completion: int
-    batch: int
-    """Completions that are decoded at once."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of a pass while decoding."""
-        return min(self.batch, self.prompts * self.generations)
-
-
-@dataclass(frozen=True)
 class StepTime:
     """Predicted seconds of a step, by purpose, and the rates that they rest on."""
 
@@ -137,11 +120,9 @@ def process_bytes() -> int:
 
 def step_of(config: Config, model: Model, work: Work, part: MicroBatch, prompt: int, completion: int) -> StepTime:
     """The seconds of a step with prompts and completions of so many tokens."""
-    rollout = config.rollout
-    made = Sampled(rollout.num_prompts, rollout.num_generations, prompt, completion, config.sampler.batch_size)
-    found = rates(model, part, made.rows)
+    found = rates(model, part, decoded_rows(config))
     training = training_seconds(model, work, part.sampled, prompt + completion, found, config.train.gradient_checkpointing)
-    return StepTime(sampling_seconds(model, made, found), training, found)
+    return StepTime(sampling_seconds(model, config, prompt, completion, found), training, found)
 
 
 def rates(model: Model, part: MicroBatch, rows: int) -> Rates:
@@ -174,23 +155,18 @@ def _seconds_each(product: Product, pool: torch.Tensor) -> float:
     return fastest / (2.0 * rows * size)
 
 
-def sampling_seconds(model: Model, step: Sampled, rates: Rates) -> float:
+def sampling_seconds(model: Model, config: Config, prompt: int, completion: int, rates: Rates) -> float:
     """Seconds to sample a step: prompts are read once, then each pass decodes a token of every row."""
-    passes = step.prompts * step.generations / step.rows * step.completion
-    reading = model.operations(step.prompts * step.prompt, step.prompt / 2)
-    decoding = model.operations(step.rows, step.prompt + step.completion / 2)
-    each = decoding / rates.decoding_body + model.head(step.rows).operations / rates.decoding_head
+    prompts, rows = config.rollout.num_prompts, decoded_rows(config)
+    passes = prompts * config.rollout.num_generations / rows * completion
+    reading = model.operations(prompts * prompt, prompt / 2)
+    decoding = model.operations(rows, prompt + completion / 2)
+    each = decoding / rates.decoding_body + model.head(rows).operations / rates.decoding_head
     return (reading / rates.body + passes * each) / EFFICIENCY
 
 
 def training_seconds(model: Model, work: Work, sampled: int, length: int, rates: Rates, checkpointing: bool) -> float:
-    """Seconds of a step's updates and of the passes that only read.
-
-    Args:
-        sampled: Sampled tokens in a micro-batch.
-        length: Tokens of a prompt with its completion.
-        checkpointing: Whether the backward pass computes each layer again.
-    """
+    """Seconds of a step's passes. sampled: tokens in a micro-batch. length: tokens of a prompt with its completion."""
     # A pass forward, and back to its inputs and, unless they are frozen, its weights.
     times = (2 if model.frozen else 3) + checkpointing
     attended = length / 2  # tokens before one, on average
