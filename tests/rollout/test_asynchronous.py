@@ -128,16 +128,6 @@ def test_long_completions_are_late_and_not_left_out():
     assert abs(sum(n == 200 for n in lengths) / len(lengths) - 1 / 8) < 0.02
 
 
-def test_interrupted_completions_keep_each_tokens_version():
-    engine, queries = Engine(speed=1), stream(prompts(40, lambda i, j: 30))
-    found = steps(source_of(engine, queries, 2), engine, 4)
-    several = [r for step in found for g in step for r in g.rollouts if len(r.version[r.sampled].unique()) > 1]
-    assert several
-    for r in several:
-        versions = r.version[r.sampled]
-        assert (versions.diff() >= 0).all() and int(r.sampled.sum()) == 30
-
-
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_resumed_run_loses_nothing(stop):
     engine, queries = Engine(speed=1), stream(prompts(40, lambda i, j: 9 + 7 * (i % 3)))

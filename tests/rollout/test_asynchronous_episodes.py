@@ -20,7 +20,7 @@ from gspo.data.refresh import Pool
 from gspo.interfaces import Job, SamplerError
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.external import AlreadyScored
-from gspo.rollout.metrics import in_parts, sampled_metrics, staleness
+from gspo.rollout.metrics import in_parts, staleness
 from gspo.rollout.stages import TASK, Curriculum
 from gspo.types import Prompt, Sampling
 from tests.leap import leap
@@ -249,27 +249,6 @@ def test_environments_that_raise_or_hang_are_data():
         number = int(rollout.prompt.id)
         assert (rollout.error is None) == (number not in why) == (rollout.reward is not None)
         assert why.get(number, "") in (rollout.error or "") and rollout.sampled.any() == (number != 6)
-
-
-def test_what_episodes_count_is_0_where_others_of_the_batch_counted_it():
-    sampler = Pieces(size=LONGEST)
-    with playing(sampler, num_prompts=P + 1) as source:
-        groups = iter(source)
-        batch = [next(groups) for _ in range(P + 1)]
-    metrics = sampled_metrics(batch)
-    assert metrics["reward/late"] == pytest.approx(3 / (P + 1)) and metrics["reward/turns"] == pytest.approx(5 / 3)
-
-
-def test_a_lost_sampler_is_heard_of_and_what_had_ended_is_kept():
-    sampler = Pieces()
-    with playing(sampler) as source:
-        steps(source, sampler, 2)
-        sampler.dead = True
-        with pytest.raises(SamplerError, match="the engine died"):
-            next(iter(source))
-        state = source.state_dict()
-    assert [flight["number"] for flight in state["flights"]] == [4, 5, 6, 7]
-    assert {one["stop"] for flight in state["flights"] for one in flight["rollouts"]} >= {""}
 
 
 def test_a_resumed_run_keeps_what_ended_and_begins_the_rest_again(tmp_path):

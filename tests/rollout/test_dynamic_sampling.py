@@ -126,22 +126,6 @@ def test_each_round_has_a_seed_of_its_own_also_after_a_resume():
     assert again.asked == sampler.asked[3:]
 
 
-def test_a_sampler_that_dies_in_a_round_gives_all_prompts_of_the_batch_back():
-    class Dies(Echo):
-        def generate(self, *args):
-            if len(self.asked) == 4:
-                raise SamplerError("dead")
-            return super().generate(*args)
-
-    stream = Stream()
-    source = source_of(teaches_if(lambda i: i % 3 == 0), 5, Dies(), stream)
-    groups = iter(source)
-    batch(groups)
-    with pytest.raises(SamplerError):
-        batch(groups)
-    assert stream.position == 11
-
-
 def test_progress_counts_on_over_the_rounds():
     seen = []
     source = source_of(teaches_if(lambda i: i % 2), 2, report=lambda *args: seen.append(args))
@@ -205,21 +189,6 @@ def test_an_environments_groups_are_refilled(tmp_path):
     steps = lines(result.folder / "metrics.jsonl")
     assert len(steps) == 2 and all(m["dynamic_sampling/queries"] >= 4 for m in steps)
     assert any(m["dynamic_sampling/rounds"] for m in steps)
-
-
-@pytest.mark.parametrize(
-    ("sections", "why"),
-    [
-        ({"rollout": {"dynamic_sampling_rounds": 1, "max_staleness": 2}, "sampler": {"engine": "vllm"}},
-         "rollout.dynamic_sampling_rounds = 1 and rollout.max_staleness = 2: .*set one of them to 0"),
-        ({"rollout": {"dynamic_sampling_rounds": 1}, "algorithm": {"name": "ppo"}},
-         "rollout.dynamic_sampling_rounds = 1: ppo also learns from groups"),
-        ({"rollout": {"dynamic_sampling_rounds": -1}}, "rollout.dynamic_sampling_rounds = -1"),
-    ],
-)  # fmt: skip
-def test_what_a_refill_does_not_go_with(tmp_path, sections, why):
-    with pytest.raises(ValueError, match=why):
-        run(tmp_path / "run", **sections)
 
 
 def test_why_what_is_left_over_has_no_reward_is_kept():

@@ -19,7 +19,7 @@ from tests.logged import logs
 from tests.rollout.test_asynchronous import Engine
 from tests.rollout.test_credit import rollout
 from tests.rollout.test_synchronous import Echo
-from tests.training.whole import Failing, lines, numbers, train
+from tests.training.whole import lines, numbers, train
 
 P, G, STEPS = 4, 2, 9
 STAGES = [StageConfig(at=4, num_generations=3, max_completion_length=9), StageConfig(at=6, temperature=0.5, source="more")]
@@ -252,13 +252,3 @@ def test_likelihoods_are_read_at_the_temperature_of_their_stage(tmp_path):
     run = train(tmp_path / "run", **RUN | {"train": {"steps": 5}, "algorithm": {"beta": 0.1}})
     assert [line["stage/temperature"] for line in numbers(run.folder)] == [1, 1, 1, 0.7, 0.7]
     assert all(line["ratio/noise_floor"] < 1e-5 and line["mismatch/kl"] < 1e-6 for line in numbers(run.folder))
-
-
-def test_a_lost_sampler_at_a_refresh_costs_nothing(tmp_path, monkeypatch):
-    run = RUN | {"train": {"steps": 4, "save_every": 100}}
-    whole = numbers(train(tmp_path / "whole", **run).folder)
-    with monkeypatch.context() as patch:
-        Failing(patch, "generate", 3)
-        with pytest.raises(RuntimeError, match="the engine is dead"):
-            train(tmp_path / "part", **run)
-    assert numbers(train(tmp_path / "part", resume=True, **run).folder) == whole

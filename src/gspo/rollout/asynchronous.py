@@ -23,17 +23,11 @@ POLL = 0.01  # polling interval in seconds
 
 @dataclass
 class Flight:
-    """The completions of one prompt that are in progress.
+    """The completions of one prompt that are in progress."""
 
-    Attributes:
-        number: Index in the stream of prompts.
-        so_far: Saved partial completions, until they are resumed.
-        jobs: Completions that are being sampled.
-    """
-
-    number: int
+    number: int  # index in the stream of prompts
     prompt: Prompt
-    so_far: list[Rollout]
+    so_far: list[Rollout]  # saved partial completions, until they are resumed
     jobs: list[Job] = field(default_factory=list)
 
     def known(self) -> list[Rollout]:
@@ -48,9 +42,6 @@ class AsynchronousSource:
     (k + 1) x num_prompts groups are in progress, and a batch takes the oldest. The order is that of the prompts regardless
     of completion length, so no length is favoured. A long completion, or an episode in a slow environment, has k more steps
     to finish before the trainer waits for it, and no token is older than k versions.
-
-    Attributes:
-        done: Number of batches handed out.
     """
 
     prompts: PromptSource
@@ -126,9 +117,7 @@ class AsynchronousSource:
             time.sleep(POLL)
 
     def drop(self) -> None:
-        """Cancels everything in progress after a rewind of the weights. The affected prompts are skipped for the rest of
-        this pass.
-        """
+        """Cancels everything in progress after a rewind. Its prompts are skipped for the rest of this pass."""
         for flight in self.flights:
             for job in flight.jobs:
                 job.cancel()
@@ -152,9 +141,7 @@ class AsynchronousSource:
 
 
 def plain(rollout: Rollout) -> dict[str, Any]:
-    """A rollout in plain types, without its prompt except the prompt tokens: an environment may start with other tokens than
-    its row. Dialogue values that JSON cannot represent are saved as strings.
-    """
+    """A rollout in plain types; of its prompt only the tokens, which an environment may have changed."""
     saved = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "prompt"}
     dialogue = json.loads(json.dumps(rollout.dialogue, default=str))
     return saved | {"dialogue": dialogue, "prompt_tokens": rollout.prompt.tokens}

@@ -18,17 +18,11 @@ from gspo.types import Completion, Group, Rollout
 
 @dataclass
 class TrainingBatch:
-    """The learner's share of a rollout batch.
+    """The learner's share of a rollout batch."""
 
-    Attributes:
-        groups: The completions of each group that is trained on.
-        advantages: A_i of each rollout, in the order of the rollouts, or A_ik of its turns; None if it is not trained on.
-        counts: Metrics.
-    """
-
-    groups: list[list[Completion]]
-    advantages: list[float | list[float] | None]
-    counts: dict[str, float]
+    groups: list[list[Completion]]  # the completions of each group that is trained on
+    advantages: list[float | list[float] | None]  # A_i of each rollout, or A_ik of its turns; None: not trained on
+    counts: dict[str, float]  # metrics
 
 
 def training_batch(
@@ -78,13 +72,7 @@ def has_signal(group: Sequence[Completion]) -> bool:
 
 
 def compute_advantages(rollouts: Sequence[Rollout], group: Tensor, algorithm: ResolvedAlgorithm) -> list[float | Tensor]:
-    """The advantage of each rollout, A_i or A_ik [turns].
-
-    Args:
-        rollouts: Scored rollouts.
-        group: [S]. Group index of each rollout.
-        algorithm: Sets the credit, the scale and the discount.
-    """
+    """The advantage of each scored rollout, A_i or A_ik [turns]. group: [S], the index of its group."""
     scale = algorithm.scale_rewards
     if not rollouts:
         return []

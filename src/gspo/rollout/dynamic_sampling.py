@@ -19,10 +19,7 @@ class DynamicSamplingSource(SynchronousSource):
 
     A batch starts with num_prompts prompts. While fewer groups than that have a non-zero advantage, as training computes it,
     more rounds of prompts follow, at most `dynamic_sampling_rounds`. Surplus groups are discarded at once: they would be
-    stale later.
-
-    Attributes:
-        metrics: Also the sampling metrics of all completions sampled for the batch, and `dynamic_sampling/...`.
+    stale later. The metrics are those of all completions sampled for the batch.
     """
 
     algorithm: ResolvedAlgorithm = field(kw_only=True)
@@ -65,7 +62,5 @@ def prompts_to_ask(size: int, teaching: Sequence[bool]) -> int:
 
 
 def choose(size: int, teaching: Sequence[bool]) -> list[int]:
-    """Indices of the groups in the batch, in prompt order: the first `size` with signal; if there are fewer, filled up with
-    the first ones without.
-    """
+    """Indices of the batch's groups, in prompt order: the first `size` with signal, filled up by the first without."""
     return sorted(sorted(range(len(teaching)), key=lambda i: not teaching[i])[:size])

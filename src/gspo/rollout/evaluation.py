@@ -28,11 +28,6 @@ def evaluate(
     `eval/accuracy` is the mean share of completions to which the first reward function gives at least `correct_threshold`. A
     completion that it did not score counts as wrong, since graders mostly fail on bad ones. `eval/failed` counts these, and
     those without a reward.
-
-    Args:
-        n: Completions per prompt.
-        correct_threshold: Reward of a correct completion.
-        report: Called with the phase, the number of finished completions and their total.
     """
     begin = time.perf_counter()
     groups, _ = sample_groups(sampler, scorer, prompts, n, sampling, lambda *args: report("evaluating", *args[1:]))

@@ -46,9 +46,7 @@ class ExternalSource(RolloutSource):
 
 
 class AlreadyScored(Scorer):
-    """A scorer for rollouts that already have rewards. It replaces the one in rewards/scorer.py, which checks prompts and
-    runs workers.
-    """
+    """A scorer for rollouts that already have rewards; it stands in for the one in rewards/scorer.py."""
 
     needs: Mapping[str, str] = {}
     """Columns that the prompts need, with the setting that names each: none."""

@@ -54,9 +54,7 @@ def commonest(errors: Sequence[str | None]) -> tuple[str, int]:
 
 
 def cause(errors: Sequence[str | None], example: str = "") -> str:
-    """The most common error with its count, its share and a remedy, as the end of a sentence. example: an error of that kind
-    to show instead.
-    """
+    """The most common error (or `example` of its kind), its count and share, and a remedy, as the end of a sentence."""
     why, count = commonest(errors)
     if why == NO_OPINION:
         remedy = "return a number, 0 for a bad completion"

@@ -80,9 +80,7 @@ def in_parts(rollouts: Sequence[Rollout]) -> float:
 
 
 def describe(rollout: Rollout, answer_column: str) -> dict[str, Any]:
-    """A rollout as a line of JSON. answer: the value in the row's `answer_column`, if any. version: the newest weights that
-    sampled any of its tokens.
-    """
+    """A rollout as a line of JSON, with the row's answer if any, and the newest weights that sampled any token."""
     answer = value_in(rollout.prompt.columns, answer_column)
     return {
         "prompt_id": rollout.prompt.id,

@@ -34,13 +34,8 @@ def sampling_at(sampling: Sampling, rollout: RolloutConfig) -> Sampling:
 class Curriculum:
     """Selects the prompts of a run, step by step. A PromptSource.
 
-    Attributes:
-        pools: Pools of the task and of stages by name, plus the sets that refresh.source returned.
-        position: Number of prompts handed out.
-        begun: Number of steps finished when the last batch started.
-        correct_threshold: Reward of a correct completion.
-        make: Requests a new set from refresh.source, by its name and the number of finished steps. Raises RefreshFailed.
-        rebuild: Recreates such a set from its saved rows.
+    make: requests a new set from refresh.source, by its name and the number of finished steps; may raise RefreshFailed.
+    rebuild: recreates such a set from its saved rows.
     """
 
     def __init__(
@@ -53,10 +48,10 @@ class Curriculum:
         make: Callable[[str, int], Pool] | None = None,
         rebuild: Callable[[str, list[dict[str, Any]]], Pool] | None = None,
     ) -> None:
-        self.pools = {pool.name: pool for pool in pools}
+        self.pools = {pool.name: pool for pool in pools}  # of the task and of stages, and what refresh.source returned
         self.rollout, self.stages, self.refreshing = rollout or RolloutConfig(), stages, refresh or RefreshConfig()
         self.correct_threshold, self.make, self.rebuild = correct_threshold, make, rebuild
-        self.position, self.begun = 0, -1
+        self.position, self.begun = 0, -1  # prompts handed out; steps finished when the last batch started
         self.made: list[tuple[str, int]] = []  # pools from refresh.source, and the step after which each was created
         self.last: dict[str, float] = {"queries/dropped": 0, "queries/returned": 0, "queries/new": 0}
 

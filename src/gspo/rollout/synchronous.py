@@ -20,15 +20,7 @@ from gspo.types import Group, Metrics, Prompt, Rollout, Sampling
 def sample_groups(
     sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], n: int, sampling: Sampling, report: Report
 ) -> tuple[list[Group], dict[str, float]]:
-    """Samples and scores n rollouts per prompt.
-
-    Args:
-        n: Rollouts per prompt.
-        report: Called with the phase, the number of finished completions and their total.
-
-    Returns:
-        The groups, and metrics: seconds of sampling and of scoring, and the scorer's counters.
-    """
+    """Samples and scores n rollouts per prompt. Returns the groups, and metrics: seconds of both, the scorer's counters."""
     total = len(prompts) * n
     begin = time.perf_counter()
     rollouts = sampler.generate(prompts, n, sampling, lambda done: report("sampling", done, total))
@@ -42,12 +34,7 @@ def sample_groups(
 class SynchronousSource:
     """Groups, batch after batch, sampled on demand with the sampler's weights. A RolloutSource.
 
-    A batch has num_prompts groups of num_generations rollouts.
-
-    Attributes:
-        batch: The last batch.
-        done: Number of batches handed out, one per step.
-        metrics: Sampling and scoring times of the last batch, in seconds, and the scorer's counters.
+    A batch has num_prompts groups of num_generations rollouts. `done` counts the batches handed out, one per step.
     """
 
     prompts: PromptSource
@@ -82,9 +69,7 @@ class SynchronousSource:
         return groups
 
     def _sample(self, count: int, number: int, before: int = 0) -> tuple[list[Group], dict[str, float]]:
-        """Samples the groups of the next `count` prompts. number: what distinguishes their seed from that of others. before:
-        the number of groups already sampled for the batch.
-        """
+        """Groups of the next `count` prompts. number: for their seed. before: groups already sampled for the batch."""
         assert isinstance(self.sampling.seed, int)
         rollout = rollout_at(self.config, self.prompts.stages, self.done + 1)
         seed = self.sampling.seed * 1_000_003 + number
