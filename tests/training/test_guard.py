@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from gspo.config.names import all_keys
 from gspo.config.training import GuardConfig
 from gspo.runs import checkpoint
-from gspo.training.guard import ALARM, QUIET, SIGNALS, WARNING, Guard, Signal
+from gspo.training.guard import ALARM, QUIET, SIGNALS, WARNING, Guard
 from tests.runs.events import texts
 from tests.tiny_run import likes_a
 from tests.training.whole import lines, numbers, train
@@ -185,14 +185,6 @@ def test_a_resumed_guard_says_the_same(rewards, cut):
             other.load_state_dict(one.state_dict())
         metrics = QUIET_STEP | {"step": step, "reward": reward}
         assert one.observe(metrics) == other.observe(metrics)
-
-
-def test_levels_by_hand():
-    rise = Signal("x", "rise", 2.0, 5.0, "", least=1.0)
-    assert [rise.level(v, 1.0) for v in (1.9, 2.1, 5.1)] == [QUIET, WARNING, ALARM]
-    assert rise.level(0.9, 0.1) == QUIET and rise.level(9.0, None) == QUIET
-    below = Signal("x", "below", 0.3, 0.1, "")
-    assert [below.level(v, None) for v in (0.4, 0.2, 0.05)] == [QUIET, WARNING, ALARM]
 
 
 GUARD = {"patience": 2, "window": 4, "collapse": 0.6}

@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 from gspo.backends.hf.sampler import HFSampler
-from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from tests.runs.events import texts
-from tests.tiny_run import PIECES, dials, likes_a
+from tests.tiny_run import dials, likes_a
 from tests.training.whole import lines, numbers, train
 
 FAST = {"optimizer": {"lr": 2e-2}, "train": {"steps": 4}, "eval": {"every": 0}}
@@ -75,21 +74,6 @@ def test_recomputed_likelihoods_come_with_the_replayed_experts(tmp_path):
     assert found[0]["mismatch/kl"] == found[1]["mismatch/kl"] != found[2]["mismatch/kl"]
     assert all(0.5 < line["moe/sampler_agreement"] < 1 for line in found)
     assert found[1]["moe/volatility"] == found[2]["moe/volatility"] == 0 < found[0]["moe/volatility"]
-
-
-def test_a_dense_model_has_no_routing(tmp_path):
-    dense = {
-        "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
-        "num_key_value_heads": 1, "intermediate_size": 64, "max_position_embeddings": 64,
-    }  # fmt: skip
-    tiny = build_tiny(dense, longest_match_tokenizer(PIECES))
-    with pytest.raises(ValueError, match=r"router_replay = 'R2'.*dense.*\"none\""):
-        train(tmp_path / "run", tiny=tiny, algorithm={"router_replay": "R2"})
-    with pytest.raises(ValueError, match=r"aux_loss = 0.001: Qwen3ForCausalLM is dense"):
-        train(tmp_path / "run", tiny=tiny, algorithm={"aux_loss": 0.001})
-    assert not (tmp_path / "run").exists()
-    result = train(tmp_path / "run", tiny=tiny, train={"steps": 1})
-    assert not any(name.startswith("moe/") for name in result.metrics)
 
 
 def test_delayed_rollouts_are_that_old_and_lose_no_prompt(tmp_path):

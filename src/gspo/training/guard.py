@@ -33,23 +33,14 @@ WEIGHED = ("correction/low", "correction/high", "correction/ratio_min", "correct
 
 @dataclass(frozen=True)
 class Signal:
-    """A metric to watch and its thresholds.
-
-    Attributes:
-        metric: Name of the metric.
-        judged: "above" or "below" a threshold, or "rise" or "fall" as a factor of its recent median.
-        warn: Threshold of a warning.
-        alarm: Threshold of an alarm; None: never.
-        means: The usual cause.
-        least: Smaller values are not judged.
-    """
+    """A metric to watch and its thresholds."""
 
     metric: str
-    judged: str
-    warn: float
-    alarm: float | None
-    means: str
-    least: float = 0.0
+    judged: str  # "above" or "below" a threshold, or "rise" or "fall" as a factor of its recent median
+    warn: float  # threshold of a warning
+    alarm: float | None  # threshold of an alarm; None: never
+    means: str  # the usual cause
+    least: float = 0.0  # smaller values are not judged
 
     def level(self, value: float, median: float | None) -> int:
         """QUIET, WARNING or ALARM. median: the recent one, None until there are enough steps."""
@@ -89,16 +80,12 @@ SIGNALS: tuple[Signal, ...] = (
 class Verdict:
     """The guard's judgement of a step.
 
-    Attributes:
-        warnings: Sentences to show.
-        collapsed: The reason, once the alarm has lasted `patience` steps; otherwise "".
-        good: Whether the state is worth returning to: no alarm, and neither the mean reward nor the reward of this step has
-            fallen. After a rewind, False until a whole window is available.
-        metrics: For the log.
+    good: whether the state is worth returning to: no alarm, and neither the mean reward nor the reward of this step has
+    fallen. After a rewind, False until a whole window is available.
     """
 
     warnings: list[str] = field(default_factory=list)
-    collapsed: str = ""
+    collapsed: str = ""  # the reason, once the alarm has lasted `patience` steps
     good: bool = True
     metrics: dict[str, Any] = field(default_factory=dict)
 
@@ -172,9 +159,7 @@ class Guard:
         return "reward fall", level, f"{fall}: lower optimizer.lr, or go back to an earlier checkpoint"
 
     def _hindrances(self, metrics: Mapping[str, Any]) -> dict[str, str]:
-        """What stands in the way of learning: a range that clips too much, a rate that hardly moves the policy; and a
-        correction without effect.
-        """
+        """A range that clips too much, a rate that hardly moves the policy, a correction without effect."""
         found = {}
         kl, share = (list(self._recent[name])[-HALF:] for name in ("kl", SHARE))
         low, high = (list(self._recent[name])[-HALF:] for name in RANGE)

@@ -22,9 +22,7 @@ def of(run: Run, batch: TrainingBatch) -> tuple[bool, list[Completion]]:
 
 
 def old_logprobs(run: Run, fresh: Sequence[Completion]) -> str:
-    """algorithm.old_logprobs, with "auto" resolved once per run, on the first batch. fresh: completions of the current
-    weights.
-    """
+    """algorithm.old_logprobs, "auto" resolved on the first batch. fresh: completions of the current weights."""
     setting = run.config.algorithm.old_logprobs
     if setting != "auto":
         return setting

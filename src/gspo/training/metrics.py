@@ -81,9 +81,7 @@ def warn_of_sampling(run: Run, metrics: Metrics) -> None:
 
 
 def check_rewards(run: Run, groups: Sequence[Group]) -> None:
-    """Warns about completions without a reward: in the log at every step, on the screen only when it is news. Raises
-    RewardsFailed if the run cannot continue.
-    """
+    """Warns about completions without a reward, aloud if it is news. Raises RewardsFailed if the run cannot continue."""
     run.failures.check(groups, run.step)
     text, news = run.failures.report([*errors(groups), *run.source.unused], run.step)
     if text:

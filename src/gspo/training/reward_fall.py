@@ -26,30 +26,20 @@ DEEP = 1.5  # distance from mean to floor in standard deviations of single rewar
 
 
 def other_queries(metrics: Mapping[str, Any], stage: float) -> bool:
-    """Whether a stage after `stage`, or a refresh, changed the sampled queries at this step. Harder queries have lower
-    rewards at the same policy, so earlier rewards are not comparable.
-    """
+    """Whether a stage or a refresh changed the queries here: rewards of other queries are not comparable."""
     changed = any(metrics.get(f"queries/{name}") for name in ("dropped", "returned", "new"))
     return changed or metrics.get("stage", stage) != stage
 
 
 @dataclass(frozen=True)
 class Fall:
-    """A fall of the mean reward.
+    """A fall of the mean reward."""
 
-    Attributes:
-        mean: Mean reward of the last `steps` steps.
-        best: Best earlier mean over as many steps.
-        floor: Value that both are counted from.
-        steps: Length of the window.
-        errors: Difference of the two means, in standard errors.
-    """
-
-    mean: float
-    best: float
-    floor: float
+    mean: float  # of the last `steps` steps
+    best: float  # earlier mean over as many steps
+    floor: float  # that both are counted from
     steps: int
-    errors: float
+    errors: float  # difference of the two means, in standard errors
 
     @property
     def share(self) -> float:
@@ -72,10 +62,7 @@ class RewardFall:
         self._lowest = math.inf
 
     def observe(self, metrics: Mapping[str, Any]) -> Fall | None:
-        """Adds a step: `reward` and, if known, `reward_se`, `reward_std_batch` and `reward_min`.
-
-        Returns the deepest fall that noise does not explain. A step without a numeric reward is skipped.
-        """
+        """Adds a step's `reward` and what is known of its noise. Returns the deepest fall that noise does not explain."""
         reward = metrics.get("reward")
         if not is_number(reward):
             return None
@@ -103,9 +90,7 @@ class RewardFall:
         return bool(self._rows[-1, 0] + 2 * noise >= floor + border * (best - floor))
 
     def standstill(self, steps: int) -> tuple[float, float] | None:
-        """The means of the first and of the last `steps` steps, if noise explains their difference. None if it does not, or
-        if there are fewer than twice as many steps.
-        """
+        """The means of the first and the last `steps` steps, if noise explains their difference, else None."""
         if len(self._rows) < 2 * steps:
             return None
         means = self._means(steps)

@@ -22,12 +22,7 @@ from gspo.types import Completion, Metrics
 
 @dataclass
 class SupervisedRun:
-    """All components and state of a supervised run (created by assembly/assemble.py).
-
-    Attributes:
-        data: Fingerprint of the rows.
-        step: Number of finished updates.
-    """
+    """All components and state of a supervised run (created by assembly/assemble.py). data: fingerprint of the rows."""
 
     config: Config
     rows: PromptStream[Completion]
@@ -74,9 +69,7 @@ def fit(run: SupervisedRun) -> Metrics:
 
 
 def save(run: SupervisedRun, needed: bool = True) -> None:
-    """Writes a checkpoint of all state that the next step depends on. If the disk rejects it, a run that can continue does
-    so with a warning and the previous checkpoint; with `needed`, raises SaveError.
-    """
+    """Writes a checkpoint, as gspo.training.state.save does."""
     state = {"position": run.rows.position, "data": run.data, "tokens": run.tokens, "log": run.log.position()}
     keep = run.config.train.keep_checkpoints
     checkpoint.save(run.log.folder.checkpoints, run.step, run.learner.save, state, to_toml(run.config), keep, needed)

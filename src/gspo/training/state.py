@@ -21,24 +21,12 @@ from gspo.types import Prompt, Sampling
 
 @dataclass
 class Run:
-    """All components and state of a training run (created by assembly/assemble.py).
-
-    Attributes:
-        row: The algorithm's row in the table of algorithms.
-        evaluator: Samples completions of held-out prompts, with the policy's own weights.
-        decode: The text of tokens, special tokens included.
-        data: Fingerprint of the prompts.
-        step: Number of finished steps.
-        good: Whether the guard found no problem in the last step.
-        equal_steps: Number of steps in a row, since the start or a resume, in which all rewards were the same.
-        best: The highest eval/reward of all evaluations, the first being that of best_step; None before the first.
-        old_logprobs: The resolved value of algorithm.old_logprobs = "auto"; "" until the first batch resolves it.
-    """
+    """All components and state of a training run (created by assembly/assemble.py)."""
 
     config: RunConfig
     row: Algorithm
     sampler: Sampler
-    evaluator: Sampler
+    evaluator: Sampler  # of held-out prompts, with the policy's own weights
     scorer: Scorer
     held_out: Sequence[Prompt]
     source: RolloutSource
@@ -47,18 +35,18 @@ class Run:
     learner: Learner
     log: RunLog
     screen: Progress
-    decode: Callable[[Sequence[int]], str]
-    data: str
+    decode: Callable[[Sequence[int]], str]  # special tokens included
+    data: str  # fingerprint of the prompts
     guard: Guard
     failures: Failures = field(default_factory=Failures)
-    step: int = 0
+    step: int = 0  # finished ones
     tokens: int = 0
-    good: bool = True
+    good: bool = True  # whether the guard found no problem in the last step
     collapsed: bool = False
-    old_logprobs: str = ""
-    equal_steps: int = 0
-    best: float | None = None
-    best_step: int = 0
+    old_logprobs: str = ""  # what "auto" is, once the first batch has told
+    equal_steps: int = 0  # in a row, since the start or a resume: those in which all rewards were the same
+    best: float | None = None  # the highest eval/reward so far
+    best_step: int = 0  # where it first was
 
 
 def save(run: Run, needed: bool = True) -> None:

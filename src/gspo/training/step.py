@@ -91,15 +91,8 @@ def sync(run: Run, metrics: Metrics) -> None:
 
 
 def log(run: Run, lines: Sequence[Metrics], metrics: Metrics, seconds: float) -> str:
-    """Logs the step and passes its metrics to the guard.
-
-    Args:
-        lines: Log lines of the step's rollouts.
-        metrics: The step's metrics; times and the guard's metrics are added.
-        seconds: Duration of the step, evaluation included.
-
-    Returns:
-        Why the run has collapsed, or "".
+    """Logs the step and its rollouts' lines, and adds times and the guard's metrics. Returns why the run has collapsed, or
+    "". seconds: duration of the step, evaluation included.
     """
     warn_of_sampling(run, metrics)
     run.log.rollouts(lines)

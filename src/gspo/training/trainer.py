@@ -37,9 +37,7 @@ def train(run: Run) -> Metrics:
 
 
 def advance(run: Run, groups: Iterable[Group], count: int | None = None) -> tuple[Metrics, bool]:
-    """One step on `count` groups (None: all), with everything that belongs to it except the checkpoint. Returns its metrics
-    and whether the run ends here because it collapsed.
-    """
+    """One step on `count` groups (None: all) but for the checkpoint. Returns its metrics, and whether the run ends here."""
     with saved_before_loss(run):
         run.scorer.at(run.step, run.config.train.steps)
         metrics, collapsed = step(run, groups, count)
