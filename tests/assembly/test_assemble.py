@@ -13,9 +13,7 @@ from gspo.assembly.models import models_of
 from gspo.cli.evaluate import check_typed
 from gspo.config.unused import OF_TRAINING
 from gspo.report.read import read_lines
-from gspo.rollout.dynamic_sampling import DynamicSamplingSource
 from gspo.rollout.evaluation import evaluate
-from gspo.rollout.synchronous import SynchronousSource
 from gspo.runs import checkpoint
 from tests import tiny_run
 from tests.runs.events import texts
@@ -29,35 +27,6 @@ def given(tiny, functions=(tiny_run.likes_a,), rows=tiny_run.ROWS):
 
 def config(folder, tiny, **sections):
     return configured(tiny_run.settings(folder, **sections), {}, tiny.model, tiny.tokenizer, tiny_run.ROWS)
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind"), [({}, SynchronousSource), ({"dynamic_sampling_rounds": 2}, DynamicSamplingSource)]
-)
-def test_a_run_is_what_its_configuration_says(tmp_path, changes, kind):
-    tiny = tiny_run.model()
-    made = config(tmp_path / "run", tiny, rollout=changes, optimizer={"lr": 0.5}, train={"seed": 3})
-    with assemble.training(made, given=given(tiny)) as (run, model):
-        assert model.model is tiny.model and isinstance(run.source, kind)
-        assert run.step == 0 and run.config.algorithm.epsilon == 3e-4  # resolved
-        assert (tmp_path / "run" / "config.toml").exists()
-
-
-@pytest.mark.parametrize(
-    ("evaluation", "said"),
-    [
-        ({"every": 3, "num_prompts": 4}, "36 training prompts, 4 held out"),
-        (
-            {"every": 0, "num_prompts": 4},
-            "36 training prompts, 4 held out for `gspo eval` (eval.num_prompts = 0 holds out none)",
-        ),
-        ({"every": 0, "num_prompts": 0}, "40 training prompts, none held out"),
-    ],
-)
-def test_a_run_says_how_many_prompts_are_held_out(tmp_path, evaluation, said):
-    tiny = tiny_run.model()
-    with assemble.training(config(tmp_path / "run", tiny, eval=evaluation), given=given(tiny)):
-        assert said in texts(tmp_path / "run")
 
 
 def prompts_shown(folder):

@@ -7,7 +7,6 @@ import json
 import pytest
 
 import gspo
-from gspo.agents.environment import Step
 from gspo.assembly import dates
 from gspo.assembly.dates import dated, of_its_day
 from gspo.assembly.early_checks import checked_prompts
@@ -23,21 +22,6 @@ from tests.tiny_run import likes_a, model, settings
 DATED = "{{ strftime_now('%d') }}=" + TEMPLATE.removeprefix("{{ bos_token }}").replace("[assistant]", "=").replace(";", "?")
 DATED = DATED.replace("'[' + m['role'] + ']' + ", "")  # the tokenizer has few letters
 FIRST, SECOND = datetime.datetime(2026, 1, 31, 23, 59), datetime.datetime(2026, 2, 1, 0, 1)
-
-
-class Room:
-    """An environment of one turn."""
-
-    tools = ()
-
-    def __init__(self, row):
-        self.row = row
-
-    async def start(self):
-        return [{"role": "user", "content": self.row["prompt"]}]
-
-    async def step(self, message):
-        return Step([], len(message["content"]) % 3, True)
 
 
 @pytest.fixture
@@ -65,15 +49,11 @@ def folder_of(path, template=DATED):
 def run(path, folder, resume=False, **changes):
     made = settings(folder, **{"task": {"system": ""}} | changes)
     rows = [{"prompt": f"{i}+1=", "answer": "1"} for i in range(20)]
-    reward = () if "environment" in changes.get("task", {}) else (likes_a,)
-    return gspo.train(path, rows, *reward, config=made, resume=resume)
+    return gspo.train(path, rows, likes_a, config=made, resume=resume)
 
 
-@pytest.mark.parametrize("played", [False, True])
-def test_a_run_that_goes_on_after_midnight_equals_one_that_was_done_before(tmp_path, at, monkeypatch, played):
+def test_a_run_that_goes_on_after_midnight_equals_one_that_was_done_before(tmp_path, at, monkeypatch):
     path, changes = folder_of(tmp_path), {"eval": {"every": 1, "num_prompts": 2}, "train": {"save_every": 1, "seed": 1}}
-    if played:
-        changes |= {"task": {"environment": "tests.assembly.test_dates:Room"}, "reward": {}}
     shorter, longer = ({**changes, "train": changes["train"] | {"steps": steps}} for steps in (1, 2))
     rendered = set()
     noted = lambda tokenizer, date, tools: rendered.add(date) or fix_date(tokenizer, date)  # noqa: E731
@@ -83,12 +63,11 @@ def test_a_run_that_goes_on_after_midnight_equals_one_that_was_done_before(tmp_p
     parted = run(path, tmp_path / "parted", **shorter).folder
     at(SECOND)
     run(path, parted, True, **longer)
-    assert all((folder / "model/model.safetensors").is_file() for folder in (whole, parted))
     same = [(folder / "model/model.safetensors").read_bytes() for folder in (whole, parted)]
-    assert played or same[0] == same[1]  # which turns share a batch is a matter of time
+    assert same[0] == same[1]
     assert rendered == {"2026-01-31"} and load(parted / "config.toml").task.date == "2026-01-31"
     with pytest.raises(ValueError, match=r"task\.date = '2026-02-01' cannot be changed in a resumed run"):
-        run(path, parted, True, **longer | {"task": changes.get("task", {"system": ""}) | {"date": "2026-02-01"}})
+        run(path, parted, True, **longer | {"task": {"system": "", "date": "2026-02-01"}})
     other = run(path, tmp_path / "other", **shorter).folder
     assert load(other / "config.toml").task.date == "2026-02-01"
 

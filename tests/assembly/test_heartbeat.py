@@ -114,10 +114,11 @@ def test_who_counts_as_hung(two, work, status):
     assert leader.is_alive() or status is None
 
 
-@pytest.mark.parametrize("hosts", [False, True])
-def test_a_leader_that_is_stopped_is_given_up_also_where_it_hosts_the_store(two, hosts):
-    leader, listens, _store = two(sleeps, hosts)
-    listens.join(LIMIT / 4)
+@pytest.mark.parametrize(("hosts", "torn"), [(False, False), (True, False), (False, True)])
+def test_a_leader_that_is_stopped_is_given_up_and_one_whose_connections_break_only_then(two, hosts, torn):
+    """Also where the leader hosts the store."""
+    leader, listens, _store = two(sleeps, hosts, torn)
+    listens.join(LONGER if torn else LIMIT / 4)
     assert listens.is_alive()
     os.kill(leader.pid, signal.SIGSTOP)
     listens.join(PATIENCE)
@@ -135,15 +136,6 @@ def test_a_rank_that_was_stopped_itself_gives_nobody_up(two):
     os.kill(leader.pid, signal.SIGCONT)
     listens.join(LONGER)
     assert leader.is_alive() and listens.is_alive()
-
-
-def test_connections_that_break_are_made_anew(two):
-    leader, listens, _store = two(sleeps, torn=True)
-    listens.join(LONGER)
-    assert listens.is_alive()
-    os.kill(leader.pid, signal.SIGSTOP)
-    listens.join(PATIENCE)
-    assert listens.exitcode == LOST
 
 
 def test_without_the_store_nobody_is_given_up(two):

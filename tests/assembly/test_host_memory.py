@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from gspo.assembly.host_memory import check_copies, copies, free
+from gspo.assembly.host_memory import check_copies, free
 from gspo.config.files import from_dict
 from tests.launch.started import begin, finished
 from tests.public_models import PAPER, folder_of
@@ -56,8 +56,3 @@ def test_what_is_refused_and_what_is_not(tmp_path, monkeypatch):
     for config, ranks in ((of(large, sampler={"engine": "vllm"}), 2), (of("nowhere"), 1)):
         check_copies(config, ranks)
     assert 0 < room < 1e15
-
-
-def test_how_many_copies_there_are():
-    for ranks, engine, count in ((1, "embedded", 0), (2, "embedded", 1), (2, "mine:f", 0), (2, "vllm", 0)):
-        assert copies(of("m", sampler={"engine": engine}), ranks) == count, (ranks, engine)

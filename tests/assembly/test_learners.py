@@ -4,8 +4,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from gspo.assembly.learners import learner_of, learning, learning_rate, policy_of, size, supervised_learning
+from gspo.assembly.learners import learning, learning_rate, size, supervised_learning
 from gspo.backends.hf.lora import adapted, packed
+from gspo.backends.hf.policy import HFPolicy
 from gspo.config.algorithm import resolved
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
@@ -17,26 +18,14 @@ def config(**sections):
     return resolved(from_dict({"train": {"steps": 5, "micro_batch_tokens": 77}} | sections))[0]
 
 
-@pytest.mark.parametrize(("name", "critic"), [("gspo", None), ("ppo", "shared")])
-def test_the_algorithm_says_what_is_minimised_and_whether_there_is_a_critic(name, critic):
-    settings = config(algorithm={"name": name, "epochs": 3}, rollout={"max_completion_length": 9})
-    policy = policy_of(settings, tiny_run.model())
-    learner = learner_of(settings, policy, {})
-    assert (policy.critic is not None) == (critic is not None)
-    assert learner.objective.row.level == ("sequence" if name == "gspo" else "token")
-    assert learner.optimizer.total == 5 * settings.algorithm.mini_batches * 3
-    assert learner.micro_batches.max_tokens == 77 and learner.frozen == {} and not learner.updater.replay
-
-
-def test_replay_and_the_reference_reach_the_learner():
-    settings = config(algorithm={"router_replay": "R3", "beta": 0.1})
-    policy, reference = policy_of(settings, tiny_run.model()), policy_of(settings, tiny_run.model())
-    learner = learner_of(settings, policy, {"logp_ref": reference})
+@pytest.mark.parametrize(("name", "critic", "level"), [("gspo", False, "sequence"), ("ppo", True, "token")])
+def test_the_learner_is_what_the_settings_say(name, critic, level):
+    reference = HFPolicy(tiny_run.model())
+    settings = config(algorithm={"name": name, "epochs": 3, "router_replay": "R3"})
+    policy, learner = learning(settings, tiny_run.model(), {"logp_ref": reference})
+    assert (policy.critic is not None) == critic and learner.objective.row.level == level
+    assert learner.optimizer.total == 5 * settings.algorithm.mini_batches * 3 and learner.micro_batches.max_tokens == 77
     assert learner.updater.replay and learner.router_replay == "R3" and learner.frozen["logp_ref"] is reference
-
-
-def test_a_supervised_run_imitates_for_as_many_updates_as_it_has_steps():
-    settings = config()
     _, learner = supervised_learning(settings, tiny_run.model())
     assert isinstance(learner.objective, Imitation) and learner.optimizer.total == 5
 
@@ -52,7 +41,7 @@ def test_the_learning_rate_follows_from_the_size_where_it_is_not_set():
 def test_the_size_counts_all_weights_once_and_neither_adapters_nor_a_critic():
     model = tiny_run.model()
     count = sum(p.numel() for p in model.model.parameters())
-    policy_of(config(algorithm={"name": "ppo", "critic": "copy"}), model)
+    learning(config(algorithm={"name": "ppo", "critic": "copy"}), model, {})
     assert size(model) == count
     model, settings = adapted(model, LoraConfig(rank=2)), config(lora={"rank": 2})
     assert size(model) == count and learning_rate(settings, model) == 1e-4

@@ -10,9 +10,7 @@ from gspo.assembly.models import (
     check_routers,
     models_of,
     named,
-    outline_of,
     prompts_of,
-    room,
     trained_outline,
 )
 from gspo.backends.hf.files import Outline, outline
@@ -74,23 +72,10 @@ def test_the_reference_is_where_training_began(saved):
     assert weight(frozen["logp_ref"].model).data_ptr() == weight(model).data_ptr()  # adapters switched off, no copy
 
 
-def test_what_the_prompts_need_is_known_without_weights(saved):
-    seen = outline_of(of(saved), CallInputs(), None)
-    tiny = tiny_run.model()
-    assert seen.context_length == outline_of(of(saved), CallInputs(tiny.model, tiny.tokenizer), None).context_length == 64
-
-
 def test_experts_that_ranks_cannot_share_are_refused_before_weights_are_read(saved):
     config = of(saved, scale={"ranks": 3, "expert_parallel": 3})
     with pytest.raises(ValueError, match=r"scale.expert_parallel = 3 does not divide the 4 experts of model.path"):
         trained_outline(config, CallInputs(), None)
-
-
-def test_the_room_for_a_prompt():
-    config = from_dict({"rollout": {"max_completion_length": 10}, "eval": {"max_completion_length": 20}})
-    assert (room(config, 64), room(config, None)) == (44, None)
-    with pytest.raises(ValueError, match=r"eval\.max_completion_length = 20 leaves no room .* context is 20 tokens"):
-        room(config, 20)
 
 
 def test_prompts_fit_beside_their_completions(saved):

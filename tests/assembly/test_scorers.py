@@ -6,7 +6,6 @@ import pytest
 
 from gspo.assembly.call_inputs import CallInputs, configured
 from gspo.assembly.scorers import check_scale, scorer_of
-from gspo.rewards.scorer import Rewards
 from gspo.rollout.external import AlreadyScored
 from tests import tiny_run
 from tests.launch.started import begin, finished
@@ -15,11 +14,6 @@ from tests.launch.started import begin, finished
 def made(folder, **sections):
     tiny = tiny_run.model()
     return configured(tiny_run.settings(folder, **sections), {}, tiny.model, tiny.tokenizer, tiny_run.ROWS)
-
-
-def test_rewards_score_where_there_is_no_environment(tmp_path):
-    with scorer_of(made(tmp_path / "run"), CallInputs(functions=[tiny_run.likes_a])) as scorer:
-        assert isinstance(scorer, Rewards)
 
 
 def test_an_environment_scores_in_place_of_rewards(tmp_path):

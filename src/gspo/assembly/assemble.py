@@ -77,25 +77,17 @@ def loading(what: str, heard: list[logging.LogRecord]) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What every run that trains begins with. It loads its data, its model, its samplers, and at last opens its folder.
-
-    Attributes:
-        folder: The folder of a run to resume; None for a new run.
-        last: The checkpoint to resume from.
-        hosts: Machines on which vLLM starts; empty for this one.
-        odd: Warnings about the settings.
-        heard: Log records made before the folder is open.
-    """
+    """What every run that trains begins with. It loads its data, its model, its samplers, and at last opens its folder."""
 
     config: Config
     given: CallInputs
     command: str
     ranks: ProcessRanks | None
-    folder: RunFolder | None
-    last: Path | None
-    hosts: Sequence[EngineHost]
-    odd: Sequence[str]
-    heard: list[logging.LogRecord]
+    folder: RunFolder | None  # of a run to resume
+    last: Path | None  # the checkpoint to resume from
+    hosts: Sequence[EngineHost]  # machines on which vLLM starts; empty for this one
+    odd: Sequence[str]  # warnings about the settings
+    heard: list[logging.LogRecord]  # before the folder is open
 
     def learner(self) -> tuple[HFPolicy, LeadingLearner | LocalLearner]:
         """Loads the model, on all ranks. Returns the policy and its learner."""
@@ -289,9 +281,7 @@ def chosen_rate(config: Config, model: HFModel) -> str:
 
 
 def note_limits(log: RunLog, policy: HFPolicy) -> None:
-    """Logs what this run has to do without: metrics of an unknown router, shared prompts (train.layout = "auto"), and full
-    precision.
-    """
+    """Logs what this run has to do without: routing metrics, shared prompts, full precision."""
     if policy.unseen:
         log.warn(f"{policy.unseen}: there are no moe/ metrics, and a change of routing is not noticed")
     if policy.unshared:

@@ -66,9 +66,7 @@ def on_its_day(config: Config, begun: str | None) -> Config:
 
 
 def encoded(config: Config, rows: Rows) -> list[Prompt]:
-    """The tokenized prompts, with the ids of their rows. Raises ValueError, before weights are read, for prompts that do not
-    fit the model's context.
-    """
+    """The tokenized prompts, with the ids of their rows. Raises ValueError if one does not fit the model's context."""
     check_conflicts(config, ENGINE)
     given = CallInputs(rows=list(rows))
     check_here(config, given, None)

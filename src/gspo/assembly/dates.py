@@ -14,9 +14,7 @@ from gspo.runs import checkpoint
 
 
 def dated(config: Config, tokenizer: Any) -> Config:
-    """`config` with the day that the chat template writes, today unless task.date is set. Raises ValueError if it is set and
-    no template writes it.
-    """
+    """`config` with the day that the chat template writes. Raises ValueError for a task.date that no template writes."""
     written = config.task.template == "auto" and writes_date(tokenizer)
     if config.task.date is not None and not written and "model" not in config.reward.functions:
         raise ValueError(f"task.date = {config.task.date!r} has no effect: the chat template writes no date; leave it out")

@@ -29,16 +29,10 @@ from gspo.types import Prompt
 
 
 def checked_prompts(config: Config, here: ModelConfig, count: int) -> tuple[list[Prompt], str]:
-    """Checks the settings that the model can rule out. Returns the first training prompts, and the first one as the model
-    reads it, for the terminal; ([], "") for a source on the Hub, for prompts of an environment, and without needed packages.
+    """Raises ValueError, as the run itself would, for settings that the model in local folders (`here`) rules out.
 
-    Args:
-        config: The settings of any command.
-        here: The model, in local folders.
-        count: Number of prompts.
-
-    Raises:
-        ValueError: As the run itself would, before or while it loads the model.
+    Returns the first `count` training prompts, and the first one as the model reads it, for the terminal; ([], "") for a
+    source on the Hub, for prompts of an environment, and without needed packages.
     """
     if not readable(config):
         return [], ""
@@ -53,9 +47,7 @@ def checked_prompts(config: Config, here: ModelConfig, count: int) -> tuple[list
 
 
 def rows_here(task: TaskConfig, count: int) -> Table | None:
-    """The training rows, at most `count` generated ones; None if they are not on this machine, or an environment writes the
-    prompts.
-    """
+    """The training rows, at most `count` generated ones; None if they are not here or an environment writes the prompts."""
     of = None if in_environment(task) or not task.source else kind(task.source)
     if of == "generated":
         return generate(task.source, task, count, 0)[0]
@@ -63,9 +55,7 @@ def rows_here(task: TaskConfig, count: int) -> Table | None:
 
 
 def check_model(config: Config, here: ModelConfig, tokenizer: Any) -> int | None:
-    """Raises ValueError for settings and a tokenizer that do not fit the model. Returns the tokens that a prompt may have;
-    None without a limit.
-    """
+    """Checks settings and tokenizer against the model. Returns how many tokens a prompt may have; None without a limit."""
     model = without_weights(here)
     if (Path(here.path) / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(here.path)

@@ -26,13 +26,7 @@ BEATS = 10  # minimum beats within the timeout
 
 @contextmanager
 def heartbeat(store: dist.Store, number: int, timeout: float, apart: bool = True) -> Iterator[None]:
-    """Runs the heartbeat during the context: the leader beats, a follower exits if it sees no beat for `timeout` seconds.
-
-    Args:
-        number: This rank.
-        timeout: In seconds.
-        apart: Whether the store runs outside the leader's process, so that a silent store says nothing about the leader.
-    """
+    """The leader beats; a follower exits after `timeout` seconds without a beat. apart: the store is not the leader's."""
     pause, pulse, over = min(OFTEN, timeout / BEATS), Pulse(store), threading.Event()
     threads = [threading.Thread(target=listen if number else beat, args=(pulse, pause, over), daemon=True)]
     if number:
@@ -49,14 +43,10 @@ def heartbeat(store: dist.Store, number: int, timeout: float, apart: bool = True
 
 
 class Pulse:
-    """The beat counter in the store, over its own connection: one serves one call at a time, and some calls take long.
-
-    Attributes:
-        beaten: Set if the counter has risen since `watch` last looked.
-        answered: Set if the store has answered since then.
-    """
+    """The beat counter in the store, over its own connection: one serves one call at a time, and some calls take long."""
 
     def __init__(self, store: Any) -> None:
+        # Whether the counter has risen, and the store has answered, since `watch` last looked.
         self.beaten, self.answered = threading.Event(), threading.Event()
         self._store = store
         self._own: Any = None

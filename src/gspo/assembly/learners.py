@@ -25,9 +25,18 @@ from gspo.objective.algorithms import ALGORITHMS
 def learning(
     config: RunConfig, model: HFModel, frozen: Mapping[str, HFPolicy], ranks: Ranks | None = None
 ) -> tuple[HFPolicy, PolicyLearner]:
-    """The policy of a reinforcement learning run, and its learner."""
-    policy = policy_of(config, model)
-    learner = learner_of(config, policy, frozen, ranks)
+    """The policy of a reinforcement learning run, with a critic if the algorithm has one, and its learner."""
+    algorithm, train = config.algorithm, config.train
+    critic = Critic(model, algorithm.critic) if ALGORITHMS[algorithm.name].critic else None
+    settings = config.rollout.temperature, train.layout, train.gradient_checkpointing
+    policy = HFPolicy(model, *settings, critic, router_logits=algorithm.aux_loss > 0)
+    optimizer = optimizer_of(config, policy, train.steps * algorithm.mini_batches * algorithm.epochs)
+    weight = config.teacher.weight if config.teacher.path else 0.0
+    objective = PolicyObjective(ALGORITHMS[algorithm.name], algorithm, config.rollout.max_completion_length, weight)
+    learner = PolicyLearner(
+        policy, optimizer, objective, micro_batches_of(config, ranks),
+        router_replay=algorithm.router_replay, frozen=frozen, scale=algorithm.scale_rewards,
+    )  # fmt: skip
     check_experts(config, model)
     check_routers(config, model)
     return policy, learner
@@ -44,28 +53,6 @@ def supervised_learning(
 
 
 LEARNERS: dict[str, Callable[..., tuple[HFPolicy, LocalLearner]]] = {"train": learning, "sft": supervised_learning}
-
-
-def policy_of(config: RunConfig, model: HFModel) -> HFPolicy:
-    """The policy of a reinforcement learning run, with a critic if the algorithm has one."""
-    algorithm, train = config.algorithm, config.train
-    critic = Critic(model, algorithm.critic) if ALGORITHMS[algorithm.name].critic else None
-    settings = config.rollout.temperature, train.layout, train.gradient_checkpointing
-    return HFPolicy(model, *settings, critic, router_logits=algorithm.aux_loss > 0)
-
-
-def learner_of(
-    config: RunConfig, policy: HFPolicy, frozen: Mapping[str, HFPolicy], ranks: Ranks | None = None
-) -> PolicyLearner:
-    """The learner of a reinforcement learning run."""
-    algorithm = config.algorithm
-    optimizer = optimizer_of(config, policy, config.train.steps * algorithm.mini_batches * algorithm.epochs)
-    weight = config.teacher.weight if config.teacher.path else 0.0
-    objective = PolicyObjective(ALGORITHMS[algorithm.name], algorithm, config.rollout.max_completion_length, weight)
-    return PolicyLearner(
-        policy, optimizer, objective, micro_batches_of(config, ranks),
-        router_replay=algorithm.router_replay, frozen=frozen, scale=algorithm.scale_rewards,
-    )  # fmt: skip
 
 
 def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:

@@ -38,21 +38,15 @@ def conditions(config: Config, ranks: Ranks) -> dict[str, int]:
 
 
 def micro_batches_of(config: Config, ranks: Ranks | None) -> MicroBatches:
-    """The micro-batches of a run. On several ranks they have the limit that an earlier start of this run has recorded, and
-    record one that this start finds.
-    """
+    """The micro-batches of a run. Several ranks keep to a limit that an earlier start has recorded, and record their own."""
     asked = config.train.micro_batch_tokens
     if ranks is None:
         return MicroBatches(asked, logger.warning)
     warn = logger.warning if ranks.number == 0 else lambda text: None
     made = MicroBatches(asked, warn, ranks, partial(keep, config, ranks))
-    try:
-        found = json.loads((Path(config.log.dir) / SMALLER).read_bytes())
-        if any(found[key] != value for key, value in conditions(config, ranks).items()):
-            return made
-        tokens, why = max(1, int(found["tokens"])), str(found["why"])
-    except (OSError, ValueError, KeyError, TypeError):  # no file, or one that was edited
-        return made
-    made.max_tokens = min(asked, tokens)
-    warn(f"{why}: micro-batches have at most {tokens} tokens, until {UNTIL} changes")
+    file = Path(config.log.dir) / SMALLER
+    found = json.loads(file.read_bytes()) if file.exists() else {}
+    if conditions(config, ranks).items() <= found.items():
+        made.max_tokens = min(asked, found["tokens"])
+        warn(f"{found['why']}: micro-batches have at most {found['tokens']} tokens, until {UNTIL} changes")
     return made

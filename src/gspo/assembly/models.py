@@ -74,10 +74,7 @@ def models_of(
     config: Config, given: CallInputs, last: Path | None, ranks: ProcessRanks | None = None
 ) -> tuple[HFModel, dict[str, HFPolicy]]:
     """The model to train, with the weights of the checkpoint `last`, and the frozen policies, as in PolicyLearner: the
-    reference of the KL term, which is the model that training began with, and the teacher.
-
-    Args:
-        ranks: The ranks among which all are sharded; None for a single process.
+    reference of the KL term, which is the model that training began with, and the teacher. All are sharded among `ranks`.
     """
     if ranks is not None:
         return sharded_models(config, last, ranks)
@@ -174,12 +171,7 @@ def prompts_of(
     tables: tuple[Table, Table] | None = None,
     overlap: Overlap | None = None,
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Training and held-out prompts that fit the model's context.
-
-    Args:
-        tables: Their rows, if already read.
-        overlap: The n-grams of benchmarks, for decontamination.
-    """
+    """Training and held-out prompts that fit the model's context. tables: their rows, if already read."""
     limit = room(config, outline.context_length)
     encoder = Encoder(outline.tokenizer, config.task, default_system(config))
     tables = tables or read_tables(config.task, config.eval, given.rows, given.eval_rows)
@@ -218,9 +210,7 @@ def check_experts(config: Config, model: HFModel) -> None:
 
 
 def check_routers(config: Config, model: HFModel) -> None:
-    """Raises ValueError if the model has no routers to balance (aux_loss), or no routing that can be replayed. A model
-    without weights, on the meta device, is not tried.
-    """
+    """Raises ValueError if the model has no routers to balance (aux_loss), or no routing that can be replayed."""
     if config.algorithm.aux_loss and not routers.routers(model.model):
         why = f"{routers.no_routers(model.model)}, so there is no load to balance"
         raise ValueError(f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {why}: set it to 0")

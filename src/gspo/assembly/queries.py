@@ -26,20 +26,14 @@ from gspo.types import Prompt
 
 @dataclass
 class OtherSources:
-    """Builds the prompt pools of all sources other than task.source.
-
-    Attributes:
-        overlap: The n-grams of benchmarks, for decontamination.
-        check: Raises ValueError for prompts that the rewards cannot score.
-        tables: The rows of stages, by stage number.
-    """
+    """Builds the prompt pools of all sources other than task.source."""
 
     config: Config
     outline: Outline
-    overlap: Overlap
+    overlap: Overlap  # for decontamination
     held_out: Sequence[Prompt]
-    check: Callable[[Iterable[Prompt]], None]
-    tables: Mapping[int, Table] = field(default_factory=dict)
+    check: Callable[[Iterable[Prompt]], None]  # raises ValueError for prompts that the rewards cannot score
+    tables: Mapping[int, Table] = field(default_factory=dict)  # the rows of stages, by stage number
 
     def of_stage(self, number: int) -> Pool:
         """The pool of a stage with its own source. Raises ValueError for rows that cannot be used."""
@@ -76,10 +70,7 @@ class OtherSources:
 
 
 def curriculum(config: Config, prompts: Sequence[Prompt], others: OtherSources) -> Curriculum:
-    """The prompts of a run, step after step; `prompts` are those of task.source.
-
-    Raises ValueError, before anything is sampled, if a stage or a refresh has a source without usable prompts.
-    """
+    """The prompts of a run; `prompts` are those of task.source. Raises ValueError for a source without usable prompts."""
     pools = [Pool(TASK, prompts, config.task.seed)]
     pools += [others.of_stage(number) for number, stage in enumerate(config.stage) if stage.source is not None]
     refresh = config.refresh

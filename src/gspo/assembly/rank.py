@@ -99,10 +99,7 @@ def name_of_start(store: dist.Store, number: int, size: int) -> str:
 
 @contextmanager
 def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
-    """Yields the ranks in the leader's process; None in a single-process run.
-
-    Followers end with the leader, however it ends. Raises ValueError in a process that cannot lead so many ranks.
-    """
+    """Yields the ranks in the leader's process; None in a single-process run. Followers end with the leader."""
     number, size = rank_and_world_size()
     if scale.launcher == "ray" and PARENT not in os.environ:
         raise ValueError('scale.launcher = "ray": start the ranks by `gspo train`; a script trains in one process')

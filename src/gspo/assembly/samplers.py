@@ -52,13 +52,7 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
 def samplers_of(
     config: Config, policy: HFPolicy, weights: Weights, keep: Path | None = None, hosts: Sequence[EngineHost] = ()
 ) -> Iterator[tuple[Sampler, Sampler]]:
-    """Yields the samplers for training and for evaluation. They may be the same.
-
-    Args:
-        weights: The current weights of the policy.
-        keep: The run folder, which gets vLLM's output.
-        hosts: Machines on which vLLM starts; empty for this one.
-    """
+    """Yields the samplers for training and for evaluation, perhaps the same. keep: the run folder, for vLLM's output."""
     with ExitStack() as stack:
         if config.sampler.engine == "vllm":
             from gspo.backends.vllm.open import opened
@@ -107,15 +101,14 @@ def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sample
     if not in_environment(task):
         yield sampler
         return
-    encoder, context = Encoder(model.tokenizer, task), model.context_length
-    make = None if task.environment is None else load_function(task.environment, "task.environment")
     with speaker_of(config, sampler) as speaker:
-        if make is None:
+        needed = sampler, speaker, Encoder(model.tokenizer, task), model.context_length, task
+        if task.environment is None:
             from gspo.agents.verifiers_episodes import VerifiersEpisodes
 
-            opened: Any = VerifiersEpisodes(sampler, speaker, encoder, context, task)
+            opened: Any = VerifiersEpisodes(*needed)
         else:
-            opened = Episodes(sampler, speaker, encoder, context, task, make)
+            opened = Episodes(*needed, load_function(task.environment, "task.environment"))
         with opened as episodes:
             yield episodes
 
@@ -132,9 +125,7 @@ def speaker_of(config: Config, sampler: Sampler) -> Iterator[StreamingCompleter]
 
 @contextmanager
 def checkpoint_sampler(config: RunConfig, folder: Path | None) -> Iterator[StreamingCompleter]:
-    """Yields a sampler of the weights in a checkpoint of a run, which are loaded beside the policy. folder: the checkpoint;
-    None for the weights that the run began with.
-    """
+    """Yields a sampler of the weights in a checkpoint; folder = None: of the weights that the run began with."""
     without_reference = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, beta=0.0))
     sampler = HFSampler(whole_models(without_reference, CallInputs(), folder)[0], config.sampler.batch_size)
     sampler.version = checkpoint.read_state(folder)["version"] if folder else 0

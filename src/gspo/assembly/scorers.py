@@ -20,9 +20,7 @@ from gspo.rollout.external import AlreadyScored, Unrewarded
 
 @contextmanager
 def scorer_of(config: Config, given: CallInputs) -> Iterator[Rewards | AlreadyScored]:
-    """Yields the scorer: the rewards, one that gives 0 if only a teacher teaches, or a no-op if an environment scores the
-    completions itself.
-    """
+    """Yields the rewards, a scorer that gives 0 if only a teacher teaches, or a no-op if an environment scores."""
     if in_environment(config.task):
         _check_environment(config.task, given)
         yield AlreadyScored()

@@ -30,14 +30,8 @@ def load_teacher(config: Config, load: Callable[[ModelConfig], HFModel]) -> HFMo
 
 
 def check_teacher(config: Config, model: Outline, teacher: ModelConfig) -> None:
-    """Checks that the teacher reads the same tokens as the model to train. Loads no weights.
-
-    Args:
-        model: Tokenizer and configuration of the model to train.
-        teacher: `teacher_settings`, perhaps with a local copy of the folder.
-
-    Raises:
-        ValueError: The teacher has another vocabulary or chat template, embeds fewer tokens, or has a shorter context.
+    """Raises ValueError if the teacher has another vocabulary or chat template than the model to train, embeds fewer tokens,
+    or has a shorter context. Loads no weights. teacher: `teacher_settings`, perhaps with a local copy of the folder.
     """
     key = f"teacher.path = {config.teacher.path!r}"
     with teacher_errors():
