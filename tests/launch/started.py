@@ -154,6 +154,13 @@ def weights(place, name):
     return {key: x for file in (place / name / "model").glob("*.safetensors") for key, x in load_file(file).items()}
 
 
+def apart(place, name, other):
+    """How far the weights of two runs are from each other."""
+    ours, theirs = weights(place, name), weights(place, other)
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[key] - theirs[key]).abs().max()) for key in theirs)
+
+
 def completions(place, name):
     lines = (place / name / "rollouts.jsonl").read_text().splitlines()
     return [(row["step"], row["completion"]) for row in map(json.loads, lines)]

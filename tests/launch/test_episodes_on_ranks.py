@@ -6,7 +6,8 @@ import pytest
 
 from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
 from tests.agents.talking import tokenizer
-from tests.launch.started import FORKED, begin, finished, weights
+from tests.launch.started import FORKED, apart, begin, finished
+from tests.training.whole import lines
 
 SETTINGS = """
 model.path = "{place}/talker"
@@ -59,9 +60,7 @@ def played(place, name, *arguments, steps=6):
         begin(place, name, f"--sampler.weight_dir={exchange}", f"--train.steps={steps}", *arguments, faults=FORKED)
     )
     assert status == 0, output
-    lines = ([json.loads(line) for line in (place / name / f"{kind}.jsonl").read_text().splitlines()]
-             for kind in ("metrics", "rollouts"))  # fmt: skip
-    metrics, rollouts = lines
+    metrics, rollouts = (lines(place / name / f"{kind}.jsonl") for kind in ("metrics", "rollouts"))
     assert len(metrics) == steps and len(rollouts) == steps * 16
     assert max(line["staleness"] for line in metrics) > 0
     assert all(line["staleness"] <= 2 and line["rollouts/failed"] == 0 for line in metrics)
@@ -75,8 +74,7 @@ def test_two_ranks_learn_from_the_episodes_of_one(quiz):
     (one, episodes), (two, same) = played(quiz, "one", still), played(quiz, "two", still, "--scale.ranks=2")
     assert episodes == same
     assert [line["grad_norm"] for line in two] == pytest.approx([line["grad_norm"] for line in one], rel=1e-5)
-    ours, theirs = weights(quiz, "two"), weights(quiz, "one")
-    assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 1e-6
+    assert apart(quiz, "two", "one") < 1e-6
 
 
 def test_each_token_keeps_the_likelihood_of_the_weights_that_sampled_it(quiz):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.launch.started import FORKED, begin, completions, finished, weights
+from tests.launch.started import FORKED, apart, begin, completions, finished
 
 HSDP, EXPERTS = ("--scale.ranks=4", "--scale.data_parallel_replicas=2"), ("--scale.ranks=4", "--scale.expert_parallel=4")
 
@@ -15,21 +15,12 @@ def single(place):
     return "alone"
 
 
-def alike(place, name, other):
-    """How far the weights of two runs are apart, whose completions are the same."""
-    assert completions(place, name) == completions(place, other) and len(completions(place, name)) == 192
-    ours, theirs = weights(place, name), weights(place, other)
-    assert ours.keys() == theirs.keys()
-    return max(float((ours[key] - theirs[key]).abs().max()) for key in theirs)
-
-
 @pytest.mark.parametrize("name, scale", [pytest.param("hsdp", HSDP, marks=pytest.mark.slow), ("experts", EXPERTS)])
 def test_four_ranks_make_the_run_of_one(place, single, name, scale):
     status, output = finished(begin(place, name, "--train.steps=6", *scale, faults=FORKED))
     assert status == 0, output
-    apart = alike(place, name, single)
-    print(f"{name}: weights differ by {apart:.2g}")
-    assert apart < 1e-6
+    assert completions(place, name) == completions(place, single) and len(completions(place, name)) == 192
+    assert apart(place, name, single) < 1e-6
 
 
 @pytest.mark.slow
@@ -38,6 +29,4 @@ def test_a_run_goes_on_with_fewer_and_with_more_ranks(place, single):
         resume = ["--resume"] if steps > 2 else []
         status, output = finished(begin(place, "reshaped", f"--train.steps={steps}", *scale, *resume, faults=FORKED))
         assert status == 0, output
-    apart = alike(place, "reshaped", single)
-    print(f"4, 2 and 4 ranks: weights differ by {apart:.2g}")
-    assert apart < 1e-6
+    assert completions(place, "reshaped") == completions(place, single) and apart(place, "reshaped", single) < 1e-6

@@ -34,22 +34,15 @@ INTERRUPTED = 130  # exit status of a run that was asked to stop
 
 
 class Ended(NamedTuple):
-    """The result of one attempt: the exit status; the reason, if a restart may help; whether the leader exited by itself and
-    so has written the report.
-    """
+    """The result of one attempt."""
 
     status: int
-    why: str
-    reported: bool
+    why: str  # if a restart may help
+    reported: bool  # whether the leader exited by itself, and so has written the report
 
 
 def take_part(config: Config, arguments: Sequence[str], follow: Callable[[Config], None]) -> int | None:
-    """Starts the ranks of `gspo ARGUMENTS`, or runs as one of them, and returns the exit status. Returns None in the leader,
-    whose caller continues.
-
-    Args:
-        follow: Runs a rank that is not the leader.
-    """
+    """Starts the ranks of `gspo ARGUMENTS` or runs as one of them. Returns the exit status; None in the leader."""
     number, size = rank_and_world_size()
     folder = Path(config.log.dir)
     if number == 0:
@@ -111,12 +104,8 @@ def launch(
 ) -> int:
     """Runs `gspo ARGUMENTS` in `ranks` processes, restarts them if needed, and returns the run's exit status.
 
-    Ctrl-C, SIGTERM and SIGHUP go to the first rank, which finishes its step and saves.
-
-    Args:
-        restarts: Maximum number of restarts.
-        address: Address of this machine that all ranks can reach; it listens only there.
-        folder: The run's folder. The report is written there if the run ends and its leader was lost.
+    Ctrl-C, SIGTERM and SIGHUP go to the first rank, which finishes its step and saves. address: one of this machine that all
+    ranks can reach; it listens only there. folder: for the report, if the run ends and its leader was lost.
     """
     command = [sys.executable, "-P", "-m", "gspo", *arguments]  # -P: no file in the current folder can shadow a library
     same = {BEGAN: str(time.time()), KEY: secrets.token_urlsafe(24)}

@@ -22,9 +22,7 @@ STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # signals that as
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Logs that torch and transformers are loaded, unless they are there. Disables garbage collection: imports produce no
-    garbage, and it would take a sixth of the time.
-    """
+    """Logs that torch is imported, and turns off garbage collection, which finds nothing and takes a sixth of the time."""
     gc.disable()
     try:
         with nullcontext() if sys.modules.get("torch") else timed("torch and transformers"):
@@ -48,11 +46,9 @@ class Rank(Protocol):
 
     def poll(self) -> int | None:
         """Its exit status, negative for a signal, None while it runs."""
-        ...
 
     def send_signal(self, sig: int) -> None:
         """Sends a signal. Safe to call in a signal handler."""
-        ...
 
 
 class PlaceLost(Exception):
@@ -80,14 +76,7 @@ def here(command: Sequence[str], ranks: int, variables: Mapping[str, str]) -> It
 
 
 def of_rank(variables: Mapping[str, str], number: int, beside: int, local: int) -> dict[str, str]:
-    """The environment of a rank that this process starts.
-
-    Args:
-        variables: Variables of all ranks.
-        number: The rank.
-        beside: Number of ranks on this machine.
-        local: The rank's index on this machine.
-    """
+    """The environment of rank `number`, the `local`-th of `beside` ranks on its machine. variables: of all ranks."""
     threads = str(max(1, (os.cpu_count() or 1) // beside))
     own = {"RANK": str(number), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(beside), PARENT: str(os.getpid())}
     return {"OMP_NUM_THREADS": threads} | dict(variables) | own

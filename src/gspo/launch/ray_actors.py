@@ -169,11 +169,7 @@ class EngineOnRay:
 
 @contextmanager
 def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
-    """The places that Ray has given to a run's vLLM servers; empty if the run starts no server, or was not started by Ray.
-
-    Raises ValueError if a machine does not see the exchange folder. Raises RankLost if a place has died since, so that the
-    next attempt gets new places.
-    """
+    """The places that Ray has given to a run's vLLM servers, if any. Raises RankLost if one has died."""
     if config.scale.launcher != "ray" or not servers_of(config.sampler):
         yield []
         return

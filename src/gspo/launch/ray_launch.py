@@ -93,9 +93,7 @@ def connected(patience: float, sampler: SamplerConfig) -> Iterator[tuple[Start, 
 def on_ray(
     command: Sequence[str], ranks: int, variables: Mapping[str, str], patience: float, sampler: SamplerConfig
 ) -> Iterator[Sequence[Rank]]:
-    """The ranks as actors of this cluster, one GPU each (one CPU if the cluster has no GPU), numbered consecutively on each
-    machine. Also starts the actors of the run's vLLM servers, with the GPUs or CPUs that each server uses.
-    """
+    """The ranks as actors of this cluster, one GPU each (or one CPU), and actors for the run's vLLM servers."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
