@@ -15,11 +15,16 @@ HIDDEN = "<hidden>"
 """Placeholder for a secret."""
 _ODD = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, separators of lines and paragraphs, bidirectional controls, and lone surrogates."""
-_SECRET = (  # the end of a key, of which only the letters count
-    r"(?:(?:api|access|auth|secret|private|signing)(?:key|token)|(?:hf|hub|github|client|session|refresh|bearer)token"
-    r"|secret|passw(?:or)?d|passphrase|credential|authorization|cookie)s?"
+_OWNERS = (
+    "api|access|auth|secret|private|signing|encryption|ssh|app|master|license|webhook|subscription|session|refresh|client"
+    "|service|account|user|deploy|admin|root|bot|db|database|smtp|hf|hub|huggingface|openai|anthropic|wandb|github|gitlab"
+    "|slack|aws|azure|google|gcp|vault|bearer"
 )
-_SECRET_KEY = re.compile(rf"{_SECRET}$|^(?:key|token|auth|pwd?|pass|jwt)s?$")
+_SECRET_KEY = re.compile(  # of a key only the letters count
+    rf"((?:{_OWNERS})(?:key|token|pass)|secret|passw(?:or)?d|passphrase|passcode|pwd|credential|(?:basic|proxy|http)auth"
+    r"|authorization|bearer|cookie|jwt|githubpat)s?$|^(?:key|token|auth|pw|pass|pat|cred)s?$"
+)
+_CONTAINER = re.compile("(?:list|array|map|dict|value|str|text|header|pem)s?$")
 _LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/?#\"']+@")
 _IN_QUERY = re.compile(r"([?&#](?:[\w.-]*[_.-])?(?:key|apikey|token|secret|password|signature|sig)=)[^\s&#\"']+", re.I)
 _REPLACED = re.compile(rf"^{HIDDEN}$|//{HIDDEN}@|={HIDDEN}")
@@ -47,11 +52,16 @@ def without_secrets(value: Any, key: str = "") -> Any:
     """Replaces by HIDDEN each string whose key names a secret (`api_key`, `Authorization`), and logins in URLs, in mappings
     and lists at any depth. Numbers stay: `max_token = 9` is no secret.
     """
-    secret = _SECRET_KEY.search(re.sub("[^a-z]", "", key.lower()))
+    letters = re.sub("[^a-z]", "", key.lower())
+    secret = _SECRET_KEY.search(letters) or _SECRET_KEY.search(_CONTAINER.sub("", letters))
     if isinstance(value, Mapping):
         return {name: without_secrets(item, key if secret else str(name)) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_secrets(item, key) for item in value]
+        before = ["", *value]  # the value of an option follows its name: ["--api-key", "..."]
+        return [
+            without_secrets(item, last if isinstance(last, str) and last.startswith("--") else key)
+            for last, item in zip(before, value)
+        ]
     if not isinstance(value, str):
         return value
     return HIDDEN if value and secret else without_logins(value)

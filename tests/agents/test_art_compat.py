@@ -27,11 +27,6 @@ def test_what_is_taken():
     assert settings(art, {"learning_rate": 1e-4}).learning_rate == 1e-4
 
 
-def test_the_old_name_says_the_new_one():
-    with pytest.raises(AttributeError, match=r"gspo\.TrainCall"):
-        gspo.TrainConfig  # noqa: B018
-
-
 def test_what_is_refused():
     for given, why in (
         ({"_config": {"epsilon": 0.2}}, r"epsilon = 0.2: .* the run has it as algorithm\.epsilon"),

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 CHANGES = ("rename", "replace", "mkdir", "rmdir", "unlink", "remove", "link", "symlink", "fsync")
 
 Tree = dict[str, bytes | None]
@@ -84,26 +82,51 @@ class Disk:
 
 
 @contextlib.contextmanager
-def recorded(root: Path) -> Iterator[Disk]:
-    """Records the states of a folder before each operation of this process on names below it, and before each sync."""
-    disk, real = Disk(root), {name: getattr(os, name) for name in CHANGES}
+def watched(root: Path, before: Callable[[str], None], synced: Callable[[int], None] = lambda _: None) -> Iterator[None]:
+    """Calls `before` with each operation of this process on names below `root`, and with each sync, before it is done."""
+    real = {name: getattr(os, name) for name in CHANGES}
 
     def wrapped(name: str) -> Callable[..., None]:
         def call(*args: Any, **more: Any) -> None:
             if name == "fsync" or "dir_fd" in more or any(str(root) in str(arg) for arg in args):
-                disk.note(f"{name} {' '.join(str(arg).removeprefix(f'{root}/') for arg in args)}")
+                before(f"{name} {' '.join(str(arg).removeprefix(f'{root}/') for arg in args)}")
             real[name](*args, **more)
             if name == "fsync":
-                disk.synced(args[0])
+                synced(args[0])
 
         return call
 
-    with pytest.MonkeyPatch.context() as patch:
+    try:
         for name in CHANGES:
-            patch.setattr(os, name, wrapped(name))
+            setattr(os, name, wrapped(name))
+        yield
+    finally:
+        for name in CHANGES:
+            setattr(os, name, real[name])
+
+
+@contextlib.contextmanager
+def recorded(root: Path) -> Iterator[Disk]:
+    """Records the states of a folder at each operation."""
+    disk = Disk(root)
+    with watched(root, disk.note, disk.synced):
         yield disk
     disk.note("the end")
     disk.close()
+
+
+@contextlib.contextmanager
+def failing(root: Path, number: int, error: BaseException) -> Iterator[list[str]]:
+    """Lets one operation fail. Yields all operations up to then."""
+    seen: list[str] = []
+
+    def before(what: str) -> None:
+        seen.append(what)
+        if len(seen) == number:
+            raise error
+
+    with watched(root, before):
+        yield seen
 
 
 def restored(tree: Tree, root: Path) -> None:

@@ -71,6 +71,22 @@ def test_a_text_is_replaced_at_once_or_stays(tmp_path):
     assert (tmp_path / "config.toml").read_text() == "second"
 
 
+def test_links_are_replaced_and_not_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "mine").write_text("1")
+    (tmp_path / "model").symlink_to("elsewhere")
+    disk.write_folder(tmp_path / "model", lambda part: (part / "a").write_text("1"))
+    assert not (tmp_path / "model").is_symlink() and names(tmp_path / "model") == ["a"]
+    (tmp_path / ".config.toml.part").symlink_to("elsewhere/mine")
+    disk.write_text(tmp_path / "config.toml", "2")
+    assert (tmp_path / "config.toml").read_text() == "2" and (tmp_path / "elsewhere" / "mine").read_text() == "1"
+    (tmp_path / "config.toml").unlink()
+    (tmp_path / "link").symlink_to("elsewhere")
+    disk.remove(tmp_path / "link")
+    assert names(tmp_path) == ["elsewhere", "model"] and names(tmp_path / "elsewhere") == ["mine"]
+    disk.delete(tmp_path / "none")
+
+
 # Each of the calls to the kernel that it makes, by number.
 STOPS = [("rename", 0), ("rename", 1), *(("fsync", i) for i in range(4)), ("unlink", 0), ("unlink", 1), ("rmdir", 0)]
 
@@ -110,6 +126,9 @@ def test_damage_is_found_in_any_file(tmp_path):
     whole = (tmp_path / disk.SUMS).read_text()
     for line in whole.splitlines(keepends=True):
         path = tmp_path / (name := line.rstrip().partition("  ")[2])
+        (tmp_path / disk.SUMS).write_text(whole.replace(line, ""))
+        assert disk.damage(tmp_path) == f"{path} is not in SHA256SUMS: the file was added, or its line was taken out"
+        (tmp_path / disk.SUMS).write_text(whole)
         path.write_text("x")
         assert disk.damage(tmp_path) == f"{path} is damaged: its checksum is not the one in SHA256SUMS"
         path.write_text(name)

@@ -1,13 +1,18 @@
 """A run whose machine loses its power goes on from its last checkpoint, whatever had not reached the disk by then."""
 
+import errno
 import hashlib
+import itertools
+import os
 
 import pytest
 
 from gspo.runs import checkpoint
+from gspo.runs.disk import SaveError
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
-from tests.runs.power_loss import recorded, restored
+from tests.campaign import CAMPAIGN
+from tests.runs.power_loss import failing, recorded, restored
 from tests.training.whole import numbers, train
 
 CHANGES = {"train": {"steps": 3, "save_every": 1, "keep_checkpoints": 1, "keep_best": True}, "eval": {"every": 1}}
@@ -83,3 +88,23 @@ def test_the_run_that_goes_on_is_the_one_that_was_not_broken(whole, tmp_path, su
             restored(tree, tmp_path / "disk")
             folder = train(tmp_path / "disk/runs/of/mine", resume=True, **CHANGES).folder
             assert numbers(folder) == numbers_of_all
+
+
+@pytest.mark.slow
+def test_an_operation_that_fails_ends_the_run_in_words_or_not_at_all(whole, tmp_path, subtests):
+    """An I/O error at each operation on the disk in turn, or too little memory: the run goes on from what is there."""
+    for number in itertools.count(1, 1 if CAMPAIGN else 4):
+        folder = tmp_path / str(number)
+        failure = MemoryError() if number % 3 == 1 else OSError(errno.EIO, os.strerror(errno.EIO))
+        with subtests.test(number):
+            with failing(folder, number, failure) as seen:
+                try:
+                    train(folder / "runs/of/mine", **CHANGES)
+                except MemoryError as error:
+                    assert error is failure
+                except (SaveError, ValueError) as error:
+                    assert "Input/output error" in str(error)
+            if len(seen) < number:
+                break
+            train(folder / "runs/of/mine", resume=(folder / "runs/of/mine/config.toml").exists(), **CHANGES)
+            assert numbers(folder / "runs/of/mine") == whole[1], seen[-1]

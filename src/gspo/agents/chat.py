@@ -73,7 +73,7 @@ class Chat:
     async def turn(
         self, messages: Sequence[Message], tools: Tools = (), options: TurnOptions = TurnOptions(), n: int = 1, id: str = ""
     ) -> list[Call]:
-        """Samples `n` turns, with options that differ from training. Raises ValueError if the messages cannot be read.
+        """Samples `n` turns. Raises ValueError if the messages cannot be read.
 
         Args:
             tools: The tools that the policy may call, as JSON schemas.

@@ -45,7 +45,10 @@ def micro_batches_of(config: Config, ranks: Ranks | None) -> MicroBatches:
     warn = logger.warning if ranks.number == 0 else lambda text: None
     made = MicroBatches(asked, warn, ranks, partial(keep, config, ranks))
     file = Path(config.log.dir) / SMALLER
-    found = json.loads(file.read_bytes()) if file.exists() else {}
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):  # none, or a damaged one
+        found = {}
     if conditions(config, ranks).items() <= found.items():
         made.max_tokens = min(asked, found["tokens"])
         warn(f"{found['why']}: micro-batches have at most {found['tokens']} tokens, until {UNTIL} changes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from pathlib import Path
 
 from gspo.cli.arguments import Command
@@ -38,8 +39,9 @@ def fetch_model(config: Config) -> None:
     cached = smollm2.fetch_smollm2(logger.info)
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)  # a link to a cache that was deleted
-        place.symlink_to(cached)
+        link = place.with_name(f".{place.name}.{os.getpid()}")  # other ranks may make it too
+        link.symlink_to(cached)
+        link.replace(place)
 
 
 RECIPES = Command(

@@ -98,6 +98,7 @@ def from_dict(raw: dict[str, Any]) -> Config:
     """A checked configuration from nested tables. Raises ValueError as `load` does."""
     sections: dict[str, Any] = {}
     for name, table in raw.items():
+        name = str(name)
         if name == STAGE:
             sections[name] = _stages(table)
             continue
@@ -123,7 +124,7 @@ def _no_section(name: str, table: Any) -> str:
     """The error for a name that is no section, with what it probably meant."""
     if not isinstance(table, (dict, list)):
         return f"{name} = {shown(table)}: is in no section: put each key below the name of its section{nearest_key(name)}"
-    known = nearest(name, [*SECTIONS, STAGE]) or next((hint for key in table if (hint := nearest_key(key))), "")
+    known = nearest(name, [*SECTIONS, STAGE]) or next((hint for key in table if (hint := nearest_key(str(key)))), "")
     return f"[{name}]: unknown section; sections are {', '.join(SECTIONS)}{known}"
 
 
@@ -145,7 +146,7 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {}
     for key, value in table.items():
-        full_key = f"{name}.{key}"
+        key, full_key = str(key), f"{name}.{key}"
         if key not in fields:
             close = nearest(key, fields) if cls is StageConfig else nearest_key(full_key)
             near = close or f"; keys of [{name}] are {', '.join(fields)}"

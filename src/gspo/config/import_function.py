@@ -92,7 +92,7 @@ def pick_device(name: str, key: str = "model.device") -> torch.device:
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"(cpu|cuda|mps)(:\d{1,2})?", name):
+    if not re.fullmatch(r"(cpu|cuda|mps)(:(0|[1-9][0-9]?))?", name):
         raise ValueError(f"{key} = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -88,7 +88,8 @@ class SamplerConfig:
     """Memory that vLLM frees while the learner updates on the same GPU. 0: none. 1: its cache; its weights are offloaded to
     host memory. 2: its cache and its weights. Has not run on a GPU yet."""
     timeout: float = opt(600.0, low=1e-3, high=86_400)
-    """Seconds without a new token after which an engine of vLLM counts as hung; of `gspo eval --url`, without a reply."""
+    """Seconds without a new token after which an engine of vLLM counts as hung. With `gspo eval --url`: seconds for a
+    reply."""
     start_timeout: float = opt(900.0, low=1.0, high=86_400)
     """Seconds until vLLM must answer after its start: it loads the weights, and may compile."""
     sync_timeout: float = opt(300.0, low=1.0, high=86_400)

@@ -18,7 +18,8 @@ class ScaleConfig:
     expert_parallel: int = opt(1, low=1, high=100_000)
     """Number of ranks that the experts of a mixture are divided among. 1: experts are sharded like all other weights."""
     data_parallel_replicas: int = opt(1, low=1, high=100_000)
-    """Copies of the model, each sharded over ranks / replicas ranks. More copies: more memory, less network traffic."""
+    """Copies of the model, each sharded over ranks / replicas ranks. More copies: more memory, less
+    network traffic between machines."""
     launcher: str = opt("auto", choices=LAUNCHERS)
     """What starts the ranks. `auto`: `torchrun` if it started this process, otherwise gspo, on this machine. `ray`: a Ray
     cluster, with one GPU per rank, or one CPU if the cluster has no GPU; it also places the vLLM servers of

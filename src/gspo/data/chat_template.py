@@ -141,8 +141,8 @@ class Encoder:
         return text
 
     def _check_whole(self, messages: Sequence[Message], options: dict[str, Any]) -> None:
-        """Raises ValueError for a message whose words, replaced by marks, the template leaves out; beside a tool call it
-        may.
+        """Raises ValueError for a message that the template leaves out, found by marks in place of its words. Words beside
+        a tool call may be left out.
         """
         shape = tuple((one["role"], bool(one["content"]), len(one.get("tool_calls", ()))) for one in messages)
         if (shape, *options) in self._read_whole:

@@ -21,7 +21,7 @@ def rows_of(path: Path, where: str) -> list[dict[str, Any]]:
             raise ValueError(f"{path}: the file is empty")
         return {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}[path.suffix](path)
     except FileNotFoundError:
-        siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
+        siblings = [p.name for p in path.parent.glob("*") if p.exists()] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)
         raise ValueError(f"{where}: there is no such file in {path.parent.resolve()}{close}") from None
     except UnicodeDecodeError as error:

@@ -14,8 +14,8 @@ _MODULES = ("PIL", "torchcodec", "torchvision", "soundfile", "decord", "av")
 
 
 def is_media(name: str, value: Any) -> bool:
-    """Whether the value under a key is media, by the key or by itself. Text is only as a data: URI; a reward may read other
-    text.
+    """Whether the value under a key is media, by the key or by itself. Text counts only as a data: URI: other
+    text may be for a reward.
     """
     return not _is_empty(value) and (name.lower() in NAMES or _holds(value))
 

@@ -141,7 +141,9 @@ class LocalLearner:
         self.optimizer.scale = state["lr_scale"]
 
     def rewind(self, folder: Path, lr_factor: float) -> None:
-        """Restores what `save` wrote, and the model. The update count continues; the learning rate falls by lr_factor."""
+        """Restores what `save` wrote, and the model. The update count continues; the learning rate is
+        multiplied by lr_factor.
+        """
         updates, scale = self.optimizer.updates, self.optimizer.scale
         state = read_state(folder, LEARNER)
         self.policy.load(str(folder / MODEL))

@@ -148,7 +148,7 @@ def _settings(folder: Path) -> tuple[dict[str, Any], str]:
     try:
         text = (folder / "config.toml").read_text(encoding="utf-8")
         settings = tomllib.loads(text)
-    except (OSError, ValueError):  # what is no TOML may be anything
+    except (OSError, ValueError):
         return {}, ""
     hidden = without_secrets(settings)
     return settings, text if hidden == settings else tomli_w.dumps(hidden)

@@ -129,7 +129,8 @@ def _card(row: dict[str, Any], top: float = 0.0) -> dict[str, Any]:
 
 
 def _answer(row: dict[str, Any]) -> str:
-    return str(row.get("answer", ""))
+    answer = row.get("answer")
+    return "" if answer is None else str(answer)
 
 
 def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:

@@ -26,7 +26,7 @@ class Classifier:
     """Scores conversations by the logit or probability of one label. `load` reads the weights."""
 
     def __init__(self, cfg: RewardModelConfig, date: str | None = None) -> None:
-        """Reads all but the weights. date: What its chat template may write; None: today. Raises ValueError."""
+        """Reads all but the weights. date: The day that its chat template may write; None: today. Raises ValueError."""
         self.cfg, self.date = cfg, date
         self.device = pick_device(cfg.device, "reward_model.device")
         self.model: Any = None

@@ -108,11 +108,15 @@ class RewardFunction:
         self.text_of = spoken if self.traits.spoken else lambda row: row.completion
         call = getattr(function, "__call__", None)  # noqa: B004
         concurrent = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-        levels = [BATCH] * (not self.traits.by_group) + [TOGETHER] * concurrent + [SINGLY]
+        levels = [TOGETHER, SINGLY] if concurrent else [SINGLY]
+        if not self.traits.by_group:
+            levels.insert(0, BATCH)
         self.signature = Signature(levels, self.traits.by_group, self.arguments.required)
 
     def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[list[Result]]:
-        """Yields the results in row order; only an async call is cancelled in time. Raises CallFailed for a batch."""
+        """Yields the results in row order; only an async call is cancelled in time. Raises
+        CallFailed if the call for all rows fails.
+        """
         if level == BATCH:
             try:
                 results = self._call(rows, runner, timeout)

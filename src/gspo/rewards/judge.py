@@ -41,7 +41,8 @@ class Judge:
 
     def __init__(self, config: JudgeConfig | None = None, **fields: Any) -> None:
         """Takes the fields of [judge], as a JudgeConfig or by name. Raises ValueError if one is missing or out of range."""
-        self.config = config = config or from_dict({"judge": fields}).judge
+        config = config or from_dict({"judge": fields}).judge
+        self.config = config
         check_judge(config)
         key = api_key_of(config.key_variable, "judge.key_variable")
         self.by_group = config.mode != "score"
@@ -79,7 +80,9 @@ class Judge:
         self.endpoint.counts()  # excludes this request from the counts
 
     def counts(self) -> dict[str, float]:
-        """As EndpointClient.counts."""
+        """Counts since the last call: requests, cache hits, retries, unanswered questions (failed), tokens read and
+        written, and seconds of waiting, summed over requests. Warns of new reasons for a missing answer.
+        """
         return self.endpoint.counts()
 
     def close(self) -> None:

@@ -40,7 +40,9 @@ class CallMode:
 def score_rows(
     channel: Channel, name: str, rows: list[RewardInput], timeout: float, mode: CallMode, note_results: Callable[[int], None]
 ) -> list[Result]:
-    """Results of the function `name`, one per row. timeout: Seconds per call. `note_results` hears of how many more rows."""
+    """Results of the function `name`, one per row. timeout: Seconds per call. `note_results` gets the number
+    of rows that have a result since its last call.
+    """
     signature = channel.signature(name)
     unit_name = "prompt" if signature.by_group else "completion"
     levels = [level for level in signature.levels if level >= mode.level]

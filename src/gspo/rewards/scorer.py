@@ -131,8 +131,8 @@ class Rewards:
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The rollouts with `reward`, `reward_parts` (by name; None: not scored, or failed), their weights, and `error`.
-        `progress` hears how many are finished. Warns of failed calls for many completions. Raises ValueError for a fault
-        that affects every completion.
+        `progress` is called with how many are finished. Warns of failed calls for many completions. Raises ValueError for a
+        fault that affects every completion.
         """
         self.check(rollout.prompt for rollout in rollouts)
         try:

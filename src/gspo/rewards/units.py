@@ -37,7 +37,7 @@ _END = re.compile(
 
 def unit(text: str, at: int) -> tuple[list[str], int] | None:
     """The words of the unit at this place of a text, which must end what is measured, and where it ends; None for none.
-    Without \\text, a word is a unit if it is known or has four letters: 5 m is one, and 2 ab a product.
+    Without \\text, a word is a unit if it is known or has four letters: 5 m and 2 ab are products.
     """
     found = _UNIT.match(text, at)
     if not found or not (_END.match(text, found.end()) or _DEGREES.fullmatch(found[0])):

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from gspo.safe import replace_file
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
+READ = (".safetensors", ".pt", ".json", ".jsonl", ".toml", ".jinja", ".model")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 MIN_FREE = 1 << 20  # bytes: a disk with less free space counts as full
 # Suffixes beside a folder: its next version, its previous one, and one that is being deleted.
@@ -130,7 +131,7 @@ def write_sums(folder: Path) -> None:
 
 def damage(folder: Path) -> str:
     """Describes the first file of `folder` that does not match its checksum; "" if all match, or there are no checksums.
-    Other files (a GGUF, notes) are ignored.
+    Unlisted files (a GGUF, notes) are ignored, unless they have a suffix that gspo reads (READ).
     """
     if not (folder / SUMS).exists():
         return ""
@@ -148,6 +149,9 @@ def damage(folder: Path) -> str:
             return f"{path} cannot be read ({error})"
         if not same:
             return f"{path} is damaged: its checksum is not the one in {SUMS}"
+    for path in sorted(folder.rglob("[!.]*")):
+        if path.suffix in READ and path.is_file() and path not in sums:
+            return f"{path} is not in {SUMS}: the file was added, or its line was taken out"
     return ""
 
 

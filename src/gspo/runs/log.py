@@ -70,8 +70,8 @@ class RunLog:
         logger.debug(without_logins(text))
 
     def prompt(self, text: str, tokens: int) -> None:
-        """Write a prompt of so many tokens, with its special tokens, as an event of its own kind, and log it: only the
-        first.
+        """Log a prompt of so many tokens, with its special tokens, as an event of its own kind. Only the first call has an
+        effect.
         """
         if not self._prompted:
             self._prompted = True

@@ -144,7 +144,7 @@ class _Process:
         return Outcome(word, output, result, cpu, why)  # type: ignore[arg-type]
 
     def _part(self, deadline: float, size: int) -> bytes:
-        """The next part of a reply, of at most `size` bytes. Raises EOFError or OSError if none comes in time."""
+        """The next part of a reply, of at most `size` bytes. Raises EOFError or OSError if none begins in time."""
         if not self.reply.poll(max(0.0, deadline - time.monotonic())):
             raise EOFError
         return self.reply.recv_bytes(size)

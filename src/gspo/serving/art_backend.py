@@ -102,7 +102,10 @@ class ArtBackend(AbstractContextManager["ArtBackend"], AbstractAsyncContextManag
         given = {"model": {"path": model.base_model}, "log": {"dir": str(folder)}, "serve": {"name": model.name}}
         config = as_config(DEFAULTS if self._config is None else self._config, given | {"lora": adapters(model)})
         resume = (folder / checkpoint.CONFIG).exists()
-        return self._runs.enter_context(serve(config=as_config(config, self._sections), resume=resume))
+        serving = serve(config=as_config(config, self._sections), resume=resume)
+        served = serving.__enter__()
+        self._runs.callback(serving.__exit__, None, None, None)  # the error of another run is not this one's
+        return served
 
     def _of(self, model: Any) -> ServedModel:
         if _folder(model) not in self._models:

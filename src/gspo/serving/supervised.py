@@ -18,7 +18,9 @@ from gspo.types import Completion, Metrics
 
 
 def targets(trajectories: Iterable[Any], chat: Chat) -> list[list[Completion]]:
-    """The assistant turns of each conversation with some, to imitate. Raises ValueError for a turn that cannot be."""
+    """The assistant turns to imitate, by conversation; one without any is left out. Raises ValueError for a turn that
+    cannot be imitated, and if there is none.
+    """
     found = []
     for number, trajectory in enumerate(trajectories):
         messages = [plain(item) for item in trajectory.messages_and_choices]

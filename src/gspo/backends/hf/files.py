@@ -132,9 +132,8 @@ def base_of(cfg: ModelConfig) -> ModelConfig:
 
 def of_base(cfg: ModelConfig, read: Callable[[ModelConfig], T]) -> T:
     """`read` of the base model of the adapter that `cfg` names. Its error messages get the adapter's path."""
-    base = base_of(cfg)
     try:
-        return read(base)
+        return read(base_of(cfg))
     except ValueError as error:
         raise ValueError(f"model.path = {cfg.path!r}: the base model of this adapter: {error}") from None
 

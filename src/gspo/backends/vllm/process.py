@@ -46,7 +46,9 @@ class EngineHost(Protocol):
 
 
 class LocalEngine(subprocess.Popen[bytes]):
-    """A server's process, with the variables of the `machine` (None: this one). It ends when its standard input closes."""
+    """A server's process, in the environment of `machine` (None: this one) with these variables. It ends when its standard
+    input closes.
+    """
 
     def __init__(
         self, command: Sequence[str], log: Path, variables: Mapping[str, str], machine: Mapping[str, str] | None = None

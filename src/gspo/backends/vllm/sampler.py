@@ -179,7 +179,9 @@ class VLLMSampler:
             )
 
     def check(self, weights: Weights) -> float:
-        """The largest mean |log mu - log pi| among the engines, of tokens sampled now. Raises EngineError above a limit."""
+        """The largest mean |log mu - log pi| among the engines, of tokens sampled now. Raises
+        EngineError if an engine is above its limit.
+        """
         worst, errors = self._verify(weights, self.fleet.serving)
         for error in errors.values():
             raise error

@@ -180,7 +180,7 @@ class Server:
             while not (await asyncio.wait([sent], timeout=timeout))[0]:
                 async with asyncio.timeout(timeout):
                     before, counts = counts, SAMPLED.findall((await client.get(f"{self.url}/metrics")).text)
-                if counts == before:
+                if not counts or counts == before:
                     raise TimeoutError
             return sent.result()
         finally:

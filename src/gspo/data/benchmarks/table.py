@@ -119,7 +119,7 @@ def place(name: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, An
 
 
 def asked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with which a benchmark was read, and defaults, but for the unknown release of other data."""
+    """The options with which a benchmark was read, defaults included. The release of other data is unknown: no default."""
     elsewhere = options.get("data") or options.get("name")
     usual = {key: value for key, value in named(name).usual.items() if key != "release" or not elsewhere}
     return {**usual, **options}

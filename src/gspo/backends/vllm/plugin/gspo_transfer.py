@@ -97,7 +97,9 @@ def begun(group: Any, tensor: torch.Tensor) -> Any:
 
 
 def ended(works: Iterable[Any], seconds: float, check: Callable[[], Any] = lambda: None) -> None:
-    """Waits for broadcasts, in all as many seconds. Raises RuntimeError if one fails, or late, and what `check` raises."""
+    """Waits at most `seconds` in all for broadcasts. Raises RuntimeError if one fails or is late, and what `check`, called
+    meanwhile, raises.
+    """
     until = time.monotonic() + seconds
     for work in works:
         while not work.is_completed():

@@ -51,6 +51,8 @@ def repair_reload() -> None:
     """
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod as method
 
+    if not hasattr(method, "_setup_kernel"):  # another version of vLLM
+        return
     setup = method._setup_kernel
 
     def anew(self: Any, *args: Any, **kwargs: Any) -> Any:
