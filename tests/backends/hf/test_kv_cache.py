@@ -16,7 +16,7 @@ from tests.backends.hf.test_sampler import check_logp, same
 
 @pytest.fixture(autouse=True)
 def shared_however_small(monkeypatch):
-    monkeypatch.setattr(sampling, "SHARED_POSITIONS", 0)
+    monkeypatch.setattr(sampling, "SHARED_KEYS", 0)
 
 
 def plain(model, *request, **kwargs):
@@ -61,7 +61,7 @@ def test_prompts_all_of_whose_completions_ended_are_forgotten(monkeypatch):
 def test_few_copies_are_not_worth_it(monkeypatch):
     shared, fan_out, sampler = [], SharedCache.fan_out, HFSampler(tiny("qwen3"))
     monkeypatch.setattr(SharedCache, "fan_out", lambda self, *args: (shared.append(1), fan_out(self, *args)))
-    monkeypatch.setattr(sampling, "SHARED_POSITIONS", 1000)
+    monkeypatch.setattr(sampling, "SHARED_KEYS", 1000 * sampler.key_width)
     for length, expected in ((99, 0), (100, 1)):  # 11 completions: 10 copies
         sampler.generate(prompts(length), 11, Sampling(max_new_tokens=2))
         assert len(shared) == expected

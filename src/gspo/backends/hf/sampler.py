@@ -24,7 +24,7 @@ from gspo.learner.device_to_host import on_host
 from gspo.types import Prompt, Rollout, Sampling
 
 PREFILL_TOKENS = 131072  # maximum prompt tokens, padding included, in one prefill pass
-SHARED_POSITIONS = 4096  # duplicate prompt tokens in a batch from which a shared prompt cache pays off
+SHARED_KEYS = 1 << 18  # numbers in a layer's keys of duplicate prompt tokens from which a shared prompt cache pays off
 CompletionIndex = tuple[int, int]  # index of the prompt, index of its completion
 
 
@@ -55,7 +55,7 @@ class HFSampler:
 
     def _check_cache(self) -> None:
         """Raises RuntimeError unless decoding with the cache gives the same states as a plain forward pass."""
-        self.shares = False
+        self.shares, self.key_width = False, 0
         with self.model.evaluating():
             if self.plain_cache and self.model.device.type == "cpu":
                 with suppress(Exception):  # a model's own code may fail in any way on an unknown cache class
@@ -74,6 +74,8 @@ class HFSampler:
             whole = model.hidden(input_ids=tokens)
             rows = torch.zeros(2, dtype=torch.long)
             cache = self._prefill([tuple(tokens[0, :start].tolist())], rows, 2, shared)[0]
+            if isinstance(cache, SharedCache):
+                self.key_width = cache.layers[0].prompt_keys[0, :, 0].numel()
             with self._attending(cache), while_sampling():
                 for at in range(start, 6):  # two tokens: a cache handles the first one differently from the rest
                     position, token = torch.full((2, 1), at, device=model.device), tokens[:, at, None].expand(2, 1)
@@ -212,7 +214,7 @@ class HFSampler:
         distinct = {tokens: k for k, tokens in enumerate(dict.fromkeys(prompts[i].tokens for i, _ in rows))}
         prompt_of = torch.tensor([distinct[prompts[i].tokens] for i, _ in rows])
         longest = max(map(len, distinct))
-        shared = self.shares and (len(rows) - len(distinct)) * longest >= SHARED_POSITIONS
+        shared = self.shares and (len(rows) - len(distinct)) * longest * self.key_width >= SHARED_KEYS
         cache, hidden, mask = self._prefill(list(distinct), prompt_of, new, shared)
         if trail is not None:
             trail.begin([len(tokens) for tokens in distinct], prompt_of)
