@@ -80,7 +80,7 @@ def verdicts(runs: dict[tuple[str, str], dict[int, Run]]) -> str:
         reward = spell(interval(list(rewards[0].values()), (0, 1)))
         rows.append([f"{setting}, {variant}", str(len(by_seed)), reward, difference, *means])
     slopes = {name: interval(exponents(runs, name)) for name in ("range", "spread")}
-    laws = [f"{name} ~ length^{spell(slope, '+.2f')}, {slope.n} seeds" for name, slope in slopes.items() if slope.n]
+    laws = [f"{name} ~ length^{spell(slope, '+z.2f')}, {slope.n} seeds" for name, slope in slopes.items() if slope.n]
     return "\n\n".join([markdown(rows), *laws])
 
 
