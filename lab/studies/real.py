@@ -115,6 +115,8 @@ def pack(name: str) -> None:
             place = Path(cell.config.log.dir)
             if not (place / "drift.json").exists():
                 (place / "drift.json").write_text(json.dumps(drift_of(place / "rollouts.jsonl")), encoding="utf-8")
+            settings = place / "config.toml"
+            settings.write_text(settings.read_text(encoding="utf-8").replace(f"{HERE.parents[1]}/", ""), encoding="utf-8")
             for part in ("config.toml", "metrics.jsonl", "drift.json"):
                 file.add(place / part, (place / part).relative_to(folder))
             for part in ("checkpoints", "model"):
