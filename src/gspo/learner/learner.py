@@ -141,9 +141,7 @@ class LocalLearner:
         self.optimizer.scale = state["lr_scale"]
 
     def rewind(self, folder: Path, lr_factor: float) -> None:
-        """Restores what `save` wrote, and the model. The update count continues; the learning rate is
-        multiplied by lr_factor.
-        """
+        """Restores what `save` wrote, and the model. The update count continues; lr_factor multiplies the learning rate."""
         updates, scale = self.optimizer.updates, self.optimizer.scale
         state = read_state(folder, LEARNER)
         self.policy.load(str(folder / MODEL))

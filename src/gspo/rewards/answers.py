@@ -45,7 +45,9 @@ def boxed(text: str) -> str | None:
 
 
 def final(completion: str) -> str | None:
-    """The answer of a completion: the last box within the last <answer> tags, or all in them; without tags, the last box."""
+    """The answer of a completion: the last box within the last <answer> tags, or all in them; without tags, the last box.
+    None if there is neither.
+    """
     inside = tagged(completion)
     box = boxed(completion if inside is None else inside)
     return inside if box is None else box
