@@ -76,7 +76,7 @@ def table(group: str, figures: dict[str, Figure]) -> str:
     ratio, columns = COLUMNS[group]
     pattern, title, more = SECOND.get(group, ("", "", []))
     names = {name: re.sub(r"^((?:embedded)?(.*))$", pattern, name) for name in figures}
-    titles = ["", ratio, "interval", *(title for title, _ in columns)]
+    titles = ["case", ratio, "interval", *(title for title, _ in columns)]
     titles += [title, "interval", *(title for title, _ in more)] if pattern else []
     rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for name, row in figures.items():

@@ -48,3 +48,10 @@ def on_page_markdown(markdown, page, config, files):
         return LINK.sub(link, PICTURE.sub(r"![\2](\3#only-light)\n![\2](\1#only-dark)", text))
 
     return "".join(part if part.startswith("```") else rewritten(part) for part in FENCE.split(markdown))
+
+
+def on_post_page(output, page, config):
+    """Names the theme's search for screen readers."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
