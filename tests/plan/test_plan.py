@@ -249,6 +249,15 @@ def test_lengths_beyond_the_context_are_refused(tmp_path):
             lengths_of(made, prompt, completion)
 
 
+def test_all_turns_of_an_agent_are_counted(tmp_path):
+    path, few = folder_of(tmp_path, "30B-A3B"), {"max_completion_length": 200}
+    made, plain = config(path, task={"environment": "some:Shop", "max_turns": 3}, rollout=few), config(path, rollout=few)
+    assert [Lengths(n).longest(made) for n in (100, 32_468, 32_568)] == [600, 300, 200]  # the context ends at 32,768
+    assert Lengths(100, 150).longest(made) == 150 and Lengths(100).longest(plain) == 200
+    assert work_of(checked(made), 1, Lengths(100)) == work_of(checked(plain), 1, Lengths(100, 600))
+    assert "all of 600 in up to 3 turns, without what the environment answers" in render(made, Lengths(100), None)[0]
+
+
 def test_the_stage_that_samples_most_is_counted_and_each_must_fit(tmp_path):
     path = folder_of(tmp_path, "30B-A3B")
     stages = [{"at": 5, "max_completion_length": 512}, {"at": 9, "num_generations": 2, "max_completion_length": 600}]

@@ -21,6 +21,7 @@ from gspo.config.checks import check_required
 from gspo.config.conflicts import LEARN, check_conflicts
 from gspo.config.local_model import local_copy
 from gspo.config.schema import Config, RunConfig
+from gspo.config.source_kind import in_environment
 from gspo.config.stages import rollout_at
 from gspo.distributed import load_balance
 from gspo.distributed.environment import check_division, check_several
@@ -45,6 +46,14 @@ class Lengths:
 
     prompt: int = 512
     completion: int | None = None
+
+    def longest(self, config: Config) -> int:
+        """Tokens per completion; of an agent those of all its turns, as far as the context reaches."""
+        one = self.completion or config.rollout.max_completion_length
+        if self.completion or not in_environment(config.task):
+            return one
+        room = (outline_of(config).context_length or math.inf) - self.prompt
+        return int(max(one, min(one * config.task.max_turns, room)))
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ def plan(config: Config, lengths: Lengths) -> Prediction:
     if config.sampler.engine == "vllm" and spread.shards > 1:
         published_size = itemsize if config.model.autocast == "none" else BFLOAT16
         sent.append(cost_model.published(sharding.weights, spread, published_size))
-    length = lengths.prompt + (lengths.completion or config.rollout.max_completion_length)
+    length = lengths.prompt + lengths.longest(config)
     memory = memory_of(config, sharding, spread, part, lengths.prompt, length)
     return Prediction(sharding, spread, work, memory, sent, part)
 
@@ -102,7 +111,7 @@ def plan_here(config: Config, lengths: Lengths) -> Prediction:
     products = torch.bfloat16 if narrowed(config) else DTYPES[config.model.dtype]
     vocabulary = made.sharding.embedded // made.sharding.shape.hidden
     model = this_cpu.Model(made.sharding.weights, made.sharding.shape, vocabulary, products, bool(config.lora.rank))
-    completion = lengths.completion or config.rollout.max_completion_length
+    completion = lengths.longest(config)
     step = this_cpu.step_of(config, model, made.work, made.part, lengths.prompt, completion)
     memory = dataclasses.replace(made.memory, standing=standing, disjoint=0.0)  # C's allocator keeps what is freed
     return dataclasses.replace(made, memory=memory, step=step)
@@ -138,7 +147,7 @@ def largest(config: Config) -> Config:
 def work_of(config: RunConfig, ranks: int, lengths: Lengths) -> tuple[Work, MicroBatch]:
     """The work of the fullest rank in a step with completions of equal length, and its largest training micro-batch."""
     algorithm, rollout = config.algorithm, config.rollout
-    updates, longest = algorithm.mini_batches, lengths.completion or rollout.max_completion_length
+    updates, longest = algorithm.mini_batches, lengths.longest(config)
     group = list(completions(1, rollout.num_generations, lengths.prompt, longest))
     gains = device_type(config.model) == "cpu" and layout.worth_sharing(layout.build(group, share=True).forest)
     share = config.train.layout in ("shared", "packed") or (config.train.layout == "auto" and gains)
@@ -307,11 +316,13 @@ def remedies(config: Config) -> Iterator[str]:
 def assumptions(plan: Prediction, config: Config, lengths: Lengths) -> Iterator[str]:
     """The assumptions behind the figures, with the options that change them."""
     rollout, work = config.rollout, plan.work
-    length = lengths.completion or rollout.max_completion_length
+    length, turns = lengths.longest(config), ""
+    if length > (lengths.completion or rollout.max_completion_length):
+        turns = f" in up to {config.task.max_turns} turns, without what the environment answers"
     yield "assumed"
     yield (
         f"  {rollout.num_prompts} prompts of {lengths.prompt} tokens (option prompt-tokens), {rollout.num_generations} "
-        f"completions each, all of {length} (option completion-tokens)"
+        f"completions each, all of {length}{turns} (option completion-tokens)"
     )
     yield (
         f"  the fullest rank: {work.training} training micro-batches a step with {work.training_tokens} tokens, "
