@@ -7,6 +7,7 @@ back. `gspo.objective` holds the equations and can be used alone.
 import importlib
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     # GNU OpenMP reads this when torch is loaded. By default threads that wait for each other spin for milliseconds, and on a
     # busy machine they take the core of the thread that they wait for: docs/performance.md has the seconds.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm in a notebook without ipywidgets: it prints bars as text
 WHERE = {
     **dict.fromkeys(("Result", "evaluate", "sft", "train"), "gspo.api"),
     **dict.fromkeys(("History", "TrainCall", "Trajectory", "TrajectoryGroup"), "gspo.agents.trajectories"),

@@ -32,7 +32,9 @@ def test_the_notebook(pretrained, tmp_path):
         cell.source = shortened(cell.source)
     nbclient.NotebookClient(book, timeout=PATIENCE, resources={"metadata": {"path": tmp_path}}).execute()
     outputs = [output for cell in book.cells for output in cell.get("outputs", [])]
+    assert {output.output_type for output in outputs} == {"stream", "execute_result"}  # no widget, no empty output
     texts = [output.get("text") or output["data"].get("text/plain", "") for output in outputs]
+    assert not any("Warning" in text for text in texts)
     assert any(text.startswith("step 1/1  reward ") for text in texts)  # progress
     pages = [output["data"]["text/html"] for output in outputs if output.output_type == "execute_result"]
     assert len(pages) == 1 and '<img alt="reward"' in pages[0] and 'href="runs/notebook/report.html"' in pages[0]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from rich.console import Console
 
 from gspo.assembly import rank
 from gspo.assembly.call_inputs import CallInputs
@@ -61,7 +60,7 @@ from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog, recorded
 from gspo.runs.machine import warn_if_busy
 from gspo.runs.open import claimed, open_run
-from gspo.runs.progress import Progress
+from gspo.runs.progress import Progress, spinner
 from gspo.training import sft
 from gspo.training.guard import Guard
 from gspo.training.state import Run, restore
@@ -71,7 +70,7 @@ from gspo.types import Prompt, Sampling
 @contextmanager
 def loading(what: str, heard: list[logging.LogRecord]) -> Iterator[None]:
     """Logs that it loads, with a spinner if there is a terminal, and collects gspo's other notes and warnings."""
-    with timed(what), recorded(heard.append), Console(stderr=True).status(f"loading {what}"):
+    with timed(what), recorded(heard.append), spinner(f"loading {what}"):
         yield
 
 

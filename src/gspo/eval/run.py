@@ -10,8 +10,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from rich.console import Console
-
 from gspo.assembly import benchmark_models
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.scorers import scorer_of
@@ -28,7 +26,7 @@ from gspo.eval.sampling import mark, missing_keys, sample, shuffle_problems
 from gspo.eval.settings import Options, folder_of
 from gspo.rewards import programs
 from gspo.rewards.http_client import api_key_of
-from gspo.runs.progress import Progress
+from gspo.runs.progress import Progress, spinner
 from gspo.safe import visible
 from gspo.types import Prompt
 
@@ -176,7 +174,7 @@ def open_sampler(config: Config, prompts: list[Prompt], options: Options, key: s
     number = {prompt.id: i for i, prompt in enumerate(prompts)}
     with ExitStack() as stack:
         if not options.url:
-            with Console(stderr=True).status("loading the model"):
+            with spinner("loading the model"):
                 begin_one, most = stack.enter_context(benchmark_models.answering(config, prompts))
             yield lambda one: begin_one(number[one[0]], one[1]), most
             return

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -41,6 +42,11 @@ class Terminal(Console):
     def on_broken_pipe(self) -> None:
         """Stops printing."""
         self.quiet = True
+
+
+def spinner(text: str) -> Status:
+    """A spinner on stderr while something is loaded, if that is a terminal. A notebook would show an empty output for it."""
+    return Console(stderr=True, force_terminal=sys.stderr.isatty(), force_jupyter=False).status(text)
 
 
 class Progress:
