@@ -20,8 +20,10 @@ def accuracies(first, last, half):
     return run(**values, eval__accuracy_high=[first + half, last + half])
 
 
-def clipped(share, width, noise=0.0):
-    return run(clip_ratio__tokens=[share, share], clip__epsilon=width, clip_ratio__noise_only=noise)
+def clipped(share, width, noise=0.0, learning=None):
+    with_advantage = [share if learning is None else learning] * 2
+    shares = {"clip_ratio__tokens": [share, share], "clip_ratio__with_advantage": with_advantage}
+    return run(**shares, clip__epsilon=width, clip_ratio__noise_only=noise)
 
 
 def spread(value, width=5e-4):
@@ -45,6 +47,8 @@ SAID = [  # the figure, the run, the sentence, whether it asks for a look
     ("clip", clipped(0.01, 3e-4), "1 % clipped: little for this range, so the clip hardly acts.", False),
     ("clip", clipped(0.01, 3e-3), "1 % clipped: usual for this range.", False),
     ("clip", clipped(0.4, 3e-3), "40 % clipped: much for this range; such runs learned more slowly. Widen it.", True),
+    ("clip", clipped(0.3, 3e-3, learning=0.39), "30 % clipped, and 39 % of those with an advantage: much for this range; "
+     "such runs learned more slowly. Widen it.", True),
     ("clip", clipped(0.14, 0.2), "14 % clipped: much for this range; such runs learned more slowly. Widen it.", True),
     ("clip", clipped(0.14, 3e-4, 0.1), "14 % clipped: mostly by rounding. Raise the precision.", True),
     ("ratio", spread(1e-3), "The spread is 2 times the clip range: about as wide as it.", False),

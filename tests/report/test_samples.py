@@ -98,3 +98,10 @@ def test_completions_that_went_wrong_are_coloured_first(tmp_path):
     rollouts(tmp_path, [row(1, "p", 1.0, tokens=["a"], log_ratio=[0.1], advantage=[0.5, -0.5])])  # one of each turn
     assert samples.coloured(tmp_path / "rollouts.jsonl")["cards"][0][1]["about"] == "2 tokens, reward 1.00"
     assert [card["parts"][0].text for _, card in cards] == ["f", "w", "r"]
+
+
+def test_coloured_completions_are_those_that_teach_most(tmp_path):
+    advantages = [0.0, -0.35, 2.4, 0.0, -0.4, -0.3, 0.0, 1.2, -0.2, 0.5, 0.0]
+    rollouts(tmp_path, [row(1, f"{a:g}", 0.0, tokens=["a"], log_ratio=[0.1], advantage=a) for a in advantages])
+    cards = samples.coloured(tmp_path / "rollouts.jsonl")["cards"]
+    assert [card["parts"][0].text for _, card in cards] == ["-0.4", "-0.35", "-0.3", "0.5", "1.2", "2.4"]

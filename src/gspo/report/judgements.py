@@ -64,8 +64,9 @@ def _clip(run: RunMetrics) -> Found:
     low, high = (0.03, 1 / 3) if width < 1e-3 else (2e-3, 1 / 3) if width < 0.05 else (0.0, 0.02)
     if noise > max(0.01, share / 2):
         return f"{text}mostly by rounding. Raise the precision.", True
-    if share > high:
-        return f"{text}much for this range; such runs learned more slowly. Widen it.", True
+    if (learning := mean(run, "clip_ratio/with_advantage") or share) > high:  # as the guard counts
+        where = "" if learning == share else f", and {percent(learning)} of those with an advantage"
+        return f"{percent(share)} clipped{where}: much for this range; such runs learned more slowly. Widen it.", True
     return text + ("usual for this range." if share >= low else "little for this range, so the clip hardly acts."), False
 
 

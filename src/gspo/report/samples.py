@@ -56,15 +56,25 @@ def before_and_after(folder: Path) -> dict[str, Any] | None:
 
 
 def coloured(path: Path) -> dict[str, Any] | None:
-    """Completions of the last step with tokens coloured by their log-ratios; None if none has log-ratios."""
+    """Completions of the last step with tokens coloured by their log-ratios: those of the lowest advantages and those of the
+    highest. None if none has log-ratios.
+    """
     rows = [row for row in last_step(path) if row.get("tokens") and row.get("log_ratio")]
-    rows = sorted(rows, key=lambda row: -math.inf if row["reward"] is None else row["reward"])[:MOST_COLOURED]
+    rows.sort(key=_advantage)
+    rows = rows if len(rows) <= MOST_COLOURED else rows[: MOST_COLOURED // 2] + rows[-MOST_COLOURED // 2 :]
     if not rows:
         return None
     sizes = sorted(abs(v) for row in rows for v in row["log_ratio"] if v is not None)
     top = max(sizes[int(0.98 * (len(sizes) - 1))] if sizes else 0.0, ROUNDING)
     cards = [("", _card(row, top)) for row in rows]
     return {"step": rows[0]["step"], "top": f"{top:.2g}", "scale": [shade(v, 1.0) for v in SCALE], "cards": cards}
+
+
+def _advantage(row: dict[str, Any]) -> float:
+    """The advantage, else (by turn) the reward; the lowest of all if the completion was not scored."""
+    if row["reward"] is None:
+        return -math.inf
+    return float(row["advantage"] if is_number(row.get("advantage")) else row["reward"])
 
 
 def listed(folder: Path, threshold: float) -> dict[str, Any]:
