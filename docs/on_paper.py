@@ -15,7 +15,8 @@ from typing import Any
 from gspo.assembly.host_memory import GIB
 from gspo.config.files import from_dict
 from gspo.plan import cost_model
-from gspo.plan.plan import Lengths, plan
+from gspo.plan.plan import plan
+from gspo.plan.work import Lengths
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- made by docs/on_paper.py -->\n", "<!-- end -->\n"

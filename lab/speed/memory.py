@@ -115,7 +115,8 @@ def one(name: str, folder: Path, device: str) -> None:
 
     import gspo
     from gspo.config.files import from_dict
-    from gspo.plan.plan import Lengths, plan
+    from gspo.plan.plan import plan
+    from gspo.plan.work import Lengths
 
     torch.set_num_threads(2)
     for module in ("peft", "bitsandbytes"):  # what they take is none of the model's

@@ -14,7 +14,7 @@ from gspo.backends.hf.tiny import build_tiny
 from gspo.cli.main import main
 from gspo.config.files import from_dict, to_toml
 from gspo.config.local_model import local_copy
-from gspo.plan.plan import lengths_of
+from gspo.plan.work import lengths_of
 from tests import tiny_run
 from tests.backends.hf.families import FAMILIES
 from tests.data.tools import TEMPLATE, characters

@@ -19,7 +19,8 @@ from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Updater
 from gspo.plan.memory import ACTIVATIONS, moments
-from gspo.plan.plan import Lengths, plan, render
+from gspo.plan.plan import plan, render
+from gspo.plan.work import Lengths
 from gspo.types import Completion
 from tests.live import Live
 from tests.tiny_run import model

@@ -14,10 +14,10 @@ from gspo.backends.hf.tiny import build_tiny
 from gspo.cli.main import main
 from gspo.config.files import from_dict
 from gspo.plan import cost_model
-from gspo.plan.cost_model import Spread, Work
-from gspo.plan.memory import MicroBatch
+from gspo.plan.cost_model import Spread
 from gspo.plan.meta_sharding import shard_on_meta
-from gspo.plan.plan import Lengths, checked, lengths_of, plan, render, work_of
+from gspo.plan.plan import checked, plan, render
+from gspo.plan.work import Lengths
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 from tests.plan.test_activation_memory import kept_by
 from tests.public_models import PAPER, folder_of
@@ -112,19 +112,6 @@ def test_options_that_are_no_amounts(tmp_path, capsys, option, value):
     (tmp_path / "run.toml").write_text("")
     assert main(["plan", str(tmp_path / "run.toml"), option, value]) == 2
     assert f"{option}: '{value}': must be" in capsys.readouterr().err
-
-
-def test_what_the_fullest_rank_reads():
-    # 2 updates of 8 prompts x 4 completions on 8 ranks: 4 completions of 256 tokens a rank, which one micro-batch takes
-    assert work_of(checked(config("m")), 8, LENGTHS) == (Work(2, 0, 2 * 4 * 256, 0), MicroBatch(4 * 256, 4 * 156, 1))
-    # 2 epochs; likelihoods of the whole batch, 8 completions a rank in 2 micro-batches, by the policy and the reference
-    more = {"algorithm": {"mini_batches": 2, "epochs": 2, "old_logprobs": "recompute", "beta": 0.1}}
-    assert work_of(checked(config("m", **more)), 8, LENGTHS)[0] == Work(4, 4, 4 * 4 * 256, 2 * 8 * 256)
-    # a prompt is read once by each rank that has completions of it
-    shared = config("m", train={"micro_batch_tokens": 1024, "layout": "shared"})
-    assert work_of(checked(shared), 8, LENGTHS) == (Work(2, 0, 2 * 724, 0), MicroBatch(724, 4 * 156, 1))
-    # 3 ranks: 11 of 32 completions, in micro-batches of 4
-    assert work_of(checked(config("m")), 3, LENGTHS) == (Work(2 * 3, 0, 2 * 11 * 256, 0), MicroBatch(1024, 4 * 156, 3))
 
 
 def each(made):
@@ -239,23 +226,6 @@ def test_a_row_of_what_fits_is_what_is_predicted(tmp_path):
     changes = [*PAPER["CHOICES"].values()]
     cells = [PAPER["need"](str(tmp_path), changes[i], mixture=False) for i in (1, -1)]
     assert row.startswith("| 0.6B |") and [row.split(" | ")[i].rstrip(" |") for i in (2, -1)] == cells
-
-
-def test_lengths_beyond_the_context_are_refused(tmp_path):
-    made = config(folder_of(tmp_path, "30B-A3B"))  # reads 32,768 tokens
-    assert lengths_of(made, None, None) == Lengths(512) and lengths_of(made, None, 32_700) == Lengths(68, 32_700)
-    for prompt, completion in ((None, 32_768), (None, 10**7), (100, 32_700), (32_768, None), (10**7, 1)):
-        with pytest.raises(ValueError, match=r"do not fit the model's context of 32768: lower one"):
-            lengths_of(made, prompt, completion)
-
-
-def test_all_turns_of_an_agent_are_counted(tmp_path):
-    path, few = folder_of(tmp_path, "30B-A3B"), {"max_completion_length": 200}
-    made, plain = config(path, task={"environment": "some:Shop", "max_turns": 3}, rollout=few), config(path, rollout=few)
-    assert [Lengths(n).longest(made) for n in (100, 32_468, 32_568)] == [600, 300, 200]  # the context ends at 32,768
-    assert Lengths(100, 150).longest(made) == 150 and Lengths(100).longest(plain) == 200
-    assert work_of(checked(made), 1, Lengths(100)) == work_of(checked(plain), 1, Lengths(100, 600))
-    assert "all of 600 in up to 3 turns, without what the environment answers" in render(made, Lengths(100), None)[0]
 
 
 def test_the_stage_that_samples_most_is_counted_and_each_must_fit(tmp_path):

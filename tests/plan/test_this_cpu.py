@@ -13,8 +13,9 @@ from gspo.config.files import from_dict, to_toml
 from gspo.plan import this_cpu
 from gspo.plan.cost_model import Spread, Work
 from gspo.plan.meta_sharding import shard_on_meta
-from gspo.plan.plan import Lengths, render
+from gspo.plan.plan import render
 from gspo.plan.this_cpu import EFFICIENCY, Model, Product, Rates, rate, sampling_seconds, training_seconds
+from gspo.plan.work import Lengths
 from tests.assembly.test_early_checks import SYSTEM, saved
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 

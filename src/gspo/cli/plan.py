@@ -28,7 +28,8 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     warn_of_needs(config)
     fetch_model(config)
     with importing():
-        from gspo.plan.plan import lengths_of, render
+        from gspo.plan.plan import render
+        from gspo.plan.work import lengths_of
     lengths = lengths_of(config, arguments.prompt_tokens, arguments.completion_tokens)
     text, fits = render(config, lengths, arguments.memory)
     print(visible(text))
