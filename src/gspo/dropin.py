@@ -16,7 +16,7 @@ from gspo.objective.algorithms import ALGORITHMS, Algorithm
 from gspo.objective.completions import Completions
 
 KNOWN = {field.name for field in dataclasses.fields(AlgorithmConfig)}
-EFFECTIVE = ("epsilon", "epsilon_high", "constants")
+EFFECTIVE = ("epsilon", "epsilon_high", "epsilon_length", "constants")
 METRICS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "clip_ratio/tokens", "ratio/mean")
 
 
@@ -45,7 +45,7 @@ def loss(
         denominator: Divides the sum over this micro-batch. The default is the algorithm's count within it, which is right
             for micro-batches of equal size. If they differ, pass the count of the whole update.
         max_completion_length: In tokens; needed by algorithms that divide by it.
-        **settings: epsilon, epsilon_high and constants of [algorithm].
+        **settings: epsilon, epsilon_high, epsilon_length and constants of [algorithm].
 
     Raises:
         ValueError: For mismatched shapes, unknown settings, and settings without effect here: those that need state or

@@ -182,6 +182,17 @@ def test_ratios_of_turns_and_tokens_begin_with_ranges_of_their_own():
     assert made.clip == pytest.approx((0.2, 0.27))
 
 
+def test_the_range_that_is_told_is_that_of_the_mean_length():
+    by_turn = [[replace(c, turn=torch.arange(len(c.logp_old))) for c in part] for part in parts()]
+    lengths = [len(c.logp_old) for part in by_turn for c in part]
+    for name, length in (("gspo", sum(lengths) / len(lengths)), ("gspo_turn", 1)):
+        made = learner(name=name, epsilon=0.19, epsilon_high=0.21, epsilon_length=9)
+        assert made.clip == pytest.approx((0.19, 0.21))  # before any batch
+        made.prepare(by_turn, recompute=False)
+        k = 3 / length**0.5
+        assert made.clip == pytest.approx((1 - 0.81**k, 1.21**k - 1))
+
+
 def test_an_override_of_the_rate_is_in_no_checkpoint(tmp_path):
     made, again = learner(), learner()
     made.override_lr(0.25)

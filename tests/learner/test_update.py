@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import random
 import weakref
 
@@ -143,6 +144,32 @@ def test_the_entropy_bonus_is_that_of_a_naive_loop(name, sums, max_tokens):
     (0.3 * bonus / objective.denominator(batch)).backward()
     torch.testing.assert_close(gradient, full_gradient(name, batch) - table.grad, rtol=1e-10, atol=1e-14)
     assert metrics["no_signal/completions"] == 0 and len(policy.passed) == (len(batch) if max_tokens == 1 else 1)
+
+
+@pytest.mark.parametrize("name", ["gspo", "luspo", "gspo_token", "gspo_turn"])
+@pytest.mark.parametrize("max_tokens", [10_000, 1])
+def test_fspos_band_is_that_of_a_naive_loop(name, max_tokens):
+    """log W = sum_t log w_t of a completion, or of a turn, is held within [-c_low sqrt(|y|), c_high sqrt(|y|)]."""
+    batch = [dataclasses.replace(c, turn=torch.arange(len(c.logp_old)) // 3) for c in without_reference(completions())]
+    c_low, c_high = -math.log(0.97) * 16**0.5, math.log(1.021) * 16**0.5
+    policy, total, clipped = Bigram(), torch.zeros((), dtype=torch.float64), 0
+    for c in batch:
+        A, log_w = float(torch.tensor(c.advantage)), policy.logp_of(c) - c.logp_old
+        parts = [log_w] if name != "gspo_turn" else [log_w[c.turn == turn] for turn in c.turn.unique()]
+        for part in parts:
+            log_W, n = part.sum(), len(part)
+            low, high = -c_low * n**0.5, c_high * n**0.5
+            term = torch.minimum((log_W / n).exp() * A, (log_W.clamp(low, high) / n).exp() * A)
+            total = total - term * (n if name == "luspo" else n / len(log_w)) / len(batch)
+            clipped += n * bool((log_W < low and A < 0) or (log_W > high and A > 0))
+    (expected,) = torch.autograd.grad(total, policy.table)
+    band = {"epsilon": 0.03, "epsilon_high": 0.021, "epsilon_length": 16}
+    _, (gradient,), metrics = watched_update(name, batch, max_tokens, **band)
+    torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-14)
+    assert metrics["loss"] == pytest.approx(total.item(), rel=1e-12)
+    assert metrics["clip_ratio/tokens"] == pytest.approx(clipped / sum(LENGTHS)) and 0 < clipped < sum(LENGTHS)
+    _, (fixed,), _ = watched_update(name, batch, max_tokens, epsilon=0.03, epsilon_high=0.021)
+    assert not torch.allclose(fixed, expected)
 
 
 @pytest.mark.parametrize("config", [{"beta": 0.1}, {"aux_loss": 0.1}, {"entropy_bonus": 0.1}])

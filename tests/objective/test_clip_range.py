@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gspo.objective.clip_range import BINS, AutoClip, moved, trend
+from gspo.objective.clip_range import BINS, AutoClip, moved, range_at, trend
 
 STILL = torch.ones(100)
 
@@ -147,3 +147,11 @@ def test_it_begins_with_what_fits_the_length_until_ratios_were_seen():
     for each in (clip, resumed):
         each.begin(25)
         assert each.e_low == found
+
+
+def test_a_range_at_another_length_by_hand():
+    """Meant for 100 tokens, 1 - e_low = .64 and 1 + e_high = 1.21: the root at 400 tokens, the square at 25."""
+    low, high = range_at(torch.tensor([100.0, 400.0, 25.0]), 0.36, 0.21, 100)
+    assert low.tolist() == pytest.approx([0.36, 0.2, 1 - 0.64**2])
+    assert high.tolist() == pytest.approx([0.21, 0.1, 1.21**2 - 1])
+    assert range_at(10_000.0, 3e-4, 4e-4, 100) == pytest.approx((3e-5, 4e-5), rel=1e-3)  # a tenth, if it is narrow

@@ -34,6 +34,8 @@ def test_a_range_that_is_narrow_for_the_length_is_told_with_one_that_fits():
     ]
     assert len(ranged(100.0)) == 1 and len(ranged(204.0, epsilon=3e-5, epsilon_high=4e-5)) == 1
     assert ranged(204.0) == ranged(100.0, epsilon=3e-3, epsilon_high=4e-3) == ranged(25.0, step=2) == []
+    (text,) = ranged(2000.0, epsilon_length=100)  # however long they are, it is meant for 100 tokens
+    assert "completions of 100 tokens" in text and ranged(25.0, epsilon_length=204) == []
     assert ranged(25.0, epsilon="auto") == ranged(25.0, name="grpo") == ranged(25.0, name="sapo") == []
 
 

@@ -141,8 +141,8 @@ def test_a_range_that_clips_too_much_is_named_once():
     assert stood(Guard(GuardConfig()), 9, **narrow) == []
     (text,) = stood(Guard(GuardConfig()), 60, **narrow)
     assert text == (
-        "step 10: in 10 steps 40% of the tokens with an advantage were clipped: widen algorithm.epsilon to 0.003 and "
-        'epsilon_high to 0.004, or set epsilon = "auto"'
+        "step 10: in 10 steps 40% of the tokens with an advantage were clipped by the range 0.0003/0.0004: make "
+        'algorithm.epsilon and epsilon_high ten times as wide, or set epsilon = "auto"'
     )
     assert stood(Guard(GuardConfig()), 60, **narrow | {"clip_ratio/with_advantage": 0.3}) == []
     guard = Guard(GuardConfig())

@@ -107,8 +107,8 @@ def candidates(
     yours = Candidate(YOURS, own, own_likelihoods, own_replay, own.name not in YARDSTICKS)
     found = []
     plain = dataclasses.replace(
-        config.algorithm, epsilon=None, epsilon_high=None, constants={}, correction="none", correction_ratio="mean",
-        correction_low=None, correction_high=None,
+        config.algorithm, epsilon=None, epsilon_high=None, epsilon_length=None, constants={}, correction="none",
+        correction_ratio="mean", correction_low=None, correction_high=None,
     )  # fmt: skip
     for name, changes in BY_TURN if own.credit == "turn" else BASE:
         scale = own.scale_rewards if own.scale_rewards in ALGORITHMS[name].scale_rewards else None

@@ -50,6 +50,11 @@ def resolve(
 def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
     """Checks that the configured clip range makes sense for this row. Raises ValueError."""
     given = {key: value for key in ("epsilon", "epsilon_high") if (value := getattr(config, key)) is not None}
+    key = f"algorithm.epsilon_length = {config.epsilon_length}"
+    if config.epsilon_length is not None and (row.level == "token" or row.epsilon is None):
+        raise ValueError(f"{key}: {config.name} has no clip range of whole completions or turns: leave it out")
+    if config.epsilon_length is not None and config.epsilon == "auto":
+        raise ValueError(f'{key}: epsilon = "auto" follows the mean length already: leave one of them out')
     if not given:
         return
     key, value = next(iter(given.items()))
@@ -129,7 +134,7 @@ def _check_dual(row: Algorithm, config: ResolvedAlgorithm) -> None:
 def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, samples: bool) -> Iterator[str]:
     """Yields warnings about settings that are valid but probably not intended. Arguments as in `resolve`."""
     reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
-    if row.level != "token" and reach is not None and reach > 0.05:
+    if row.level != "token" and reach is not None and reach > 0.05 and config.epsilon_length is None:
         yield (
             f"clip range {config.epsilon:g}/{config.epsilon_high:g} on a sequence ratio: s_i is a geometric mean over the "
             "completion and stays within some 1e-3 of 1, so such a clip never binds (the paper's is 3e-4/4e-4)"

@@ -80,6 +80,9 @@ class AlgorithmConfig:
     the clipped share of the tokens with an advantage stays near `clip_target`."""
     epsilon_high: float | None = opt(None, low=1e-9, high=1000)
     """Upper clip range: a ratio above 1 + epsilon_high is clipped. Unset: the algorithm's own."""
+    epsilon_length: int | None = opt(None, low=1, high=10_000_000)
+    """Length in tokens for which the clip range is meant. For others the logarithms of its ends are multiplied by
+    sqrt(epsilon_length / length), as in FSPO. For ratios of whole completions or turns. Unset: one range for all lengths."""
     beta: float = opt(0.0, low=0, high=1000)
     """Weight of the KL divergence from the initial model in the loss. 0: no KL term, and no reference model in memory."""
     kl_estimator: str = opt("k3", choices=("k1", "k2", "k3"))

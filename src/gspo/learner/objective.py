@@ -12,7 +12,7 @@ from gspo.config.policy import ResolvedAlgorithm
 from gspo.learner.routing_metrics import routing_metrics, routing_stats, routing_sums
 from gspo.objective import corrections, divergence
 from gspo.objective.algorithms import Algorithm, correction_level
-from gspo.objective.clip_range import AutoClip
+from gspo.objective.clip_range import AutoClip, range_at
 from gspo.objective.completions import Completions
 from gspo.objective.load_balance import balance
 from gspo.objective.losses import Surrogate, level_ratio
@@ -41,6 +41,8 @@ class PolicyObjective:
         self.max_completion_length = max_completion_length
         self.auto: AutoClip | None = None
         self._range: tuple[float, float] | None = None
+        self.epsilon_length = config.epsilon_length
+        self.length = float(config.epsilon_length or 1)  # mean of the batch, in tokens
         if row.epsilon is not None and row.epsilon_high is not None:
             low, high = config.epsilon, config.epsilon_high
             if isinstance(low, str):
@@ -51,8 +53,14 @@ class PolicyObjective:
 
     @property
     def clip(self) -> tuple[float, float] | None:
-        """The current clip range, e_low and e_high; None for an algorithm without one."""
-        return self._range if self.auto is None else (self.auto.e_low, self.auto.e_high)
+        """The current clip range, e_low and e_high; None for an algorithm without one. If it depends on the length, the
+        range for the batch's mean length.
+        """
+        if self.auto is not None:
+            return self.auto.e_low, self.auto.e_high
+        if self._range is None or self.epsilon_length is None:
+            return self._range
+        return range_at(self.length, *self._range, self.epsilon_length)
 
     def denominator(self, completions: Sequence[Completion]) -> float:
         """Number of completions, of sampled tokens, or of completions times max_completion_length, as the row says."""
@@ -127,7 +135,12 @@ class PolicyObjective:
     def surrogate(self, logp: Tensor, A: Tensor, y: Completions, likelihoods: Mapping[str, Tensor]) -> Surrogate:
         """The row's loss with its own log-probabilities, clip range and constants."""
         given = {name: likelihoods[name] for name in self.row.likelihoods}
-        limits = {} if self.clip is None else dict(zip(("e_low", "e_high"), self.clip))
+        clip: Any = self.clip or ()
+        if self._range is not None and self.epsilon_length is not None:
+            own = y.turns() if self.row.level == "turn" else y
+            length = own.length.to(logp)  # as the ratio: [S], or [N] where it is one per token
+            clip = range_at(own.spread(length) if self.row.by_turn else length, *self._range, self.epsilon_length)
+        limits = dict(zip(("e_low", "e_high"), clip))
         return self.row.loss_function(logp=logp, A=A, y=y, **given, **limits, **self.constants)
 
     def watched(self, surrogate: Surrogate, logp: Tensor, logp_old: Tensor, y: Completions) -> Tensor:
@@ -201,11 +214,13 @@ class PolicyObjective:
         return share
 
     def begin(self, completions: Sequence[Completion]) -> None:
-        """An automatic clip range of whole completions or turns starts from their length. completions: the first batch."""
-        if self.auto is not None and self.row.level != "token":
+        """Takes the mean length of the completions or turns of a batch, from which an automatic clip range starts."""
+        if completions and self.row.level != "token":
             by_turn = self.row.level == "turn"
             count = sum(len(c.turn.unique()) if by_turn and c.turn is not None else 1 for c in completions)
-            self.auto.begin(tokens(completions) / count)
+            self.length = tokens(completions) / count
+            if self.auto is not None:
+                self.auto.begin(self.length)
 
     def watch(self, stats: Stats) -> None:
         """Passes the ratios and advantages of an update to an automatic clip range."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gspo.objective.completions import Completions
-from gspo.objective.losses import Surrogate, bounded, clipped, gspo, sequence_ratio
+from gspo.objective.losses import Bound, Surrogate, bounded, clipped, gspo, sequence_ratio
 
 
 def nothing(ratio: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def vespo(
     return Surrogate(-weight * A * y.sum(logp), sequence_ratio(logp, logp_mu, y), nothing(weight), nothing(weight))
 
 
-def luspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
+def luspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: Bound, e_high: Bound) -> Surrogate:
     """LUSPO: J = E[ 1/G sum_i |y_i| min( s_i A_i, clip(s_i) A_i ) ] (arXiv 2602.05261): GSPO times the completion length."""
     term = gspo(logp, logp_old, A, y, e_low, e_high)
     return term._replace(loss=term.loss * y.length)

@@ -38,6 +38,21 @@ def initial_range(length: float) -> float:
     return SPREAD / math.sqrt(max(length, 1.0))
 
 
+def range_at(length: Tensor | float, e_low: float, e_high: float, own: float) -> tuple[Any, Any]:
+    """The clip range for ratios over `length` tokens where (e_low, e_high) is meant for `own` tokens: log(1 - e_low) and
+    log(1 + e_high), times sqrt(own / length).
+
+    FSPO (arXiv 2509.09177v3) clips S_i = sum_t log w_it = |y_i| log s_i to [-c_low sqrt(|y_i|), c_high sqrt(|y_i|)]; its
+    first version also moved this band by a KL term. This is the band of v3 around 0, with c_low = -log(1 - e_low) sqrt(own)
+    and c_high = log(1 + e_high) sqrt(own). The weight stays s_i, where FSPO's is exp(S_i).
+
+    Args:
+        length: In tokens, of any shape, floating-point.
+    """
+    k = (own / length) ** 0.5
+    return 1 - (1 - e_low) ** k, (1 + e_high) ** k - 1
+
+
 class AutoClip:
     """Chooses e_low, and e_high = shape * e_low, so that `target` of the tokens with a nonzero advantage are clipped.
 

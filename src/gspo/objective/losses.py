@@ -6,7 +6,7 @@ Notation: x is a query and y_1..y_G its completions; pi_theta is the policy bein
     logp_old  [N]  log pi_old(y_it | x, y_i<t)
     A         [S]  advantage A_i of each completion (GSPO-token also takes A_it, [N])
     y              the ragged view (completions.py): `y.mean` is 1/|y_i| sum_t, [N] -> [S]
-    e_low, e_high  clip range: the ratio is clipped to [1 - e_low, 1 + e_high]
+    e_low, e_high  clip range: the ratio is clipped to [1 - e_low, 1 + e_high]; numbers, or tensors shaped as the ratio
 
 Each function returns a `Surrogate`: the negative objective of each completion, before the mean over completions. The learner
 supplies the denominator of that mean (algorithms.py says what it counts).
@@ -14,13 +14,14 @@ supplies the denominator of that mean (algorithms.py says what it counts).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from gspo.objective.completions import Completions
 
 MOST = 20.0  # cap on log r
+Bound = Any  # a number, or a tensor shaped as the ratio
 
 
 class Surrogate(NamedTuple):
@@ -39,7 +40,7 @@ class Surrogate(NamedTuple):
     clipped_high: Tensor
 
 
-def clipped(ratio: Tensor, A: Tensor, e_low: float, e_high: float) -> tuple[Tensor, Tensor, Tensor]:
+def clipped(ratio: Tensor, A: Tensor, e_low: Bound, e_high: Bound) -> tuple[Tensor, Tensor, Tensor]:
     """min(r A, clip(r, 1 - e_low, 1 + e_high) A), and where the clip is active below and above. All shaped as `ratio`."""
     term = (ratio * A).minimum(ratio.clamp(1 - e_low, 1 + e_high) * A)
     return term, (ratio < 1 - e_low) & (A < 0), (ratio > 1 + e_high) & (A > 0)
@@ -66,14 +67,14 @@ def level_ratio(level: str, logp: Tensor, logp_old: Tensor, y: Completions) -> T
     return sequence_ratio(logp, logp_old, y if level == "sequence" else y.turns())
 
 
-def gspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
+def gspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: Bound, e_high: Bound) -> Surrogate:
     """GSPO, Eq. 5: J = E[ 1/G sum_i min( s_i A_i, clip(s_i) A_i ) ] (arXiv 2507.18071)."""
     s = sequence_ratio(logp, logp_old, y)  # [S]
     term, low, high = clipped(s, A, e_low, e_high)
     return Surrogate(-term, s, low, high)
 
 
-def gspo_token(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
+def gspo_token(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: Bound, e_high: Bound) -> Surrogate:
     """GSPO-token, Eq. 13-14: J = E[ 1/G sum_i 1/|y_i| sum_t min( s_it A_it, clip(s_it) A_it ) ],
     s_it = sg[s_i] pi_theta(y_it) / sg[pi_theta(y_it)] (arXiv 2507.18071).
 
@@ -88,7 +89,7 @@ def gspo_token(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low:
     return Surrogate(-y.mean(term), s, low, high)
 
 
-def gspo_turn(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
+def gspo_turn(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: Bound, e_high: Bound) -> Surrogate:
     """GSPO-token with a ratio per turn k instead of per completion: s_ik = (pi_theta(y_ik) / pi_old(y_ik))^(1/|y_ik|).
 
     With one turn per completion, this is GSPO-token. Not from the paper: an option for conversations, whose turns are in

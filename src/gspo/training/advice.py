@@ -21,7 +21,7 @@ def of_range(run: Run, metrics: Metrics) -> None:
     low, high = run.config.algorithm.epsilon, run.config.algorithm.epsilon_high
     if run.step > 1 or run.row.level != "sequence" or not isinstance(low, float) or high is None:
         return
-    length = metrics["completions/mean_length"]
+    length = run.config.algorithm.epsilon_length or metrics["completions/mean_length"]
     fits = initial_range(length)
     if low * NARROW < fits:
         run.log.warn(

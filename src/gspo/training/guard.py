@@ -165,8 +165,8 @@ class Guard:
         low, high = (list(self._recent[name])[-HALF:] for name in RANGE)
         if len(low) == len(share) == HALF and min(low) == max(low) and statistics.median(share) > CLIPPED:
             found["clip range"] = (
-                f"in {HALF} steps {statistics.median(share):.0%} of the tokens with an advantage were clipped: widen "
-                f"algorithm.epsilon to {low[0] * TENFOLD:.1g} and epsilon_high to {high[0] * TENFOLD:.1g}, or set epsilon = "
+                f"in {HALF} steps {statistics.median(share):.0%} of the tokens with an advantage were clipped by the range "
+                f"{low[0]:.1g}/{high[0]:.1g}: make algorithm.epsilon and epsilon_high ten times as wide, or set epsilon = "
                 '"auto"'
             )
         still, lr = self._fall.standstill(HALF), metrics.get("lr")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from dials import dialled
-from probe.candidates import YOURS
+from probe.candidates import YOURS, candidates
 from probe.measure import ProbePlan, measure
 from probe.walk import probed
 
@@ -23,6 +23,13 @@ def probe(folder, tiny=None, reward=likes_a, plan=PLAN, **changes):
     with training(probed(config, folder), given=CallInputs(tiny.model, tiny.tokenizer, ROWS, None, [reward])) as (run, _):
         *_, found = measure(run, plan)
     return found
+
+
+def test_a_range_by_length_stays_with_the_users_own_algorithm(tmp_path):
+    """Most of the others would refuse it."""
+    config, _ = resolved(as_config(settings(tmp_path, algorithm={"epsilon_length": 9}) | GIVEN, {}))
+    own, *others = candidates(config, ["sampler"], ["none"])
+    assert own.algorithm.epsilon_length == 9 and {c.algorithm.epsilon_length for c in others} == {None}
 
 
 @pytest.fixture(scope="module")
