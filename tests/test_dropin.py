@@ -16,7 +16,7 @@ from gspo.types import Outputs
 from tests.bigram import Bigram
 from tests.learner.cases import LENGTHS, completions, objective_of
 
-NAMES = [name for name, row in ALGORITHMS.items() if not row.critic]
+NAMES = [name for name, row in ALGORITHMS.items() if not row.critic and not row.by_group]
 
 
 def rows(values, T=12, before=2):
@@ -126,6 +126,7 @@ BAD = [
     ("not for a drop-in loss", GOOD, {"epsilon": "auto"}),
     *((f"{key} = .* no effect in a drop-in loss", GOOD, {key: value}) for key, value in IDLE.items()),
     ("not for a drop-in loss", ("ppo", *GOOD[1:]), {}),
+    ("weights within a group are not for a drop-in loss", ("gepo", *GOOD[1:]), {}),
     ("pass max_completion_length", ("dr_grpo", *GOOD[1:]), {}),
     ("algorithm.epsilon = -1.0", GOOD, {"epsilon": -1.0, "epsilon_high": 0.1}),
     ("epsilon_hihg.*did you mean.*epsilon_high", GOOD, {"epsilon_hihg": 0.1}),

@@ -58,8 +58,9 @@ def loss(
             f"has it. What counts here: {', '.join(EFFECTIVE)}"
         )
     row, config, _ = resolve(from_dict({"algorithm": {"name": name, **settings}}).algorithm)
-    if config.epsilon == "auto" or row.critic:
-        raise ValueError(f'{name}: epsilon = "auto" and critics are not for a drop-in loss: they learn over many steps')
+    if config.epsilon == "auto" or row.critic or row.by_group:
+        what = "weights within a group" if row.by_group else 'epsilon = "auto" and critics, which learn over many steps,'
+        raise ValueError(f"{name}: {what} are not for a drop-in loss: take another algorithm or a fixed range")
     if row.counts == "budget" and max_completion_length is None:
         raise ValueError(f"{name} divides by completions x max_completion_length: pass max_completion_length")
     sampled = mask != 0

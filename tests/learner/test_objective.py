@@ -135,7 +135,7 @@ def test_the_kl_term_weighs_completions_as_the_objective_does(name):
     batch = completions()
     plain, _, _ = update(batch, name=name)
     held, _, stats = update(batch, name=name, beta=0.5)
-    means = {"gspo", "gspo_token", "gspo_turn", "grpo", "grpo_dual", "gmpo", "sapo", "reinforce", "reinforce_is"}
+    means = {"gspo", "gspo_token", "gspo_turn", "grpo", "grpo_dual", "gmpo", "sapo", "reinforce", "reinforce_is", "gepo"}
     want = torch.stack([part.mean() if name in means else part.sum() for part in stats["kl_ref"].split(LENGTHS)])
     torch.testing.assert_close((held - plain) / 0.5, want, rtol=1e-9, atol=1e-9)
 

@@ -49,6 +49,10 @@ def objective(name, logp, old, A, lengths, low, high, budget, mu=None, **constan
         elif name == "reinforce_is":
             weight = min(math.prod(w_t.item() for w_t in w), constants["w_max"])
             total = total + sum(weight * a * p_t for p_t in logp[start : start + n]) / n / S
+        elif name == "gepo":  # A comes weighed: tests/training/test_likelihoods.py has the group
+            here = slice(start, start + n)
+            q = math.prod(math.exp(q) for q in (old if mu is None else mu)[here].tolist())
+            total = total + (math.prod([1.0, *logp[here].exp()]) / q) ** (1.0 / n) * a / S
         elif name == "vespo":
             here = slice(start, start + n)
             W = math.prod(math.exp(p - q) for p, q in zip(logp[here].tolist(), (old if mu is None else mu)[here].tolist()))

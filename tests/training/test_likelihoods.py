@@ -1,13 +1,40 @@
-"""pi_old and its experts in whole runs: Routing Replay, stale rollouts, a coarse sampler."""
+"""pi_old and its experts in whole runs: Routing Replay, stale rollouts, a coarse sampler. Weights within a group."""
 
 import dataclasses
+import math
 
 import pytest
+import torch
 
 from gspo.backends.hf.sampler import HFSampler
+from gspo.learner import layout
+from gspo.training import likelihoods
+from tests.bigram import Bigram
+from tests.learner.cases import completions, objective_of
 from tests.runs.events import texts
 from tests.tiny_run import dials, likes_a
 from tests.training.whole import lines, numbers, train
+
+
+def test_weighed_by_their_group_the_terms_of_gepo_are_those_of_a_naive_loop():
+    """-p_i / E_q[q] A_i, with E_q[q] = sum_j q_j^2 / sum_j q_j of the group, and the roots p_i and q_i by the length."""
+    batch, total, policy = completions(), torch.zeros((), dtype=torch.float64), Bigram()
+    groups = [batch[:2], batch[2:]]
+    for group in groups:
+        q = [math.exp(float(c.logp_mu.sum())) ** (1 / len(c.logp_mu)) for c in group]
+        expected = sum(x**2 for x in q) / sum(q)
+        for c in group:
+            total = total - policy.logp_of(c).exp().prod() ** (1 / len(c.logp_mu)) / expected * c.advantage / 6
+    weighed = likelihoods.weighed_by_group(groups)
+    assert [len(group) for group in weighed] == [2, 4]
+    for parts in (weighed, [weighed[1][::-1], weighed[0]]):  # in any order, over any micro-batches
+        trained = [c for group in parts for c in group]
+        built = layout.build(trained)
+        terms, _ = objective_of("gepo").terms(policy.forward(built, entropy=True), built)
+        found, wanted = (torch.autograd.grad(x, policy.table, retain_graph=True)[0] for x in (terms.sum() / 6, total))
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)  # advantages are float32 in a batch
+    assert any(abs(c.advantage / plain.advantage - 1) > 0.05 for c, plain in zip(weighed[0] + weighed[1], batch))
+
 
 FAST = {"optimizer": {"lr": 2e-2}, "train": {"steps": 4}, "eval": {"every": 0}}
 

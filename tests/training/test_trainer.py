@@ -50,6 +50,7 @@ def test_the_final_model_loads_and_is_the_trained_one(tmp_path):
     [
         {"algorithm": {"name": "gspo_token", "opsm": 1e-4}},
         {"algorithm": {"name": "vespo"}},
+        {"algorithm": {"name": "gepo"}, "sampler": dials(lag=1)},
         {"algorithm": {"name": "grpo", "epochs": 2}},
         {"algorithm": {"name": "dr_grpo", "beta": 0.1, "kl_estimator": "k2"}},
         {"algorithm": {"name": "dapo", "old_logprobs": "recompute"}},

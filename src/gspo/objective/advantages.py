@@ -94,6 +94,13 @@ def returns_to_go(rewards: Sequence[float], discount: float) -> Tensor:
     return G
 
 
+def expectation_weights(log_q: Tensor) -> Tensor:
+    """q_i / E_q[q], E_q[q] = sum_j q_j^2 / sum_j q_j, of the completions of one group (GEPO, arXiv 2508.17850, Eq. 2).
+    log_q: log q_i [G]. Returns [G].
+    """
+    return (log_q - (2 * log_q).logsumexp(0) + log_q.logsumexp(0)).exp()
+
+
 def _standards(rewards: Tensor, group: Tensor, scale: str) -> tuple[Tensor, Tensor, Tensor]:
     """Rewards r with their standardising mean and std, each [S] float64; std is infinite for a group of equal rewards."""
     r = rewards.double()

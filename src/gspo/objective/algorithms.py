@@ -42,6 +42,7 @@ class Algorithm:
     drops_equal: bool = False  # groups whose rewards are all equal do not count in the denominator
     sums: bool = False
     by_turn: bool = False  # A may differ from turn to turn
+    by_group: bool = False  # A comes times the weight that a completion has in its group (advantages.py:expectation_weights)
 
     @property
     def loss_function(self) -> Callable[..., Surrogate]:
@@ -118,6 +119,10 @@ ALGORITHMS: dict[str, Algorithm] = {
     "reinforce_is": Algorithm(
         "baselines:reinforce_is", "sequence", "completions", ANY_SCALE, None, None, "Ionides 2008; A: arXiv 2402.03300",
         {"w_max": 10.0},
+    ),
+    "gepo": Algorithm(
+        "baselines:gepo", "sequence", "completions", ANY_SCALE, None, None, "arXiv 2508.17850, Eq. 3",
+        likelihoods=("logp_mu",), by_group=True,
     ),
     "vespo": Algorithm(
         "baselines:vespo", "sequence", "tokens", NO_STD, None, None, "arXiv 2602.10693, Eq. 20", VESPO,

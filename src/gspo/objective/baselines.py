@@ -63,6 +63,20 @@ def reinforce_is(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, w_ma
     return Surrogate(loss, sequence_ratio(logp, logp_old, y), nothing(weight), (weight > w_max) & (A != 0))
 
 
+def gepo(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions) -> Surrogate:
+    """GEPO: J = E[ 1/G sum_i p_i / E_q[q] A_i ], p_i = pi_theta(y_i|x)^(1/|y_i|), q_i = mu(y_i|x)^(1/|y_i|), E_q[q] =
+    sum_j q_j^2 / sum_j q_j over the group (arXiv 2508.17850, Eq. 1 to 3). The roots are those of the authors' code, which
+    also clips p_i / E_q[q]; the equations do not, and neither does this.
+
+    The group's expectation does not depend on theta, so p_i / E_q[q] is the ratio s_i to mu, times q_i / E_q[q].
+
+    Args:
+        A: A_i q_i / E_q[q] [S] (advantages.py:expectation_weights).
+    """
+    s = sequence_ratio(logp, logp_mu, y)
+    return Surrogate(-s * A, s, nothing(s), nothing(s))
+
+
 def vespo(
     logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, c1_pos: float, c2_pos: float, c1_neg: float, c2_neg: float
 ) -> Surrogate:

@@ -1,9 +1,13 @@
-"""The source of pi_old's log-probabilities, and the effect of sampler-trainer noise on the ratio."""
+"""The source of pi_old's log-probabilities, the effect of sampler-trainer noise on the ratio, and weights within a group."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import torch
+
+from gspo.objective.advantages import expectation_weights
 from gspo.objective.mismatch import noise_is_tolerable
 from gspo.rollout.credit import TrainingBatch, completion_of
 from gspo.training.state import Run
@@ -19,6 +23,15 @@ def of(run: Run, batch: TrainingBatch) -> tuple[bool, list[Completion]]:
         fresh = [completion_of(rollout, 0.0) for rollout in run.source.fresh() if rollout.sampled.any()]
     known = fresh or [completion for group in batch.groups for completion in group]
     return old_logprobs(run, known) == "recompute", known if run.source.stale else []
+
+
+def weighed_by_group(groups: Sequence[Sequence[Completion]]) -> list[list[Completion]]:
+    """The completions of each group, A_i times q_i / E_q[q] (GEPO); q_i is the geometric mean of the tokens' mu."""
+    weights = (expectation_weights(torch.stack([c.logp_mu.double().mean() for c in group])) for group in groups)
+    return [
+        [replace(c, advantage=c.advantage * weight) for c, weight in zip(group, some.tolist())]
+        for group, some in zip(groups, weights)
+    ]
 
 
 def old_logprobs(run: Run, fresh: Sequence[Completion]) -> str:

@@ -44,7 +44,8 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     batch = training_batch(groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)  # credit
     metrics: Metrics = {"step": run.step} | batch.counts | of_sampling(run, groups)
     advice.of_range(run, metrics)
-    mini_batches = split(batch.groups, algorithm.mini_batches)
+    weighed = likelihoods.weighed_by_group(batch.groups) if run.row.by_group else batch.groups
+    mini_batches = split(weighed, algorithm.mini_batches)
     if mini_batches:
         run.learner.prepare(mini_batches, *likelihoods.of(run, batch))  # likelihoods
         metrics |= learn(run, len(mini_batches))  # update
