@@ -121,12 +121,14 @@ class TokenColumns:
         logp_teacher: float32. Log-probability under the teacher.
         values: float32. V of the old critic (PPO).
         returns: float32. Regression target of the critic (PPO).
+        uncertain: bool. Whether the loss has a gradient through the token (algorithm.top_entropy); None: through all.
     """
 
     logp_ref: Tensor | None = None
     logp_teacher: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+    uncertain: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -258,11 +260,13 @@ class Reading(NamedTuple):
         routes: [L, layers, k] int16. The experts that its routers choose for each token; None for a dense model, or if not
             requested.
         values: [|y|]. The critic's values; None without a critic.
+        entropy: [|y|]. Entropy of each sampling distribution, in nats; None unless requested.
     """
 
     logp: Tensor
     routes: Tensor | None = None
     values: Tensor | None = None
+    entropy: Tensor | None = None
 
 
 class Agreement(NamedTuple):

@@ -56,6 +56,7 @@ REFUSED = [
     ("lam = 1.1: must be 0 to 1", {"name": "ppo", "constants": {"lam": 1.1}}),
     ("ppo learns from values and needs a critic", {"name": "ppo", "critic": "none"}),
     ("gspo has no use for one", {"critic": "shared"}),
+    ("top_entropy = 0.2 reads the entropies.*recompute", {"top_entropy": 0.2}),
     ("every weight is 1.*recompute", {"correction": "tis"}),
     ("weighs by pi_theta/mu.*twice", {"name": "minirl", "correction": "tis", "old_logprobs": "recompute"}),
     ("correction_ratio = 'product': grpo weighs tokens", TIS | {"name": "grpo", "correction_ratio": "product"}),
@@ -103,6 +104,7 @@ def test_odd_values_are_warned_of(subtests):
 
 def test_what_has_its_use_is_not_warned_of():
     pi_old = AlgorithmConfig(name="reinforce", correction="tis", old_logprobs="recompute")  # the correction reads it
+    assert resolve(AlgorithmConfig(name="reinforce", top_entropy=0.2, old_logprobs="recompute"))[2] == []  # as this does
     assert resolve(pi_old)[2] == resolve(AlgorithmConfig(name="dapo"), sampling_rounds=1)[2] == []
     assert resolve(AlgorithmConfig(name="dapo"), samples=False)[2] == []  # a served run may set no sampling_rounds
     assert resolve(AlgorithmConfig(name="grpo_dual", epsilon="auto", clip_target=0.01))[2] == []

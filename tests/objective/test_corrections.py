@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gspo.objective.algorithms import ALGORITHMS, BOUNDS, correction_level
 from gspo.objective.completions import Completions
-from gspo.objective.corrections import CORRECTIONS, off_policy, ratio
+from gspo.objective.corrections import CORRECTIONS, least_entropy, off_policy, ratio
 from tests.objective import reference
 from tests.objective.cases import LENGTHS, case
 
@@ -87,3 +87,9 @@ def test_off_policy_masking_equals_a_naive_loop_and_a_lower_bound_masks_more(see
     assert (found <= off_policy(logp, mu, A, y, delta / 2)).all()
     s = ratio("sequence", "mean", logp, mu, y)  # the geometric mean of pi_theta/mu
     assert torch.equal(found, (A < 0) & y.spread(s < math.exp(-delta)) if by_token else (A < 0) & (s < math.exp(-delta)))
+
+
+def test_the_highest_share_of_entropies_by_hand():
+    H = torch.tensor([0.1, 2.0, 0.5, 0.5, 1.0])
+    assert [least_entropy(H, share) for share in (0.01, 0.2, 0.4, 0.6, 1.0)] == pytest.approx([2.0, 2.0, 1.0, 0.5, 0.1])
+    assert int((least_entropy(H, 0.6) <= H).sum()) == 4  # equal ones all count

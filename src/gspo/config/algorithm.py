@@ -26,6 +26,9 @@ def resolve(
     if scale not in row.scale_rewards:
         wrong = f"algorithm.scale_rewards = {scale!r} is no longer {config.name} ({row.source})"
         raise ValueError(f'{wrong}: set {" or ".join(row.scale_rewards)}, or algorithm.name = "grpo" for scaled rewards')
+    if config.top_entropy < 1 and config.old_logprobs != "recompute":
+        key = f"algorithm.top_entropy = {config.top_entropy:g}"
+        raise ValueError(f'{key} reads the entropies of the pass for pi_old: set algorithm.old_logprobs = "recompute"')
     bounds = _correction(row, config)
     _check_credit(row, config)
     critic = config.critic or ("shared" if row.critic else "none")
@@ -156,7 +159,8 @@ def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, 
         )
     if config.mini_batches == 1 and config.epochs == 1:
         yield "mini_batches = 1 and epochs = 1: each batch gives one update, with ratios of 1, so nothing is ever clipped"
-    if config.old_logprobs == "recompute" and "logp_old" not in row.likelihoods and config.correction == "none":
+    unread = "logp_old" not in row.likelihoods and config.correction == "none" and config.top_entropy == 1
+    if config.old_logprobs == "recompute" and unread:
         why = "divides by mu alone" if row.likelihoods else "has no ratio"
         yield f'old_logprobs = "recompute": {config.name} {why}, so the pass for pi_old changes no gradient, only metrics'
     if row.drops_equal and samples and not sampling_rounds:

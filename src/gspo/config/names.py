@@ -55,6 +55,7 @@ OF_OTHERS = {
     "algorithm.correction with algorithm.correction_ratio": "vllm_importance_sampling_mode rollout_importance_sampling_mode",
     "algorithm.correction_high": "vllm_importance_sampling_cap vllm_importance_sampling_clip_max rollout_is_threshold",
     "algorithm.entropy_bonus": "entropy_coeff entropy_coef entropy_loss_coef",
+    "algorithm.top_entropy": "top_entropy_quantile",
     "algorithm.aux_loss": "router_aux_loss_coef aux_loss_coef",
     # teacher
     "teacher.path": "teacher_model teacher_model_name_or_path opd_teacher_load",

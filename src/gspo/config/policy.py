@@ -90,6 +90,9 @@ class AlgorithmConfig:
     entropy_bonus: float = opt(0.0, low=0, high=1000)
     """Weight of the policy's entropy at the sampled tokens, in nats, in the objective: it slows the fall of the entropy.
     Start with 1e-3."""
+    top_entropy: float = opt(1.0, low=1e-3, high=1)
+    """Share of the tokens of a batch through which the loss has a gradient: those where the entropy of pi_old is highest.
+    Ratios, clips and means still count every token. The paper's is 0.2 (arXiv 2506.01939). 1: all tokens."""
     mini_batches: int | None = opt(None, low=1, high=100_000)
     """Number of mini-batches that a rollout batch is split into, with one update each. Unset: the algorithm's own."""
     epochs: int = opt(1, low=1, high=1000)

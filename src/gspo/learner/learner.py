@@ -20,6 +20,7 @@ from gspo.learner.scoring import collected, read, read_here, where_read
 from gspo.learner.update import Updater, active
 from gspo.learner.weights import PolicyWeights
 from gspo.objective.completions import Completions
+from gspo.objective.corrections import least_entropy
 from gspo.objective.losses import level_ratio
 from gspo.objective.mismatch import std
 from gspo.objective.ppo import gae, whiten
@@ -265,27 +266,36 @@ class PolicyLearner(LocalLearner):
 
     def _recall(self, recompute: bool, late: bool) -> None:
         """Reads the completions of all updates with the policy before its first update. Fills in pi_old's log-probabilities
-        if `recompute`, and its experts, unless R3 keeps the sampler's. Measures the mismatch with the sampler, and the
-        effect of numerics if `late`.
+        if `recompute`, and its experts, unless R3 keeps the sampler's; marks uncertain tokens. Measures the mismatch
+        with the sampler, and the effect of numerics if `late`.
         """
         sampled, ranks = self.router_replay == "R3", self.micro_batches.ranks
         completions = self._read_by_updates()
         here = read_here(
             self.policy, completions, self.micro_batches, routing=self.policy.sparse, replay=sampled,
-            readers=self._all_readers(),
+            entropy=self.objective.top_entropy < 1, readers=self._all_readers(),
         )  # fmt: skip
         filled = list(completions)
         for i, reading in here.items():
             logp_old = reading.logp if recompute else completions[i].logp_old
             routes = completions[i].routes if sampled else reading.routes
             filled[i] = replace(completions[i], logp_old=logp_old, routes=routes)
-        self._fill(filled)
+        self._fill(self._uncertain(filled, here) if self.objective.top_entropy < 1 and filled else filled)
         others = ranks.gathered(other_experts([completions[i] for i in here], list(here.values())))
         readings = collected({i: Reading(reading.logp) for i, reading in here.items()}, completions, ranks)
         self._disagreement = disagreement(completions, readings, others) if readings else {}
         if readings and late:
             logp, logp_mu, y = paired(completions, readings)
             self._fresh = logp, logp if recompute else logp_mu, y
+
+    def _uncertain(self, completions: Sequence[Completion], here: Mapping[int, Reading]) -> list[Completion]:
+        """Marks the tokens with the highest entropies among all that the updates read, on all ranks."""
+        ranks = self.micro_batches.ranks
+        entropy = {i: reading.entropy for i, reading in here.items() if reading.entropy is not None}
+        parts = ranks.to_leader({"all": torch.cat([torch.zeros(0), *entropy.values()])})
+        every = [part["all"] for part in parts]
+        least = ranks.gathered(least_entropy(torch.cat(every), self.objective.top_entropy) if every else 0.0)[0]
+        return [replace(c, uncertain=entropy[i] >= least) if i in entropy else c for i, c in enumerate(completions)]
 
     def _estimate(self, critic: Mapping[str, float]) -> None:
         """Fills in per-token advantages and returns, from the critic as it is before the first update (PPO)."""

@@ -35,6 +35,7 @@ class PolicyObjective:
         self.correction, self.correction_ratio = config.correction, config.correction_ratio
         self.correction_bounds = config.correction_low, config.correction_high or float("inf")
         self.opsm, self.aux_loss, self.entropy_bonus = config.opsm, config.aux_loss, config.entropy_bonus
+        self.top_entropy = config.top_entropy
         constants = {**row.constants, **row.critic, **config.constants}
         self.constants = {name: constants[name] for name in row.constants}
         self.critic = {name: constants[name] for name in row.critic}
@@ -80,7 +81,8 @@ class PolicyObjective:
         if batch.logp_teacher is not None:
             A = y.spread(A) + self.teacher_weight * (batch.logp_teacher - batch.logp_old)  # [N]
         A, weights = self.weighed(A, logp, batch, y)
-        surrogate = self.surrogate(logp, A, y, vars(batch))
+        trained = logp if batch.uncertain is None else torch.where(batch.uncertain, logp, logp.detach())
+        surrogate = self.surrogate(trained, A, y, vars(batch))
         loss, _, low, high = surrogate
         assert out.entropy is not None
         stats = {

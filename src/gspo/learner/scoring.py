@@ -33,34 +33,38 @@ def read_here(
     *,
     routing: bool = False,
     replay: bool = False,
+    entropy: bool = False,
     readers: Readers | None = None,
 ) -> dict[int, Reading]:
     """The readings of this rank's share of the completions, by index. routing: include the experts that the routers would
-    choose. replay: routers use the completions' routes.
+    choose. replay: routers use the completions' routes. entropy: include entropies.
     """
 
     def work() -> dict[int, Reading]:
         readings: dict[int, Reading] = {}
         for indices, counts in micro_batches.deal(completions, policy.shares_prompts, readers):
-            read = _micro_batch(policy, [completions[i] for i in indices], routing, replay and counts)
+            read = _micro_batch(policy, [completions[i] for i in indices], routing, replay and counts, entropy)
             readings |= zip(indices, read) if counts else ()
         return readings
 
     return micro_batches.attempt(work, completions, policy.shares_prompts)
 
 
-def _micro_batch(policy: Policy, completions: Sequence[Completion], routing: bool, replay: bool) -> list[Reading]:
+def _micro_batch(
+    policy: Policy, completions: Sequence[Completion], routing: bool, replay: bool, entropy: bool
+) -> list[Reading]:
     batch = layout.build(completions, policy.shares_prompts)
-    out = policy.forward(batch, routing=routing, replay=replay)
+    out = policy.forward(batch, entropy=entropy, routing=routing, replay=replay)
     lengths, nothing = batch.length.tolist(), [None] * len(completions)
     given = {"logp": out.logp, "values": out.values, "routes": None if out.routing is None else out.routing.own}
+    given |= {"entropy": out.entropy if entropy else None}
     known = {name: x for name, x in given.items() if x is not None}
     host = dict(zip(known, on_host(list(known.values()))))
     logps = host["logp"].split(lengths)
-    values = host["values"].split(lengths) if "values" in host else nothing
+    values, entropies = (host[name].split(lengths) if name in host else nothing for name in ("values", "entropy"))
     sizes = [len(completion.tokens) for completion in completions]
     routes = host["routes"][batch.path].split(sizes) if "routes" in host else nothing
-    return [Reading(*reading) for reading in zip(logps, routes, values)]
+    return [Reading(*reading) for reading in zip(logps, routes, values, entropies)]
 
 
 def collected(here: Mapping[int, Reading], completions: Sequence[Completion], ranks: Ranks) -> list[Reading]:

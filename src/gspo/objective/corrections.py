@@ -43,6 +43,13 @@ def ratio(level: str, over: str, logp_old: Tensor, logp_mu: Tensor, y: Completio
     return r if level == "sequence" else whole.spread(r)
 
 
+def least_entropy(entropy: Tensor, share: float) -> float:
+    """tau, the lowest of the highest `share` of the entropies H_t [N]: only tokens with H_t >= tau have a gradient (arXiv
+    2506.01939).
+    """
+    return float(entropy.topk(max(1, round(share * len(entropy)))).values[-1])
+
+
 def off_policy(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, delta: float) -> Tensor:
     """Where off-policy sequence masking removes the term: A < 0 and 1/|y_i| sum_t log( mu(y_it) / pi_theta(y_it) ) > delta
     (DeepSeek-V3.2, arXiv 2512.02556, Eq. 9, whose pi_old is what the sampler returned: mu). Bool, shaped as A, [S] or [N].

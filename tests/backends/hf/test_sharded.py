@@ -159,7 +159,8 @@ MIXTURES = (
 )
 AUTO = Case(more=(("epsilon", "auto"),))  # the range is found by the rank that leads
 TAUGHT = Case(algorithm="grpo", teacher=0.7)
-PLAIN = Case(), Case(layout="auto"), Case(checkpointing=True), Case(more=(("beta", 0.1),)), TAUGHT, AUTO
+UNSURE = Case(more=(("top_entropy", 0.2), ("old_logprobs", "recompute")))  # of the entropies of all ranks
+PLAIN = Case(), Case(layout="auto"), Case(checkpointing=True), Case(more=(("beta", 0.1),)), TAUGHT, AUTO, UNSURE
 HARD = (
     Case(batches=(("lengths", (9,)),)),  # one completion, the other ranks have none
     Case(batches=(("lengths", (20, 1, 1, 1)),)),
