@@ -19,6 +19,10 @@ class SamplerError(RuntimeError):
     """The sampler cannot continue: its engine is dead, hangs, or holds other weights than the policy."""
 
 
+class TeacherFailed(SamplerError):
+    """The teacher's endpoint did not read a batch. As after the loss of a sampler, a resumed run samples it again."""
+
+
 class RefreshFailed(RuntimeError):
     """refresh.source returned no new queries that can be trained on."""
 

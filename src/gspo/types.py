@@ -74,6 +74,7 @@ class Rollout:
         turn_rewards: Multi-turn only. Reward r of each turn, if turns are rewarded separately.
         parent: Multi-turn with edited history only. [L] int64. Index of the preceding token on each token's path, -1 at a
             root, with the tokens in depth-first order. None: each token follows the one before it.
+        logp_teacher: [L] float32. Log-probability under a teacher behind an endpoint, 0 where not sampled.
         dialogue: Multi-turn only, for people who read the log. Messages, each with the `turn` that sampled it and its
             `reward`.
     """
@@ -93,6 +94,7 @@ class Rollout:
     turn: Tensor | None = None
     turn_rewards: tuple[float, ...] | None = None
     parent: Tensor | None = None
+    logp_teacher: Tensor | None = None
     dialogue: tuple[dict[str, Any], ...] = ()
 
     @staticmethod

@@ -12,11 +12,12 @@ from gspo.assembly.early_checks import checked_prompts
 from gspo.assembly.host_memory import teacher_bytes
 from gspo.assembly.models import models_of
 from gspo.assembly.scorers import scorer_of
-from gspo.assembly.teacher import check_teacher, teacher_settings
+from gspo.assembly.teacher import check_teacher, longest_reading, teacher_settings
 from gspo.backends.hf.files import outline
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.files import from_dict
 from gspo.config.local_model import local_copy
+from gspo.config.policy import TeacherConfig
 from gspo.types import Prompt, Rollout
 from tests import tiny_run
 from tests.data.tools import TEMPLATE
@@ -115,6 +116,24 @@ def test_the_teacher_is_frozen_in_its_own_dtype_beside_what_is_trained(tmp_path,
     assert made.model.model.dtype == torch.bfloat16 and not any(p.requires_grad for p in weights)
     assert any(p.requires_grad for p in model.model.parameters())
     assert teacher_bytes(config) == (0 if rests else 2 * sum(p.numel() for p in weights))
+
+
+def test_a_teacher_behind_an_endpoint_is_not_loaded(tmp_path):
+    tiny_run.model().save(tmp_path / "own")
+    config = taught("large", model={"path": str(tmp_path / "own"), "device": "cpu"})
+    config = dataclasses.replace(config, teacher=TeacherConfig(path="large", url="http://127.0.0.1:9/v1"))
+    assert models_of(config, CallInputs(), None)[1] == {} and teacher_bytes(config) == 0
+    assert checked_prompts(config, local_copy(config.model), 1)
+
+
+def test_an_endpoint_must_read_the_longest_prompt_and_completion_or_any_conversation():
+    prompts, rollout = [Prompt("0", "", (2,) * size) for size in (3, 7, 5)], {"max_completion_length": 20}
+    config = taught("t", rollout=rollout)
+    assert longest_reading(config, prompts, 64) == 7 + 20 + 1
+    assert longest_reading(taught("t", rollout=rollout, stage=[{"at": 2, "max_completion_length": 40}]), prompts, 64) == 48
+    assert [longest_reading(config, (), context) for context in (64, None)] == [64, None]  # gspo serve
+    played = taught("t", task={"environment": "rooms:Room"}, reward={"functions": ["task"]})
+    assert longest_reading(played, prompts, 64) == 64
 
 
 def test_a_run_comes_nearer_to_its_teacher_while_the_reward_is_only_watched(tmp_path, teacher):

@@ -19,6 +19,7 @@ READ = [
     ("eval.temperature = 1e-320: must be 0, or at least 0.01", {"eval": {"temperature": 1e-320}}),
     (rf"judge\.url = .*: {NO_SERVER}", {"judge": {"url": "x"}}),
     (rf"reward_model\.url = .*: {NO_SERVER}", {"reward_model": {"url": "x"}}),
+    (rf"teacher\.url = .*: {NO_SERVER}", {"teacher": {"url": "x"}}),
     *(
         (rf"sampler\.urls.* = .*: {NO_SERVER}", {"sampler": {"urls": [url]}})
         for url in (":::", "", "127.0.0.1:8000", "http://", "ftp://x", "http://x:99999", "http://x:0", "http://a b", "//x")

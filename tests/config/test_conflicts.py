@@ -45,6 +45,11 @@ TRAINED = [
     ({"teacher": {"path": "./m"}, **BY_TOKEN}, "teacher.path = './m' and model.path = 'm': the model agrees with itself"),
     ({"teacher": {"path": "t"}, **BY_TOKEN, "rollout": {"dynamic_sampling_rounds": 1}},
      "teacher.path = 't' and rollout.dynamic_sampling_rounds = 1: a teacher also teaches groups of equal rewards"),
+    *(({"teacher": {"path": "t", "url": "http://x/v1"}, **BY_TOKEN} | more,
+       f"teacher.url = 'http://x/v1' and rollout.temperature = {shown}: a server returns log-probabilities at temperature 1")
+      for more, shown in (({"rollout": {"temperature": 0.7}}, 0.7), ({"stage": [{"at": 3, "temperature": 1.2}]}, 1.0))),
+    ({"teacher": {"path": "t", "url": "http://x/v1"}, **BY_TOKEN, "train": {"offload_reference": True}},
+     "offload_reference = True and algorithm.beta = 0.0: .*no teacher is loaded here either"),
     ({"train": {"offload_reference": True}, "algorithm": {"beta": 0.1}, "lora": {"rank": 2}},
      "train.offload_reference = True and lora.rank = 2: with adapters there is no reference model"),
 ]  # fmt: skip

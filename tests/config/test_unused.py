@@ -23,6 +23,7 @@ MODEL = {"reward": {"functions": ["model"]}, "reward_model": {"path": "m"}}
 SERVER = {"reward": {"functions": ["model"]}, "reward_model": {"path": "m", "url": "http://127.0.0.1:8000"}}
 JUDGE = {"reward": {"functions": ["judge"]}, "judge": {"model": "m", "rubric": "r"}}
 TAUGHT = {"algorithm": {"name": "gspo_token"}, "teacher": {"path": "t"}}
+TAUGHT_BY_SERVER = {**TAUGHT, "teacher": {"path": "t", "url": "http://127.0.0.1:8000/v1"}}
 RANKS, PAIRS = ({**JUDGE, "judge": {**JUDGE["judge"], "mode": mode}} for mode in ("rank", "pairs"))
 RUNNING = {"sampler": {"engine": "vllm", "urls": ["http://127.0.0.1:8000"]}}
 
@@ -68,7 +69,8 @@ NEEDS = by_key(
     ({"algorithm": {"name": "grpo", "credit": "turn"}, **PLAYED}, "algorithm.discount"),
     ({"algorithm": {"epsilon": "auto"}}, "algorithm.clip_target"),
     ({"algorithm": {"name": "gspo_token"}}, "teacher.path"),
-    (TAUGHT, "teacher.revision teacher.dtype teacher.weight"),
+    (TAUGHT, "teacher.revision teacher.dtype teacher.weight teacher.url"),
+    (TAUGHT_BY_SERVER, "teacher.key_variable teacher.timeout teacher.retries teacher.max_concurrent"),
     ({"algorithm": {"old_logprobs": "recompute"}}, "algorithm.correction"),
     (
         {"algorithm": {"old_logprobs": "recompute", "correction": "tis"}},
@@ -89,6 +91,7 @@ BLOCKED = by_key(
     ({"guard": {"action": "off"}}, "guard.patience guard.window guard.collapse"),
     ({"guard": {"action": "rewind", "max_rewinds": 0}}, "guard.lr_factor"),
     (merged(TAUGHT, {"reward": {"weights": [0.0]}, "eval": {"every": 5}}), "train.keep_best"),
+    (TAUGHT_BY_SERVER, "teacher.revision teacher.dtype"),
     ({"eval": {"temperature": 0}}, "eval.top_p eval.top_k"),
     ({"eval": {"num_prompts": 0}}, "eval.every eval.num_generations eval.temperature eval.max_completion_length"),
     ({"eval": {"num_prompts": 0}}, "task.eval_source reward.correct_threshold"),
@@ -118,7 +121,7 @@ VALUES = {
     "algorithm.critic": "copy", "algorithm.mini_batches": 2,
     "algorithm.correction_low": 0.9, "algorithm.correction_high": 1.1, "rollout.num_prompts": 64,
     "task.benchmarks": ["aime.txt"], "refresh.drop_below": 0.1, "refresh.source": "rows:new",
-    "reward_model.label": "0", "judge.request": {"seed": 1},
+    "teacher.url": "http://127.0.0.1:9000/v1", "reward_model.label": "0", "judge.request": {"seed": 1},
 }  # fmt: skip
 
 

@@ -35,8 +35,9 @@ class Endpoint:
         self.at_work = self.most = 0
         self.lock = threading.Lock()
         self.app = FastAPI()
-        for path in ("/v1/chat/completions", "/classify"):
+        for path in ("/v1/chat/completions", "/v1/completions", "/classify"):
             self.app.post(path)(self.completion)
+        self.app.get("/v1/models")(lambda: {"object": "list", "data": getattr(answer, "models", [])})
 
     def questions(self):
         """The requests but for the first small one."""

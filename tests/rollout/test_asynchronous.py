@@ -8,7 +8,7 @@ import torch
 
 from gspo.config.rollout import RolloutConfig
 from gspo.data.refresh import Pool
-from gspo.interfaces import SamplerError
+from gspo.interfaces import SamplerError, TeacherFailed
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.metrics import staleness
 from gspo.rollout.stages import TASK, Curriculum
@@ -161,6 +161,25 @@ def test_a_lost_engine_ends_the_wait():
     with pytest.raises(SamplerError, match="dead"):
         next(iter(source))
     assert len(source.state_dict()["flights"]) >= P
+
+
+def test_a_batch_that_the_teacher_did_not_read_is_not_lost():
+    engine = Engine()
+    source = source_of(engine, stream(prompts(40)), 1)
+    steps(source, engine, 2)
+
+    def fails(rollouts, progress=None):
+        raise TeacherFailed("down")
+
+    source.scorer.score = fails
+    with pytest.raises(TeacherFailed):
+        next(iter(source))
+    state = source.state_dict()
+    assert state["done"] == 2 and [flight["number"] for flight in state["flights"]] == [*range(2 * P, 4 * P)]
+    again = source_of(Engine(), stream(prompts(40)), 1)
+    again.load_state_dict(state)
+    (batch,) = steps(again, again.sampler, 1)
+    assert [group.prompt.id for group in batch] == [flight["prompt"] for flight in state["flights"][:P]]
 
 
 def test_what_is_dropped_is_cancelled():

@@ -34,6 +34,21 @@ def test_it_hands_on_what_it_was_given():
     assert source.stale
 
 
+def test_a_teacher_reads_what_it_is_given():
+    asked = []
+
+    def read(rollouts):
+        asked.append(rollouts)
+        return [replace(rollout, logp_teacher=torch.full((len(rollout.tokens),), -i)) for i, rollout in enumerate(rollouts)]
+
+    source = ExternalSource(Sampler(), Sampling(9), read)
+    groups = [group("a", 5, 5), group("b", 5)]
+    groups[0].rollouts.append(groups[0].rollouts[0])
+    given = source.give(groups)
+    assert list(source) == given and [each.prompt for each in given] == [each.prompt for each in groups]
+    assert [[float(r.logp_teacher[0]) for r in each.rollouts] for each in given] == [[0, -1], [-2]] and len(asked) == 1
+
+
 def test_fresh_rollouts_are_the_samplers_probes_or_a_few_short_ones():
     sampler = Sampler()
     source = ExternalSource(sampler, Sampling(900, temperature=0.7))

@@ -12,10 +12,11 @@ import torch
 import gspo
 from gspo import Trajectory, TrajectoryGroup
 from gspo.agents.trajectories import plain
-from gspo.interfaces import SamplerError
+from gspo.interfaces import SamplerError, TeacherFailed
 from gspo.runs import checkpoint
 from gspo.runs.folder import RunFolder
 from tests.agents.talking import TOOLS
+from tests.rewards.teachers import NAME, Teacher, refused, served
 from tests.rollout.test_asynchronous_episodes import gaps
 from tests.serving.served import ASK, post, serving, tiny
 
@@ -199,6 +200,25 @@ def sampler_lost(model, monkeypatch):
         raise SamplerError("the engine is gone")
 
     monkeypatch.setattr(model.run.sampler, "load", load)
+
+
+def test_a_call_whose_teacher_fails_can_be_repeated(tmp_path):
+    """The teacher is behind an endpoint."""
+
+    async def main(url):
+        settings = {"algorithm": {"name": "grpo"}, "teacher": {"path": NAME, "url": url, "retries": 0}}
+        async with serving(tmp_path / "run", **settings) as model:
+            groups = await collected(model, 2, 2, 2)
+            teacher.change = lambda answer, body: refused("the engine is dead", 500)
+            with pytest.raises(TeacherFailed, match=r"HTTP 500: .*the engine is dead"):
+                await model.train(groups)
+            teacher.change = lambda answer, body: answer
+            assert model.step == model.run.learner.optimizer.updates == 0
+            metrics = await model.train(groups)
+            assert model.step == 1 and metrics["turns/trained"] == 8 and abs(metrics["teacher/kl"]) > 1e-3
+
+    with served(teacher := Teacher(tiny(layers=1), 512)) as (_, server):
+        asyncio.run(main(server.url))
 
 
 @pytest.mark.parametrize(("fault", "error"), [(disk_full, "No space left"), (sampler_lost, "the engine is gone")])

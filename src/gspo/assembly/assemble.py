@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +31,7 @@ from gspo.assembly.models import (
 from gspo.assembly.queries import OtherSources, curriculum
 from gspo.assembly.samplers import evaluator_of, samplers_of, samplings
 from gspo.assembly.scorers import check_scale, scorer_of
-from gspo.assembly.teacher import check_teacher, teacher_settings
+from gspo.assembly.teacher import check_teacher, longest_reading, teacher_settings
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.process import EngineHost
@@ -51,6 +51,7 @@ from gspo.learner.leader_follower import LeadingLearner
 from gspo.learner.learner import LocalLearner
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.rewards.scorer import Rewards
+from gspo.rewards.teacher_endpoint import Taught, TeacherEndpoint
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.dynamic_sampling import DynamicSamplingSource
 from gspo.rollout.external import AlreadyScored, ExternalSource
@@ -85,15 +86,20 @@ class Start:
     folder: RunFolder | None  # of a run to resume
     last: Path | None  # the checkpoint to resume from
     hosts: Sequence[EngineHost]  # machines on which vLLM starts; empty for this one
+    teacher: TeacherEndpoint | None  # behind an endpoint
     odd: Sequence[str]  # warnings about the settings
     heard: list[logging.LogRecord]  # before the folder is open
 
-    def learner(self) -> tuple[HFPolicy, LeadingLearner | LocalLearner]:
-        """Loads the model, on all ranks. Returns the policy and its learner."""
+    def learner(self, prompts: Sequence[Prompt] = ()) -> tuple[HFPolicy, LeadingLearner | LocalLearner]:
+        """Loads the model, on all ranks. Returns the policy and its learner. prompts: of training, as far as known."""
         config, ranks = self.config, self.ranks
         with loading("the model" if self.given.holds_model else f"the model {named(config, self.last).path}", self.heard):
             if config.teacher.path:
-                check_teacher(config, outline_of(config, self.given, self.last), teacher_settings(config))
+                outline = outline_of(config, self.given, self.last)
+                if self.teacher is None:
+                    check_teacher(config, outline, teacher_settings(config))
+                else:
+                    self.teacher.check(outline.tokenizer, longest_reading(config, prompts, outline.context_length))
             if self.command != "sft":
                 check_copies(config, ranks.size if ranks else 1)
             kind = "sft" if self.command == "sft" else "train"
@@ -127,11 +133,12 @@ def started(
         rank.joined(config.scale) as ranks,
         claimed(config, resume, allowed) as (config, folder, last),
         engine_hosts(config) as hosts,
+        nullcontext() if config.teacher.url is None else closing(TeacherEndpoint(config.teacher)) as teacher,
     ):
         check_offload(config)
         if "model" in config.reward.functions:  # its template may write the date
             config = on_date(config)
-        yield Start(config, given or CallInputs(), command, ranks, folder, last, hosts, odd, [])
+        yield Start(config, given or CallInputs(), command, ranks, folder, last, hosts, teacher, odd, [])
 
 
 @contextmanager
@@ -147,11 +154,11 @@ def training(
         config = cast(RunConfig, start.config)
 
         def source(sampler: Any, sampling: Sampling, report: Report) -> RolloutSource:
-            rollout = config.rollout
+            rollout, scores = config.rollout, scorer if start.teacher is None else Taught(scorer, start.teacher)
             if rollout.dynamic_sampling_rounds:
-                return DynamicSamplingSource(queries, sampler, scorer, rollout, sampling, report, algorithm=config.algorithm)
+                return DynamicSamplingSource(queries, sampler, scores, rollout, sampling, report, algorithm=config.algorithm)
             kind = AsynchronousSource if rollout.max_staleness else SynchronousSource
-            return kind(queries, sampler, scorer, rollout, sampling, report)
+            return kind(queries, sampler, scores, rollout, sampling, report)
 
         with assembled(start, source, scorer, prompts, held_out) as (run, model):
             run.log.note(f"{len(prompts)} training prompts, {counted(len(held_out), config.eval.every > 0)}")
@@ -189,7 +196,7 @@ def serving(
     sources: list[ExternalSource] = []
 
     def source(sampler: Any, sampling: Sampling, report: Report) -> ExternalSource:
-        sources.append(ExternalSource(sampler, sampling))
+        sources.append(ExternalSource(sampler, sampling, None if start.teacher is None else start.teacher.read))
         return sources[0]
 
     with (
@@ -208,7 +215,7 @@ def assembled(
     held_out: Sequence[Prompt] = (),
 ) -> Iterator[tuple[Run, HFModel]]:
     """Loads the model, and yields a run with samplers and folder, restored from the last checkpoint if there is one."""
-    policy, learner = start.learner()
+    policy, learner = start.learner(prompts)
     model = policy.model
     start = dataclasses.replace(start, config=(config := cast(RunConfig, dated(start.config, model.tokenizer))))
     sampling, eval_sampling = samplings(config, model)

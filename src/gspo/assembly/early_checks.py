@@ -68,7 +68,7 @@ def check_model(config: Config, here: ModelConfig, tokenizer: Any) -> int | None
     if config.lora.rank:
         model.name_or_path = here.path
         adapted(made, config.lora)
-    if config.teacher.path and (there := local_copy(teacher_settings(config))) is not None:
+    if config.teacher.local and (there := local_copy(teacher_settings(config))) is not None:
         check_teacher(config, found, there)
     # `gspo sft` leaves [rollout] as it is, and `gspo serve` has no task.
     samples = config.task.source and config.rollout != RolloutConfig()

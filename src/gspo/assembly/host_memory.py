@@ -39,8 +39,8 @@ def standing_bytes(config: Config) -> dict[str, int]:
 
 
 def teacher_bytes(config: Config) -> int:
-    """Bytes of the teacher's weights that stay allocated throughout the run; 0 without a teacher."""
-    if not config.teacher.path or config.train.offload_reference:
+    """Bytes of the teacher's weights that stay allocated throughout the run; 0 without a teacher in this process."""
+    if not config.teacher.local or config.train.offload_reference:
         return 0
     numbers = sum(p.numel() for p in without_weights(teacher_settings(config)).parameters())
     return numbers * (FLOAT32 if config.teacher.dtype == "float32" else BFLOAT16)

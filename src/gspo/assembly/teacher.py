@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gspo.backends.hf.files import Outline, check_expert_parallel, expert_counts, read_outline
 from gspo.backends.hf.model import HFModel
 from gspo.config.policy import ModelConfig
 from gspo.config.schema import Config
+from gspo.config.source_kind import in_environment
+from gspo.config.stages import longest
+from gspo.types import Prompt
 
 
 def teacher_settings(config: Config) -> ModelConfig:
@@ -22,8 +25,8 @@ def teacher_settings(config: Config) -> ModelConfig:
 
 
 def load_teacher(config: Config, load: Callable[[ModelConfig], HFModel]) -> HFModel | None:
-    """The teacher, read by `load`; None without one."""
-    if not config.teacher.path:
+    """The teacher, read by `load`; None without one, and for one behind an endpoint."""
+    if not config.teacher.local:
         return None
     with teacher_errors():
         return load(teacher_settings(config))
@@ -53,6 +56,15 @@ def check_teacher(config: Config, model: Outline, teacher: ModelConfig) -> None:
     if limit is not None and (own is None or limit < own):
         wrong = f"its context is {limit} tokens, the model's {own or 'unlimited'}"
         raise ValueError(f"{key}: {wrong}: choose a teacher that reads as many")
+
+
+def longest_reading(config: Config, prompts: Sequence[Prompt], context: int | None) -> int | None:
+    """Tokens that a teacher behind an endpoint must be able to read: the longest prompt and completion, and the token that
+    vLLM adds to each request. Conversations are as long as the model's context allows (None: unlimited).
+    """
+    if not prompts or in_environment(config.task):
+        return context
+    return max(len(prompt.tokens) for prompt in prompts) + longest(config.rollout, config.stage)[1] + 1
 
 
 @contextmanager

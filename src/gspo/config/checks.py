@@ -64,6 +64,7 @@ def check(config: Config) -> None:
         *((f"sampler.urls[{i}]", url) for i, url in enumerate(config.sampler.urls)),
         ("judge.url", config.judge.url),
         ("reward_model.url", config.reward_model.url),
+        ("teacher.url", config.teacher.url),
     ):
         if url is not None:
             check_url(key, url)

@@ -45,7 +45,12 @@ def is_own_teacher(config: Config) -> bool:
     """Whether the teacher is the model that training begins with."""
     model, teacher = config.model, config.teacher
     same = os.path.realpath(teacher.path) == os.path.realpath(model.path) and teacher.revision == model.revision
-    return bool(teacher.path) and same
+    return teacher.local and same
+
+
+def tempered(config: Config) -> bool:
+    """Whether any stage samples at another temperature than 1."""
+    return any(t not in (None, 1) for t in (config.rollout.temperature, *(stage.temperature for stage in config.stage)))
 
 
 def shortest(config: Config) -> int:
@@ -153,17 +158,20 @@ LEARN = (
     Rule("model.quantize algorithm.critic",
          lambda c: c.model.quantize != "none" and c.algorithm.name == "ppo" and c.algorithm.critic == "copy",
          'a critic with a body of its own trains it: set algorithm.critic = "shared"'),
-    Rule("train.offload_reference lora.rank", lambda c: c.train.offload_reference and c.lora.rank > 0 and not c.teacher.path,
+    Rule("train.offload_reference lora.rank",
+         lambda c: c.train.offload_reference and c.lora.rank > 0 and not c.teacher.local,
          "with adapters there is no reference model to offload: leave it off"),
     Rule("train.offload_reference algorithm.beta",
-         lambda c: c.train.offload_reference and not c.algorithm.beta and not c.teacher.path,
-         "without a KL term there is no reference model to offload, and there is no teacher either: leave it off"),
+         lambda c: c.train.offload_reference and not c.algorithm.beta and not c.teacher.local,
+         "without a KL term there is no reference model to offload, and no teacher is loaded here either: leave it off"),
     Rule("teacher.path algorithm.name", lambda c: bool(c.teacher.path) and not ALGORITHMS[c.algorithm.name].by_turn,
          "a teacher gives each token an advantage of its own, which this algorithm has no place for: set algorithm.name to "
          + ", ".join(name for name, row in ALGORITHMS.items() if row.by_turn)),
     Rule("teacher.path model.path", is_own_teacher,
          "the model agrees with itself: it would learn nothing at first and be held back later, which is what "
          "algorithm.beta is for; name another teacher, or leave it out"),
+    Rule("teacher.url rollout.temperature", lambda c: c.teacher.url is not None and tempered(c),
+         "a server returns log-probabilities at temperature 1, so sample at 1 too, in each stage, or load the teacher here"),
     Rule("teacher.path rollout.dynamic_sampling_rounds",
          lambda c: bool(c.teacher.path) and c.rollout.dynamic_sampling_rounds > 0,
          "a teacher also teaches groups of equal rewards: set it to 0"),

@@ -59,6 +59,7 @@ OF_OTHERS = {
     "algorithm.aux_loss": "router_aux_loss_coef aux_loss_coef",
     # teacher
     "teacher.path": "teacher_model teacher_model_name_or_path opd_teacher_load",
+    "teacher.url": "teacher_model_server_url",
     "teacher.weight": "opd_kl_coef",
     # rewards
     "reward.functions": "reward_funcs reward_function custom_reward_function",

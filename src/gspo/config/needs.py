@@ -99,6 +99,7 @@ NEEDS = (
          setting("reward.functions", lambda c: "judge" in c.reward.functions and not in_environment(c.task))),
     Need("openai", "agents", SCORE,
          setting("reward_model.url", lambda c: c.reward_model.url is not None and "model" in c.reward.functions)),
+    Need("openai", "agents", "train serve", setting("teacher.url", lambda c: c.teacher.url is not None)),
     Need("reasoning_gym", "tasks", READ, of_kind("generated")),
     Need("datasets", "tasks", READ, of_kind("hub", "saved")),
     Need("pyarrow", "tasks", READ, source(lambda rows: rows.endswith(".parquet"))),

@@ -59,7 +59,8 @@ class TeacherConfig:
     """The teacher of on-policy distillation: a frozen model that reads what the policy samples. Other settings: [model]."""
 
     path: str = opt("", path=True)
-    """Folder or Hugging Face id of a language model with the policy's token ids and chat template. Empty: no teacher."""
+    """Folder or Hugging Face id of a language model with the policy's token ids and chat template; with `url`, the server's
+    name for it. Empty: no teacher."""
     revision: str | None = opt(None)
     """Branch, tag or commit on the Hugging Face Hub."""
     dtype: str = opt("float32", choices=("float32", "bfloat16"))
@@ -67,6 +68,21 @@ class TeacherConfig:
     weight: float = opt(1.0, low=1e-6, high=1e6)
     """Weight of log pi_T - log pi_old, in nats, in the advantage of each sampled token. pi_T is the teacher's distribution
     at the sampling temperature."""
+    url: str | None = opt(None)
+    """Address of a vLLM server with the teacher, such as `http://127.0.0.1:8000/v1`, instead of loading it here."""
+    key_variable: str = opt("")
+    """Environment variable with the API key of this server. Empty: no key."""
+    timeout: float = opt(600.0, low=1e-3, high=86_400)
+    """Seconds that the server may take for one completion, retries included."""
+    retries: int = opt(10, low=0, high=1000)
+    """Retries of a failed request (429, 5xx, lost connection), with growing waits. Then the run ends."""
+    max_concurrent: int = opt(16, low=1, high=4096)
+    """Maximum number of concurrent requests to the server."""
+
+    @property
+    def local(self) -> bool:
+        """Whether there is a teacher, loaded by the run itself."""
+        return bool(self.path) and self.url is None
 
 
 @dataclass(frozen=True)

@@ -96,12 +96,13 @@ def turn_rewards(rollout: Rollout) -> tuple[float, ...]:
 def completion_of(rollout: Rollout, advantage: float | Tensor) -> Completion:
     """A rollout as a Completion whose pi_old is the sampler. advantage: A_i, or A_ik of its turns."""
     mu = rollout.logp[rollout.sampled]
+    taught = None if rollout.logp_teacher is None else rollout.logp_teacher[rollout.sampled]
     turn = None if rollout.turn is None else rollout.turn[rollout.sampled]
     if isinstance(advantage, Tensor) and advantage.ndim:
         advantage = advantage[torch.zeros(len(mu), dtype=torch.int64) if turn is None else turn]
     return Completion(
         rollout.tokens, rollout.sampled, mu, mu, advantage, routes=rollout.routes, reward=rollout.reward or 0.0, turn=turn,
-        parent=rollout.parent,
+        parent=rollout.parent, logp_teacher=taught,
     )  # fmt: skip
 
 

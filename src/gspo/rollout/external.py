@@ -13,17 +13,22 @@ PROBES, PROBE_TOKENS = 8, 32
 
 
 class ExternalSource(RolloutSource):
-    """The groups last passed to `give`. It takes no prompts."""
+    """The groups last passed to `give`, each rollout as `read` by a teacher. It takes no prompts."""
 
     unused: Sequence[str | None] = ()
 
-    def __init__(self, sampler: Sampler, sampling: Sampling) -> None:
-        self.sampler, self.sampling = sampler, sampling
+    def __init__(
+        self, sampler: Sampler, sampling: Sampling, read: Callable[[Sequence[Rollout]], Sequence[Rollout]] | None = None
+    ) -> None:
+        self.sampler, self.sampling, self.read = sampler, sampling, read
         self.groups: Sequence[Group] = ()
         self.metrics: dict[str, float] = {}
 
     def give(self, groups: Sequence[Group]) -> Sequence[Group]:
-        """Sets the groups of the next step, and returns them."""
+        """Sets the groups of the next step, and returns them. Raises TeacherFailed."""
+        if self.read is not None:
+            taught = iter(self.read([rollout for group in groups for rollout in group.rollouts]))
+            groups = [Group(group.prompt, [next(taught) for _ in group.rollouts]) for group in groups]
         self.groups = groups
         return groups
 
