@@ -34,8 +34,9 @@ class Worker(Extension):
         self.gspo_receiving = torch.device("cpu"), PATIENCE, False
         self.device, self.rank = torch.device("cpu"), 0
         parallel = SimpleNamespace(data_parallel_index=0, world_size=1, data_parallel_size=1)
-        self.vllm_config, self.model_config = SimpleNamespace(parallel_config=parallel), None
-        self.model_runner = SimpleNamespace(get_model=torch.nn.Module)
+        self.vllm_config, self.model_config = SimpleNamespace(parallel_config=parallel, quant_config=None), None
+        self.model = torch.nn.Module()
+        self.model_runner = SimpleNamespace(get_model=lambda: self.model)
 
     def reload_weights(self, weights_iterator):
         for _ in weights_iterator:
@@ -48,8 +49,9 @@ def beside(monkeypatch):
     monkeypatch.setitem(sys.modules, "gspo_transfer", wire)
 
 
-def test_a_group_that_failed_is_aborted_before_the_model_is_put_together(monkeypatch):
-    """Its broadcast would hold up whatever the GPU is to do next. vLLM's two functions only say that they were called."""
+@pytest.fixture
+def told(monkeypatch):
+    """What happens, in order. vLLM's two functions only say that they were called."""
     told = []
     config, reload = ModuleType("vllm.config"), ModuleType("vllm.model_executor.model_loader.reload")
     config.set_current_vllm_config = lambda given: nullcontext()
@@ -58,10 +60,44 @@ def test_a_group_that_failed_is_aborted_before_the_model_is_put_together(monkeyp
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     for module in (config, reload):
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    return told
+
+
+def test_a_group_that_failed_is_aborted_before_the_model_is_put_together(told):
+    """Its broadcast would hold up whatever the GPU is to do next."""
     worker = Worker(told)
     with pytest.raises(RuntimeError, match="the trainer is gone"):
         worker.gspo_receive("of now")
     assert told == ["aborted", "put together"] and worker.gspo_group is None
+
+
+def rounded_by(worker, name):
+    """Gives the worker a model of two layers, of which a reload forgets the second, quantized by this method of vLLM."""
+    worker.vllm_config.quant_config = SimpleNamespace(get_name=lambda: name)
+    worker.model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    worker.reload_weights = lambda **given: torch.nn.init.ones_(worker.model[0].weight)
+    return [p.detach().clone() for p in worker.model.parameters()]
+
+
+def test_a_layer_that_a_reload_forgets_keeps_no_old_weights(told):
+    """A gap of old weights can be less than that of rounding; one of NaN cannot."""
+    worker = Worker(told)
+    rounded_by(worker, "online")
+    worker.model.register_parameter("packed", torch.nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False))
+    worker.gspo_put()
+    weight, *forgotten = (p.detach() for p in worker.model[:2].parameters())
+    assert not told and weight.tolist() == [[1, 1], [1, 1]] and worker.model.packed.tolist() == [0, 0, 0]
+    assert all(p.isnan().all() for p in forgotten)
+
+
+def test_weights_of_a_quantized_checkpoint_are_not_replaced(told):
+    """Their scales would stay. The group is left, so that the trainer does not wait for it."""
+    worker = Worker(told)
+    before = rounded_by(worker, "compressed-tensors")
+    with pytest.raises(RuntimeError, match=r"quantized by 'compressed-tensors', and these .*--quantization fp8_per_tensor"):
+        worker.gspo_put()
+    assert told == ["aborted", "put together"]
+    assert all(torch.equal(p, old) for p, old in zip(worker.model.parameters(), before))
 
 
 def test_the_group_of_before_is_aborted_though_no_other_comes_about(monkeypatch):

@@ -187,14 +187,24 @@ class Extension:
         self.gspo_put(weights_path=folder)
 
     def gspo_put(self, **weights: Any) -> None:
-        """Loads weights, given as for vLLM's reload_weights. If that fails, leaves the group that they came from, which the
+        """Loads weights, given as for vLLM's reload_weights, as they are or rounded on loading (online quantization): those
+        of a quantized checkpoint would not get new scales. If that fails, leaves the group that they came from, which the
         trainer drops too (a GPU would wait behind it), and restores the layers, so that they can be loaded again.
         """
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        rounding = self.vllm_config.quant_config  # type: ignore[attr-defined]
         try:
+            if rounding is not None and rounding.get_name() != "online":
+                raise RuntimeError(
+                    f"vLLM holds weights quantized by {rounding.get_name()!r}, and these cannot be replaced: start it with "
+                    "the model as it is and, say, --quantization fp8_per_tensor"
+                )
+            for parameter in model.parameters() if rounding is not None else ():
+                # A layer that is left out keeps what it holds; rounding would hide old weights, but no NaN.
+                parameter.data.fill_(float("nan") if parameter.is_floating_point() else 0)
             self.reload_weights(**weights)  # type: ignore[attr-defined]
             for module in model.modules():
                 # A head tied to the embedding is not among the weights, so vLLM does not update its copy packed for the CPU.
