@@ -9,6 +9,8 @@ from gspo.config.schema import Config
 
 VLLM = {"engine": "vllm"}
 SLEEPS = VLLM | {"sleep_level": 2}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+DRAFT = {"method": "draft_model", "model": "small", "num_speculative_tokens": 3}
 TWO = {"urls": ["http://x", "http://y"]}
 PLAYED = {"environment": "boxes:Box"}
 BY_TOKEN = {"algorithm": {"name": "gspo_token"}}
@@ -25,6 +27,27 @@ TRAINED = [
     ({"sampler": SLEEPS | {"engines": 2}}, "sampler.sleep_level = 2 and sampler.engines = 2: several engines have GPUs"),
     ({"sampler": VLLM | TWO | {"python": "p"}}, "sampler.urls = .*: these servers run already"),
     ({"sampler": VLLM | {"urls": ["http://x", "http://x/"]}}, "sampler.urls = .*: names a server twice"),
+    *(
+        ({"sampler": VLLM | {"engine_args": {name: "x"}}}, f"sampler.engine_args = .*{name}.* are settings of")
+        for name in ("quantization", "kv_cache_dtype", "speculative_config", "kv-cache-dtype", "spec_method")
+    ),
+    *(
+        ({"sampler": VLLM | {"speculative_config": {key: "x"} | NGRAM}}, f"'{key}': .*samples exactly with these keys alone")
+        for key in ("rejection_sample_method", "synthetic_acceptance_length", "no_such")
+    ),
+    *(
+        ({"sampler": VLLM | {"speculative_config": {"method": method}}}, f"'{method}'}}: `method` is none of ngram")
+        for method in ("mtp", "eagle3", "suffix", "draft_model")
+    ),
+    ({"sampler": VLLM | {"speculative_config": {"num_speculative_tokens": 2}}}, "2}: `method` is none of ngram"),
+    ({"sampler": SLEEPS | {"speculative_config": DRAFT}}, "and sampler.sleep_level = 2: level 2 drops the draft"),
+    *(
+        ({"sampler": VLLM | {"speculative_config": NGRAM} | args} | more, r"speculative_config = .*: vLLM may report")
+        for args, more in (
+            ({}, {"algorithm": {"router_replay": "R3"}}),
+            ({"engine_args": {"enable_return_routed_experts": True}}, {}),
+        )
+    ),
     ({"task": PLAYED, "reward": {"functions": ["exact"]}}, "gives the reward itself"),
     ({"train": {"offload_optimizer": True}, "model": {"device": "cpu"}},
      "train.offload_optimizer = True and model.device = 'cpu': on a CPU there is nowhere to offload to"),

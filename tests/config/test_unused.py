@@ -59,6 +59,7 @@ NEEDS = by_key(
     (JUDGE, "judge.*"),
     (RANKS, "judge.seed"),
     (VLLM, "sampler.engines sampler.urls sampler.python sampler.engine_args sampler.weight_dir sampler.timeout"),
+    (VLLM, "sampler.quantization sampler.kv_cache_dtype sampler.speculative_config sampler.weight_check_limit"),
     (VLLM, "sampler.start_timeout sampler.sync_timeout sampler.weight_transfer sampler.sleep_level rollout.max_staleness"),
     ({"reward": {"functions": ["code"]}}, "code.*"),
     ({"reward": {"functions": ["mine:f"]}}, "reward.env_passthrough"),
@@ -108,6 +109,7 @@ BLOCKED = by_key(
     ({"algorithm": {"name": "grpo", "old_logprobs": "recompute", "correction": "tis"}}, "algorithm.correction_ratio"),
     ({"algorithm": {"name": "ppo"}}, "rollout.dynamic_sampling_rounds"),
     (RUNNING, "sampler.engine_args sampler.engines"),
+    (RUNNING, "sampler.quantization sampler.kv_cache_dtype sampler.speculative_config"),
     (merged(RUNNING, {"sampler": {"weight_transfer": "broadcast"}}), "sampler.weight_dir"),
 )
 VALUES = {
@@ -117,6 +119,7 @@ VALUES = {
     "algorithm.name": "luspo", "algorithm.scale_rewards": "batch",
     "algorithm.epsilon": 2e-3, "algorithm.epsilon_high": 2e-3, "algorithm.constants": {"tau_neg": 1.2}, "optimizer.lr": 1e-3,
     "log.trackers": ["wandb"], "sampler.engine": "vllm",
+    "sampler.speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
     "sampler.urls": ["http://127.0.0.1:9000"], "reward_model.url": "http://127.0.0.1:9000", "judge.url": "http://127.0.0.1:9000",
     "algorithm.critic": "copy", "algorithm.mini_batches": 2,
     "algorithm.correction_low": 0.9, "algorithm.correction_high": 1.1, "rollout.num_prompts": 64,

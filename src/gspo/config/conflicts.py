@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from gspo.config.engines import DIRECT, EXACT, NO_WEIGHTS
 from gspo.config.schema import Config
 from gspo.config.source_kind import GIVEN, VERIFIERS, in_environment
 from gspo.config.values import shown
@@ -33,6 +34,18 @@ def value_of(config: Config, key: str) -> object:
     """The value of `section.name`."""
     section, name = key.split(".")
     return getattr(getattr(config, section), name)
+
+
+def around_settings(config: Config) -> bool:
+    """Whether vLLM's arguments name what a setting is for, or are short forms of it (`spec_method`, ...)."""
+    names = [name.replace("-", "_") for name in config.sampler.engine_args]
+    return config.sampler.engine == "vllm" and any(name in DIRECT or name.startswith("spec_") for name in names)
+
+
+def needs_draft(config: Config) -> bool:
+    """Whether speculative decoding needs weights that nobody has named."""
+    given = config.sampler.speculative_config
+    return bool(given) and given.get("method") not in NO_WEIGHTS and "model" not in given
 
 
 def compares_one(config: Config) -> bool:
@@ -80,6 +93,16 @@ ENGINE = (
     Rule("sampler.urls",
          lambda c: bool(c.sampler.urls and (c.sampler.python or c.sampler.engine_args or c.sampler.engines > 1)),
          "these servers run already: sampler.python, sampler.engine_args and sampler.engines are for servers to start"),
+    Rule("sampler.engine_args", around_settings,
+         f"{', '.join(DIRECT)} are settings of [sampler] itself: set them there"),
+    Rule("sampler.speculative_config", lambda c: not EXACT.issuperset(c.sampler.speculative_config),
+         f"samples exactly with these keys alone: {', '.join(sorted(EXACT))}. Leave the others out"),
+    Rule("sampler.speculative_config", needs_draft,
+         f"`method` is none of {', '.join(NO_WEIGHTS)}, and the folders of weights that vLLM gets hold no draft: name one "
+         "as `model`, such as the checkpoint with the heads of `mtp`, or take one of these methods"),
+    Rule("sampler.speculative_config sampler.sleep_level",
+         lambda c: "model" in c.sampler.speculative_config and c.sampler.sleep_level > 1,
+         "level 2 drops the draft's weights too, and nothing brings them back: set sleep_level = 1"),
     Rule("sampler.urls", lambda c: len({url.rstrip("/") for url in c.sampler.urls}) < len(c.sampler.urls),
          "names a server twice: a server is one engine; leave it out"),
 )  # fmt: skip
@@ -98,6 +121,10 @@ SAMPLING = (
          "adapters go through the folder: leave weight_transfer out"),
     Rule("sampler.sleep_level rollout.max_staleness", lambda c: c.sampler.sleep_level > 0 and c.rollout.max_staleness > 0,
          "vLLM samples while the learner updates; leave one of them out"),
+    Rule("sampler.speculative_config algorithm.router_replay sampler.engine_args",
+         lambda c: bool(c.sampler.speculative_config)
+         and (c.algorithm.router_replay == "R3" or "enable_return_routed_experts" in c.sampler.engine_args),
+         "vLLM may report the experts of drafted tokens that it rejected: leave out the drafts, or the experts"),
     Rule("rollout.top_p", lambda c: c.rollout.top_p < 1, TRUNCATED),
     Rule("rollout.top_k", lambda c: c.rollout.top_k > 0, TRUNCATED),
 )  # fmt: skip

@@ -13,6 +13,15 @@ from gspo.config.suggestions import nearest
 from gspo.config.values import shown
 
 ENGINES = ("embedded", "vllm")
+DIRECT = ("quantization", "kv_cache_dtype", "speculative_config")
+"""Arguments of vLLM that are settings of `[sampler]`: what they change has to be known here."""
+NO_WEIGHTS = ("ngram", "ngram_gpu")
+"""Methods of speculative decoding without weights."""
+EXACT = {
+    *("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "draft_sample_method"),
+    *("draft_tensor_parallel_size", "max_model_len", "quantization", "kv_cache_dtype", "revision", "attention_backend"),
+}
+"""Keys of `sampler.speculative_config` that leave the distribution as it is, with any value."""
 
 
 def servers_of(sampler: SamplerConfig) -> int:

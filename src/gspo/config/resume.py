@@ -20,6 +20,7 @@ FREE = {
     *("teacher.retries", "teacher.max_concurrent"),
     *("sampler.batch_size", "sampler.engines", "sampler.urls", "sampler.python", "sampler.weight_dir"),
     *("sampler.timeout", "sampler.start_timeout", "sampler.sync_timeout", "sampler.weight_transfer", "sampler.sleep_level"),
+    *("sampler.speculative_config", "sampler.weight_check_limit"),
     *("eval.every", "eval.num_generations", "eval.temperature", "eval.top_p", "eval.top_k"),
     *("train.steps", "train.save_every", "train.keep_checkpoints", "train.keep_best", "train.micro_batch_tokens"),
     *("train.gradient_checkpointing", "train.max_skipped_updates", "train.offload_optimizer", "train.offload_reference"),

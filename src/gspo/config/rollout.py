@@ -7,6 +7,9 @@ from typing import Any
 
 from gspo.config.field import COOLEST, SEEDS, opt
 
+QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "int8_per_channel_weight_only")
+"""vLLM's names for weights that it rounds as it loads them, so that it can load new ones."""
+
 
 @dataclass(frozen=True)
 class TaskConfig:
@@ -76,6 +79,21 @@ class SamplerConfig:
     engine_args: dict[str, Any] = opt({})
     """Extra arguments for a started server, such as `{gpu_memory_utilization = 0.4, enforce_eager = true}`, or for the
     function that `engine` names."""
+    quantization: str = opt("none", choices=("none", *QUANTIZATIONS))
+    """Precision of the weights in vLLM, by its own names. vLLM rounds them as it loads them, also at each update. `none`:
+    that of the trainer's matrix products. `fp8_...`: matrices of attention, MLPs and experts in 8-bit floating point, and
+    what they multiply. `int8_per_channel_weight_only`: experts alone. Not measured on a GPU."""
+    kv_cache_dtype: str = opt("auto", choices=("auto", "fp8", "fp8_per_token_head", "int8_per_token_head"))
+    """Precision of vLLM's keys and values, by its own names. `auto`: that of the model. `fp8`: with scales of 1. Not
+    measured on a GPU."""
+    speculative_config: dict[str, Any] = opt({})
+    """vLLM's speculative decoding, such as `{method = "ngram", num_speculative_tokens = 4, prompt_lookup_max = 4}`. Exact in
+    distribution whatever is proposed. A draft model is named by `model`; its weights stay as they are, which costs speed
+    alone."""
+    weight_check_limit: float | None = opt(None, low=1e-6, high=20)
+    """Largest mean difference of log-probabilities, in nats per token, between vLLM and the trainer when new weights are
+    checked. Unset: by the lowest precision in vLLM: float32 0.001, float16 0.03, bfloat16 0.15, int8 0.4, fp8 0.8. The last
+    two are not measured on a GPU."""
     weight_dir: str | None = opt(None, path=True)
     """Folder through which weights are handed to the engine, which must see it too; with broadcast weights, only the first
     ones. Unset: a folder in memory, in /dev/shm."""

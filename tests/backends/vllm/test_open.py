@@ -6,13 +6,18 @@ import pytest
 import torch
 
 import gspo
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.open import check_sampler, check_sleep, own_devices, servers
+from gspo.backends.vllm.open import check_sampler, check_sleep, direct_arguments, own_devices, sampler_of, servers
 from gspo.backends.vllm.process import LocalHost
 from gspo.backends.vllm.server import KEY
 from gspo.config.rollout import SamplerConfig
+from gspo.config.schema import Config
+from gspo.learner.weights import PolicyWeights
+from tests.backends.vllm.engine.servers import DENSE
 from tests.backends.vllm.places import AtPlace
-from tests.tiny_run import ROWS, likes_a, model, settings
+from tests.tiny_run import PIECES, ROWS, likes_a, model, settings
 
 
 @pytest.mark.parametrize(
@@ -99,6 +104,28 @@ def test_arguments_become_flags(tmp_path):
     key = one.variables[KEY]  # nobody sees it in the list of processes
     assert len(key) > 40 and key != other.variables[KEY] and not any(key in word for word in one.command)
     assert one.headers == {"Authorization": f"Bearer {key}"}
+
+
+def test_settings_that_are_arguments_of_vllm(tmp_path):
+    assert direct_arguments(SamplerConfig(engine="vllm", engine_args={"x": 1})) == {}
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    given = SamplerConfig(
+        engine="vllm", python="py", quantization="fp8_per_tensor", kv_cache_dtype="fp8", speculative_config=drafts
+    )
+    (server,) = servers(given, tmp_path / "weights", direct_arguments(given), torch.device("cpu"))
+    assert server.command[-6:] == [
+        "--quantization", "fp8_per_tensor", "--kv-cache-dtype", "fp8", "--speculative-config",
+        '{"method": "ngram", "num_speculative_tokens": 2}',
+    ]  # fmt: skip
+
+
+def test_experts_alone_are_rounded_to_int8(tmp_path):
+    """Without any, vLLM would round nothing."""
+    tiny = build_tiny(DENSE, longest_match_tokenizer(PIECES))
+    config = Config(sampler=SamplerConfig(engine="vllm", quantization="int8_per_channel_weight_only"))
+    policy = HFPolicy(tiny)
+    with pytest.raises(ValueError, match=r"'int8_per_channel_weight_only': .* this model has none: set \"fp8"):
+        sampler_of(config, policy, PolicyWeights(policy, 0), tmp_path)
 
 
 def test_engines_elsewhere_listen_where_others_reach_them(tmp_path):

@@ -6,7 +6,9 @@ import pytest
 
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.server import GENERATE, KEY, SIDE, Server, Swap
+from gspo.config.rollout import SamplerConfig
 from gspo.interfaces import SamplerError
+from tests.backends.vllm.tools import sampler_of
 
 
 def test_a_server_that_lacks_something(engine):
@@ -37,6 +39,37 @@ def test_a_server_with_a_key_answers_nobody_else(tmp_path):
         assert asyncio.run(asked(ours)) == {"path": GENERATE}
     finally:
         ours.stop()
+
+
+COUNTED = """# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.
+vllm:spec_decode_num_draft_tokens_created{engine="0"} 1.7e+09
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} %s
+vllm:spec_decode_num_draft_tokens_total{engine="1",model_name="m"} 10.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} %s
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 77.0
+"""
+
+
+def test_how_many_drafted_tokens_were_accepted(engine, tmp_path):
+    """Of all copies of the model, since the last look; a server that was started again counts from 0."""
+    server, text = Server(engine.url), [b"{}"]
+    engine.handler.do_GET = lambda handler: answer(handler, text[0])
+    found = []
+    for counts in ((90.0, 30.0), (110.0, 40.0), (40.0, 5.0)):
+        text[0] = (COUNTED % counts).encode()
+        found.append(server.drafts())
+    assert found == [(100, 30), (20, 10), (50, 5)]
+    sampler = sampler_of(engine, tmp_path, given=SamplerConfig(speculative_config={"method": "ngram"}))
+    assert sampler.counts()["engines/draft_acceptance"] == 0.1
+    assert "engines/draft_acceptance" not in sampler.counts()  # nothing was drafted since
+    text[0], sampler.given = (COUNTED % (80.0, 9.0)).encode(), SamplerConfig()
+    assert "engines/draft_acceptance" not in sampler.counts()  # nobody was asked
+
+
+def answer(handler, text):
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(text)
 
 
 def test_a_swap_that_was_given_up_ends_between_any_two_calls(engine):

@@ -12,8 +12,10 @@ from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.backends.vllm.weight_check import OTHER, Check, compare, repeated
+from gspo.backends.vllm.weight_check import LIMITS, OTHER, WORSE, Check, Gap, compare, precision_of, repeated
+from gspo.config.files import docs
 from gspo.config.policy import ModelConfig
+from gspo.config.rollout import SamplerConfig
 from gspo.demo import count_bits
 from gspo.learner import layout
 from gspo.learner.weights import PolicyWeights
@@ -31,7 +33,7 @@ def probed():
         for name, weight in tiny.model.named_parameters():
             weight.mul_(6.0 if "experts" in name else 1.0)  # so that it matters which are taken
     model = wrap_model(tiny.model, tiny.tokenizer, ModelConfig(device="cpu"))
-    check = Check(torch.float32, model.config.vocab_size)
+    check = Check("float32", model.config.vocab_size)
     probes = HFSampler(model).generate(check.prompts(1, 0), 1, Sampling(16, seed=1, routes=True))
     return HFPolicy(model), check, probes
 
@@ -102,6 +104,32 @@ def parts_at(probe, place):
     tokens[at] = (tokens[at] + 1) % 20
     logp[at:] -= 1.0
     return dataclasses.replace(probe, tokens=tokens, logp=logp)
+
+
+@pytest.mark.parametrize(
+    ("given", "precision"),
+    [
+        ({}, "bfloat16"),
+        ({"quantization": "fp8_per_channel"}, "fp8"),
+        ({"kv_cache_dtype": "int8_per_token_head"}, "int8"),
+        ({"quantization": "int8_per_channel_weight_only", "kv_cache_dtype": "fp8"}, "fp8"),
+    ],
+)
+def test_the_limit_follows_from_the_lowest_precision(given, precision):
+    sampler = SamplerConfig(**given)
+    assert precision_of(sampler, torch.bfloat16) == precision
+    check = Check(precision, 20)
+    fine, wrong = LIMITS[precision]
+    assert f"{precision} {wrong:g}" in " ".join(docs(SamplerConfig)["weight_check_limit"].replace(",", "").split())
+    assert check.limit == wrong and not check.accepts(Gap(1.01 * wrong, 64, 0.0))
+    assert check.accepts(Gap(fine / 100, 64, 0.0)) and check.limit == fine  # never closer than that
+    assert check.accepts(Gap(fine, 64, 0.0)) and check.limit == min(wrong, WORSE * fine)
+
+
+def test_a_limit_of_ones_own():
+    check = Check("bfloat16", 20, 0.01)
+    assert check.limit == 0.01 and check.accepts(Gap(0.009, 64, 0.0)) and check.limit == 0.01
+    assert not check.accepts(Gap(0.02, 64, 0.0))
 
 
 def test_each_round_and_version_has_prompts_of_its_own(probed):

@@ -26,7 +26,7 @@ from gspo.backends.vllm.routed_experts import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import KEY, SIDE, Server
 from gspo.backends.vllm.transfer import WEIGHTS
-from gspo.config.engines import devices_each
+from gspo.config.engines import DIRECT, devices_each
 from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
@@ -113,6 +113,11 @@ def sampler_of(
 ) -> VLLMSampler:
     """The sampler and its engines, not yet started. Engines of ours find their first weights in `exchange`."""
     given, model, routers = config.sampler, policy.model, Routers.of(policy)
+    if given.quantization.startswith("int8") and routers is None:
+        raise ValueError(
+            f"sampler.quantization = {given.quantization!r}: vLLM rounds experts alone to it, and this model has none: "
+            'set "fp8_per_tensor", or leave it out'
+        )
     if given.urls:
         engines = [Server(url, sync_timeout=given.sync_timeout) for url in given.urls]
         for server in engines:
@@ -123,7 +128,7 @@ def sampler_of(
         sleeps = {SLEEP: True} if given.sleep_level else {}
         # Not for every mixture: 34 MB for 32k tokens of 48 layers, and vLLM refuses it beside pipeline parallelism.
         experts = {FLAG: True} if routers and config.algorithm.router_replay == "R3" else {}
-        arguments = experts | sleeps | adapter_arguments(config.lora, policy) | given.engine_args
+        arguments = experts | sleeps | adapter_arguments(config.lora, policy) | direct_arguments(given) | given.engine_args
         routers = routers if arguments.get(FLAG) else None
         adapters = model.adapted and bool(arguments.get("enable_lora"))
         first = exchange / (BASE if adapters else WEIGHTS)
@@ -137,8 +142,13 @@ def sampler_of(
         engine.adapters = adapters
     return VLLMSampler(
         model, engines, exchange, config.rollout.temperature, given.batch_size, given.timeout, logger.warning, routers,
-        given.sleep_level,
+        given.sleep_level, given,
     )  # fmt: skip
+
+
+def direct_arguments(given: SamplerConfig) -> dict[str, Any]:
+    """vLLM's arguments that are settings of the same name, where these are set."""
+    return {name: getattr(given, name) for name in DIRECT if getattr(given, name) != getattr(SamplerConfig(), name)}
 
 
 def servers(

@@ -22,7 +22,8 @@ from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routed_experts import Routers
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import FolderTransfer, Transfer, each_of
-from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check, compare, repeated
+from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check, compare, precision_of, repeated
+from gspo.config.rollout import SamplerConfig
 from gspo.interfaces import Job, SamplerError, Weights, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -43,6 +44,7 @@ class VLLMSampler:
         timeout: Timeout of a request, in seconds.
         notify: Called with a message when an engine is evicted or comes back.
         routers: Routers whose expert choices are requested; reset to None as soon as an engine does not report them.
+        given: The settings that say how precise the engines are, and whether they decode speculatively.
     """
 
     def __init__(
@@ -56,16 +58,19 @@ class VLLMSampler:
         notify: Callable[[str], None] = lambda text: None,
         routers: Routers | None = None,
         sleep_level: int = 0,
+        given: SamplerConfig | None = None,
     ) -> None:
         self.model, self.temperature, self.timeout = model, temperature, timeout
         self.routers, self.sleep_level, self.version = routers, sleep_level, 0
+        self.given = given = given or SamplerConfig()
         self.still: AbstractContextManager[Any] = contextlib.nullcontext()  # a weight update never waits for completions
         self.probes: list[Rollout] = []  # one engine's, from the last check; the others sample the same
         self._round = 0  # the round of the check that `probes` come from
         self._slots = asyncio.Semaphore(batch_size * len(engines))  # started completions finish before others start
         self._control = threading.Lock()  # held during a weight update, and when a returning engine claims the weights
         self._loop = asyncio.new_event_loop()
-        members = [Member(engine, Check(model.compute_dtype, model.config.vocab_size)) for engine in engines]
+        proof = precision_of(given, model.compute_dtype), model.config.vocab_size, given.weight_check_limit
+        members = [Member(engine, Check(*proof)) for engine in engines]
         self.fleet = Fleet(members, batch_size, self._loop, self._readmit, notify)
         self.transfer: Transfer = FolderTransfer(exchange, adapters=False)
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -85,8 +90,16 @@ class VLLMSampler:
         self.transfer.close()
 
     def counts(self) -> dict[str, float]:
-        """Number of serving engines; since the last call: evictions, retried requests, and the cost of weight transfers."""
-        return self.fleet.counts() | self.transfer.counts()
+        """Number of serving engines; since the last call: evictions, retried requests, the cost of weight transfers, and the
+        share of drafted tokens that were accepted.
+        """
+        drafts = [(0.0, 0.0)]
+        for member in self.fleet.serving if self.given.speculative_config else ():
+            with contextlib.suppress(EngineError):
+                drafts.append(member.engine.drafts())
+        drafted, accepted = map(sum, zip(*drafts))
+        acceptance = {"engines/draft_acceptance": accepted / drafted} if drafted else {}
+        return self.fleet.counts() | self.transfer.counts() | acceptance
 
     def rest(self) -> None:
         """Puts the engines to sleep until the next `load`, if sampler.sleep_level is set. Evicts engines that fail to."""

@@ -26,6 +26,9 @@ ADAPTER = "policy"  # the name that the adapter is served under
 KEY = "GSPO_KEY"  # the variable with the key that a server started here requires
 LATER = (408, 425, 429)  # statuses that mean "retry later" rather than a wrong request
 SAMPLED = re.compile(r"^vllm:generation_tokens_total\b.* (\S+)$", re.MULTILINE)  # in the answer of /metrics
+DRAFTS = [
+    re.compile(rf"^vllm:spec_decode_num_{kind}_tokens_total\b.* (\S+)$", re.MULTILINE) for kind in ("draft", "accepted")
+]  # in the same answer
 IDLE = 2.0  # seconds until an idle connection is dropped: the server closes it after 5, possibly during a request
 
 
@@ -77,6 +80,7 @@ class Server:
         self.adapters = False  # whether it takes LoRA adapters instead of whole weights
         self._client: httpx.AsyncClient | None = None
         self._over = self._asleep = False
+        self._drafts = 0.0, 0.0  # at the last look
         self._begun = 0  # offset in the log of the current process's output
 
     @property
@@ -194,6 +198,14 @@ class Server:
     def takes_adapters(self) -> bool:
         """Whether it was started with LoRA support: the route exists, for POST only. Raises EngineError."""
         return self._request("GET", "/v1/load_lora_adapter", 10.0).status_code == 405
+
+    def drafts(self) -> tuple[float, float]:
+        """Tokens that speculative decoding has drafted, and accepted, since the last call. Raises EngineError."""
+        text, before = self._request("GET", "/metrics", 10.0).text, self._drafts
+        drafted, accepted = (sum(map(float, pattern.findall(text))) for pattern in DRAFTS)
+        self._drafts = drafted, accepted
+        began_anew = drafted < before[0]
+        return self._drafts if began_anew else (drafted - before[0], accepted - before[1])
 
     def workers(self, method: str, *arguments: str) -> list[Any]:
         """Calls a method of plugin/gspo_vllm.py on every worker and returns their results. Raises EngineError."""

@@ -42,6 +42,7 @@ def repair_cpu() -> None:
     if current_platform.is_cpu():
         repair_reload()
         repair_seeds()
+        repair_drafts()
         wire_routes()
 
 
@@ -80,6 +81,20 @@ def repair_seeds() -> None:
             batch.generators.update(generators)
 
     Runner.sample_tokens = sample_tokens
+
+
+def repair_drafts() -> None:
+    """Fixes speculative decoding at a temperature. vLLM's kernel writes the temperatures of drafted tokens into a copy, and
+    their logits are divided by whatever memory holds.
+    """
+    import torch
+    from vllm.v1.sample import rejection_sampler
+
+    def expand(x: Any, ends: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+        counts = torch.diff(ends, prepend=ends.new_zeros(1))
+        return torch.where(x == replace_from, replace_to, x).repeat_interleave(counts, output_size=num_tokens)
+
+    rejection_sampler.expand_batch_to_tokens = expand
 
 
 def allow_routes() -> None:
