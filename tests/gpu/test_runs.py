@@ -18,11 +18,18 @@ from tests.tiny_run import ROWS, likes_a, model, settings
 pytestmark = pytest.mark.gpu
 KL = 1e-2  # nats a token between sampler and trainer, under autocast to bfloat16
 ENGINE = os.environ.get("GSPO_VLLM_PYTHON", "")
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+ROLLOUTS = {
+    "vLLM": {},
+    "vLLM, weights and keys in fp8": {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"},
+    "vLLM, experts in int8": {"quantization": "int8_per_channel_weight_only"},
+    "vLLM, drafts by n-grams": {"speculative_config": DRAFTS},
+}
 
 
 def lines(folder, device, **changes):
     """The metrics of a run of two steps."""
-    model().save(folder / "model")
+    model(hidden=128, expert_width=128).save(folder / "model")  # heads of 64, as fp8 kernels want
     made = settings(folder / "runs", **changes)
     made["model"] = {"path": str(folder / "model"), "device": device} | changes.get("model", {})
     made["train"] = made["train"] | {"steps": 2}
@@ -55,11 +62,17 @@ def test_with_adapters_on_weights_of_four_bits(device, report, tmp_path):
     tell(report, "adapters on nf4", lines(tmp_path, device, lora={"rank": 4}, model={"quantize": "nf4"}))
 
 
-def test_with_vllm(device, report, tmp_path):
+@pytest.mark.parametrize("what", ROLLOUTS)
+def test_with_vllm(what, device, report, tmp_path):
+    if device == "cpu" and "quantization" in ROLLOUTS[what]:
+        pytest.skip("vLLM rounds to these on a GPU")
     if not ENGINE and importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed here; GSPO_VLLM_PYTHON may name the Python of another environment that has it")
-    sampler = {"engine": "vllm", "engine_args": {"gpu_memory_utilization": 0.4}}
-    tell(report, "vLLM", lines(tmp_path, device, sampler=sampler | ({"python": ENGINE} if ENGINE else {})))
+    sampler = {"engine": "vllm", "engine_args": {"gpu_memory_utilization": 0.4}} | ROLLOUTS[what]
+    found = lines(tmp_path, device, sampler=sampler | ({"python": ENGINE} if ENGINE else {}))
+    tell(report, what, found)
+    if "speculative_config" in sampler:
+        report.tell(f"a run with {what}: share of drafted tokens accepted", found[1].get("engines/draft_acceptance", 0.0))
 
 
 def by_place(prompts, completions, **columns):
