@@ -1,9 +1,9 @@
 """All benchmarks with one command: `make bench`.
 
-Runs each script, collects its ratios in lab/speed/results.json and writes the tables and pictures of docs/performance.md.
-With `--check` it measures again, writes nothing, and fails where a ratio is more than 15 % worse than the committed one (a
-slope: 0.15) and outside its interval. `--only NAME ...` runs some; the figures of the others stay. `--tables` measures
-nothing and writes the page.
+Runs each script, collects its ratios in lab/speed/results.json, and writes the pictures and tables of docs/performance.md
+and lab/speed.md. With `--check` it measures again, writes nothing, and fails where a ratio is more than 15 % worse than the
+committed one (a slope: 0.15) and outside its interval. `--only NAME ...` runs some; the figures of the others stay.
+`--tables` measures nothing and writes the pages.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 from readings import Figure
-from tables import PAGE
+from tables import ROOT
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from canvas import DARK, LIGHT, Theme, canvas, finish
 
-IMAGES = PAGE.parent / "images"
+IMAGES = ROOT / "docs" / "images"
 Figures = dict[str, dict[str, Figure]]  # by group and name
 AGAINST = ("padded rows", "TRL", "TRL, torch_compile", "generate")
 GOALS = {"dense, P 512 R 64 G 8": 4.0, "mixture, P 512 R 64 G 8": 3.0, "chain: gspo": 2.0}  # by row

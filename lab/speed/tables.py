@@ -1,15 +1,16 @@
-"""The tables of docs/performance.md, from the figures of results.json."""
+"""The tables of docs/performance.md and lab/speed.md, from the figures of results.json."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from readings import Figure
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "performance.md", ROOT / "lab" / "speed.md"
 TABLE = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- end -->)", re.S)
 Column = tuple[str, Callable[[Figure], str]]
 
@@ -100,12 +101,13 @@ def machine(results: dict[str, Any]) -> str:
     return f"Measured on {day}: {facts['processor']}, {facts['cores']} cores, {rate}; {versions}.\n"
 
 
-def write(results: dict[str, Any], page: Path = PAGE) -> None:
-    """Fills in what stands between the marks of the page."""
+def write(results: dict[str, Any], pages: Iterable[Path] = PAGES) -> None:
+    """Fills in what stands between the marks of the pages."""
 
     def filled(match: re.Match[str]) -> str:
         group = match[2]
         text = machine(results) if group == "machine" else table(group, results["figures"].get(group, {}))
         return match[1] + text + match[3]
 
-    page.write_text(TABLE.sub(filled, page.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in pages:
+        page.write_text(TABLE.sub(filled, page.read_text(encoding="utf-8")), encoding="utf-8")

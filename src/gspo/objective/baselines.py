@@ -71,7 +71,7 @@ def gepo(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions) -> Surrogate:
     The group's expectation does not depend on theta, so p_i / E_q[q] is the ratio s_i to mu, times q_i / E_q[q].
 
     Args:
-        A: A_i q_i / E_q[q] [S] (advantages.py:expectation_weights).
+        A: A_i times q_i / E_q[q], [S] (advantages.py:expectation_weights).
     """
     s = sequence_ratio(logp, logp_mu, y)
     return Surrogate(-s * A, s, nothing(s), nothing(s))
