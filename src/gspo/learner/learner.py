@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.learner import token_marks
 from gspo.learner.agreement import disagreement, first_look, other_experts, paired
 from gspo.learner.fit_micro_batches import Meter, make_room
 from gspo.learner.interfaces import Objective, Policy
@@ -20,7 +21,6 @@ from gspo.learner.scoring import collected, read, read_here, where_read
 from gspo.learner.update import Updater, active
 from gspo.learner.weights import PolicyWeights
 from gspo.objective.completions import Completions
-from gspo.objective.corrections import least_entropy
 from gspo.objective.losses import level_ratio
 from gspo.objective.mismatch import std
 from gspo.objective.ppo import gae, whiten
@@ -280,22 +280,14 @@ class PolicyLearner(LocalLearner):
             logp_old = reading.logp if recompute else completions[i].logp_old
             routes = completions[i].routes if sampled else reading.routes
             filled[i] = replace(completions[i], logp_old=logp_old, routes=routes)
-        self._fill(self._uncertain(filled, here) if self.objective.top_entropy < 1 and filled else filled)
+        share = self.objective.top_entropy
+        self._fill(token_marks.of_entropy(filled, here, share, ranks) if share < 1 and filled else filled)
         others = ranks.gathered(other_experts([completions[i] for i in here], list(here.values())))
         readings = collected({i: Reading(reading.logp) for i, reading in here.items()}, completions, ranks)
         self._disagreement = disagreement(completions, readings, others) if readings else {}
         if readings and late:
             logp, logp_mu, y = paired(completions, readings)
             self._fresh = logp, logp if recompute else logp_mu, y
-
-    def _uncertain(self, completions: Sequence[Completion], here: Mapping[int, Reading]) -> list[Completion]:
-        """Marks the tokens with the highest entropies among all that the updates read, on all ranks."""
-        ranks = self.micro_batches.ranks
-        entropy = {i: reading.entropy for i, reading in here.items() if reading.entropy is not None}
-        parts = ranks.to_leader({"all": torch.cat([torch.zeros(0), *entropy.values()])})
-        every = [part["all"] for part in parts]
-        least = ranks.gathered(least_entropy(torch.cat(every), self.objective.top_entropy) if every else 0.0)[0]
-        return [replace(c, uncertain=entropy[i] >= least) if i in entropy else c for i, c in enumerate(completions)]
 
     def _estimate(self, critic: Mapping[str, float]) -> None:
         """Fills in per-token advantages and returns, from the critic as it is before the first update (PPO)."""
