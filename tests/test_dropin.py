@@ -103,8 +103,8 @@ def test_a_micro_batch_without_a_token_has_loss_and_gradient_zero(name):
 
 
 IDLE = {
-    "beta": 0.1, "entropy_bonus": 0.1, "top_entropy": 0.2, "router_replay": "R2", "old_logprobs": "recompute", "epochs": 2,
-    "mini_batches": 2, "scale_rewards": "none",
+    "beta": 0.1, "entropy_bonus": 0.1, "top_entropy": 0.2, "clip_cov": 0.1, "kl_cov": 0.1, "kl_cov_weight": 2.0,
+    "router_replay": "R2", "old_logprobs": "recompute", "epochs": 2, "mini_batches": 2, "scale_rewards": "none",
     "kl_estimator": "k1", "credit": "turn", "discount": 0.9, "clip_target": 0.2, "aux_loss": 0.1, "correction": "tis",
     "correction_ratio": "product", "correction_low": 0.9, "correction_high": 1.1, "opsm": 0.1, "critic": "copy",
 }  # fmt: skip

@@ -123,14 +123,15 @@ class TokenColumns:
         logp_teacher: float32. Log-probability under the teacher.
         values: float32. V of the old critic (PPO).
         returns: float32. Regression target of the critic (PPO).
-        uncertain: bool. Whether the loss has a gradient through the token (algorithm.top_entropy); None: through all.
+        marked: bool. Whether algorithm.top_entropy or clip_cov take the token's gradient, or kl_cov penalises its change;
+            None without these.
     """
 
     logp_ref: Tensor | None = None
     logp_teacher: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
-    uncertain: Tensor | None = None
+    marked: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tests import tiny_run
 
 
 def config(**sections):
-    return resolved(from_dict({"train": {"steps": 5, "micro_batch_tokens": 77}} | sections))[0]
+    return resolved(from_dict({"train": {"steps": 5, "micro_batch_tokens": 77, "seed": 3}} | sections))[0]
 
 
 @pytest.mark.parametrize(("name", "critic", "level"), [("gspo", False, "sequence"), ("ppo", True, "token")])
@@ -25,6 +25,7 @@ def test_the_learner_is_what_the_settings_say(name, critic, level):
     policy, learner = learning(settings, tiny_run.model(), {"logp_ref": reference})
     assert (policy.critic is not None) == critic and learner.objective.row.level == level
     assert learner.optimizer.total == 5 * settings.algorithm.mini_batches * 3 and learner.micro_batches.max_tokens == 77
+    assert learner.seed == settings.train.seed == 3
     assert learner.updater.replay and learner.router_replay == "R3" and learner.frozen["logp_ref"] is reference
     _, learner = supervised_learning(settings, tiny_run.model())
     assert isinstance(learner.objective, Imitation) and learner.optimizer.total == 5

@@ -57,6 +57,8 @@ REFUSED = [
     ("ppo learns from values and needs a critic", {"name": "ppo", "critic": "none"}),
     ("gspo has no use for one", {"critic": "shared"}),
     ("top_entropy = 0.2 reads the entropies.*recompute", {"top_entropy": 0.2}),
+    ("algorithm.clip_cov = 0.0002 and algorithm.kl_cov = 0.002: each picks", {"clip_cov": 2e-4, "kl_cov": 2e-3}),
+    ("top_entropy = 0.2 and algorithm.kl_cov = 1", {"top_entropy": 0.2, "kl_cov": 1.0, "old_logprobs": "recompute"}),
     ("every weight is 1.*recompute", {"correction": "tis"}),
     ("weighs by pi_theta/mu.*twice", {"name": "minirl", "correction": "tis", "old_logprobs": "recompute"}),
     ("correction_ratio = 'product': grpo weighs tokens", TIS | {"name": "grpo", "correction_ratio": "product"}),
@@ -87,7 +89,8 @@ WARNED = [
     ("never binds", {"epsilon": 0.2, "epsilon_high": 0.2}),
     ("takes away most gradients", {"name": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4}),
     ("divides by the group standard deviation", {"scale_rewards": "none"}),
-    ("nothing is ever clipped", {"mini_batches": 1}),
+    ("nothing is ever clipped, and kl_cov penalises nothing", {"mini_batches": 1, "kl_cov": 0.1}),
+    ("nothing is ever clipped$", {"mini_batches": 1}),
     ("refills", {"name": "dapo"}),
     ("zero gradient", {"beta": 0.1, "kl_estimator": "k1"}),
     ("far tighter than usual", {"name": "grpo", "epsilon": "auto"}),
@@ -105,6 +108,7 @@ def test_odd_values_are_warned_of(subtests):
 def test_what_has_its_use_is_not_warned_of():
     pi_old = AlgorithmConfig(name="reinforce", correction="tis", old_logprobs="recompute")  # the correction reads it
     assert resolve(AlgorithmConfig(name="reinforce", top_entropy=0.2, old_logprobs="recompute"))[2] == []  # as this does
+    assert resolve(AlgorithmConfig(name="reinforce", clip_cov=0.1, old_logprobs="recompute"))[2] == []
     assert resolve(pi_old)[2] == resolve(AlgorithmConfig(name="dapo"), sampling_rounds=1)[2] == []
     assert resolve(AlgorithmConfig(name="dapo"), samples=False)[2] == []  # a served run may set no sampling_rounds
     assert resolve(AlgorithmConfig(name="grpo_dual", epsilon="auto", clip_target=0.01))[2] == []

@@ -69,10 +69,11 @@ NEEDS = by_key(
     ({"algorithm": {"name": "grpo"}, **PLAYED}, "algorithm.credit"),
     ({"algorithm": {"name": "grpo", "credit": "turn"}, **PLAYED}, "algorithm.discount"),
     ({"algorithm": {"epsilon": "auto"}}, "algorithm.clip_target"),
+    ({"algorithm": {"kl_cov": 0.1}}, "algorithm.kl_cov_weight"),
     ({"algorithm": {"name": "gspo_token"}}, "teacher.path"),
     (TAUGHT, "teacher.revision teacher.dtype teacher.weight teacher.url"),
     (TAUGHT_BY_SERVER, "teacher.key_variable teacher.timeout teacher.retries teacher.max_concurrent"),
-    ({"algorithm": {"old_logprobs": "recompute"}}, "algorithm.correction"),
+    ({"algorithm": {"old_logprobs": "recompute"}}, "algorithm.correction algorithm.top_entropy"),
     (
         {"algorithm": {"old_logprobs": "recompute", "correction": "tis"}},
         "algorithm.correction_ratio algorithm.correction_low algorithm.correction_high",

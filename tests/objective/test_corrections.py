@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gspo.objective.algorithms import ALGORITHMS, BOUNDS, correction_level
 from gspo.objective.completions import Completions
-from gspo.objective.corrections import CORRECTIONS, least_entropy, off_policy, ratio
+from gspo.objective.corrections import CORRECTIONS, covariant, least_entropy, off_policy, ratio
 from tests.objective import reference
 from tests.objective.cases import LENGTHS, case
 
@@ -93,3 +93,25 @@ def test_the_highest_share_of_entropies_by_hand():
     H = torch.tensor([0.1, 2.0, 0.5, 0.5, 1.0])
     assert [least_entropy(H, share) for share in (0.01, 0.2, 0.4, 0.6, 1.0)] == pytest.approx([2.0, 2.0, 1.0, 0.5, 0.1])
     assert int((least_entropy(H, 0.6) <= H).sum()) == 4  # equal ones all count
+
+
+def test_the_tokens_of_high_covariance_by_hand():
+    logp, A = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0]), torch.tensor([-3.5, 0.5, 4.5, 2.5, 3.5]) - 1  # means 0, 0.5
+    cov = [10.0, 1.0, 0.0, 1.0, 4.0]
+    assert ((logp - logp.mean()) * (A - A.mean())).tolist() == cov
+    for share, found in ((0.01, [0]), (0.4, [0, 4]), (0.6, [0, 4, 1]), (1.0, [0, 4, 1, 3, 2])):  # of equal ones the first
+        assert covariant(logp, A, share).tolist() == found
+    draw = torch.tensor([0.1, 0.9, 0.2, 0.5, 0.7])
+    for share, found in ((0.01, [3]), (0.4, [3, 4]), (0.6, [3, 4, 1]), (1.0, [3, 4, 1])):  # 10 and 0 are out of bounds
+        assert covariant(logp, A, share, draw).tolist() == found
+    assert covariant(logp, A / 11, 0.4, draw).tolist() == []
+
+
+@given(st.integers(0, 10**6))
+def test_each_token_within_the_bounds_is_drawn_as_often(seed):
+    g = torch.Generator().manual_seed(seed)
+    logp, A = torch.randn(40, generator=g), 3 * torch.randn(40, generator=g)
+    cov = ((logp - logp.mean()) * (A - A.mean())).tolist()
+    draw = torch.rand(40, generator=g)
+    inside = sorted((i for i in range(40) if 1 <= cov[i] <= 5), key=lambda i: draw[i].item())
+    assert covariant(logp, A, 0.1, draw).tolist() == inside[:4]

@@ -55,6 +55,7 @@ def test_the_final_model_loads_and_is_the_trained_one(tmp_path):
         {"algorithm": {"name": "dr_grpo", "beta": 0.1, "kl_estimator": "k2"}},
         {"algorithm": {"name": "dapo", "old_logprobs": "recompute"}},
         {"algorithm": {"name": "gspo_turn", "top_entropy": 0.2, "old_logprobs": "recompute", "epsilon_length": 7}},
+        {"algorithm": {"kl_cov": 0.01, "kl_cov_weight": 2.0}},
         {"rollout": {"temperature": 0.7, "mask_truncated_completions": True}},
         {"algorithm": {"name": "luspo", "epsilon": "auto"}},
         {"algorithm": {"name": "gmpo", "correction": "seq_mis", "old_logprobs": "recompute"}},

@@ -36,6 +36,7 @@ def learning(
     learner = PolicyLearner(
         policy, optimizer, objective, micro_batches_of(config, ranks),
         router_replay=algorithm.router_replay, frozen=frozen, scale=algorithm.scale_rewards,
+        seed=train.seed,
     )  # fmt: skip
     check_experts(config, model)
     check_routers(config, model)

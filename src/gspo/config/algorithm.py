@@ -29,6 +29,8 @@ def resolve(
     if config.top_entropy < 1 and config.old_logprobs != "recompute":
         key = f"algorithm.top_entropy = {config.top_entropy:g}"
         raise ValueError(f'{key} reads the entropies of the pass for pi_old: set algorithm.old_logprobs = "recompute"')
+    if len(marks := marking(config)) > 1:
+        raise ValueError(f"{' and '.join(marks)}: each picks tokens by itself: set one of them and leave out the others")
     bounds = _correction(row, config)
     _check_credit(row, config)
     critic = config.critic or ("shared" if row.critic else "none")
@@ -48,6 +50,13 @@ def resolve(
     filled = ResolvedAlgorithm(**vars(config) | own)
     _check_dual(row, filled)
     return row, filled, list(odd_values(row, filled, sampling_rounds, samples))
+
+
+def marking(config: AlgorithmConfig) -> list[str]:
+    """The settings by which the gradients of single tokens differ, with their values."""
+    names = ("top_entropy", "clip_cov", "kl_cov")
+    default = AlgorithmConfig()
+    return [f"algorithm.{name} = {value:g}" for name in names if (value := getattr(config, name)) != getattr(default, name)]
 
 
 def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
@@ -158,8 +167,9 @@ def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, 
             f"deviation ({row.source}); results are not comparable with the paper's"
         )
     if config.mini_batches == 1 and config.epochs == 1:
-        yield "mini_batches = 1 and epochs = 1: each batch gives one update, with ratios of 1, so nothing is ever clipped"
-    unread = "logp_old" not in row.likelihoods and config.correction == "none" and config.top_entropy == 1
+        nothing = "nothing is ever clipped" + (", and kl_cov penalises nothing" if config.kl_cov else "")
+        yield f"mini_batches = 1 and epochs = 1: each batch gives one update, with ratios of 1, so {nothing}"
+    unread = "logp_old" not in row.likelihoods and config.correction == "none" and not marking(config)
     if config.old_logprobs == "recompute" and unread:
         why = "divides by mu alone" if row.likelihoods else "has no ratio"
         yield f'old_logprobs = "recompute": {config.name} {why}, so the pass for pi_old changes no gradient, only metrics'

@@ -56,6 +56,9 @@ OF_OTHERS = {
     "algorithm.correction_high": "vllm_importance_sampling_cap vllm_importance_sampling_clip_max rollout_is_threshold",
     "algorithm.entropy_bonus": "entropy_coeff entropy_coef entropy_loss_coef",
     "algorithm.top_entropy": "top_entropy_quantile",
+    "algorithm.clip_cov": "clip_cov_ratio",
+    "algorithm.kl_cov": "kl_cov_ratio",
+    "algorithm.kl_cov_weight": "ppo_kl_coef",
     "algorithm.aux_loss": "router_aux_loss_coef aux_loss_coef",
     # teacher
     "teacher.path": "teacher_model teacher_model_name_or_path opd_teacher_load",

@@ -42,6 +42,8 @@ ALWAYS = (
          'it is for algorithm.epsilon = "auto": set that too, or leave it out'),
     Rule("algorithm.kl_estimator", lambda c: not c.algorithm.beta,
          "there is no KL term with algorithm.beta = 0: set beta, or leave it out"),
+    Rule("algorithm.kl_cov_weight", lambda c: not c.algorithm.kl_cov,
+         "no token is penalised with algorithm.kl_cov = 0: set kl_cov, or leave it out"),
     Rule("teacher.* -teacher.path", lambda c: not c.teacher.path, "there is no teacher: set teacher.path, or leave it out"),
     Rule("teacher.revision teacher.dtype", lambda c: c.teacher.url is not None,
          "the server of teacher.url has loaded the teacher itself: leave it out"),

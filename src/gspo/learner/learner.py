@@ -163,6 +163,7 @@ class PolicyLearner(LocalLearner):
 
     frozen: policies that are not trained, each by the column of a completion that its log-probabilities fill: the reference
     of the KL term (logp_ref), the teacher (logp_teacher). scale: "batch" whitens a critic's advantages over all tokens.
+    seed: of Clip-Cov's draws.
     """
 
     objective: PolicyObjective
@@ -177,9 +178,10 @@ class PolicyLearner(LocalLearner):
         router_replay: str = "none",
         frozen: Mapping[str, Policy] = {},
         scale: str = "batch",
+        seed: int = 0,
     ) -> None:
         super().__init__(policy, optimizer, objective, micro_batches, replay=router_replay != "none")
-        self.router_replay, self.frozen, self.scale = router_replay, frozen, scale
+        self.router_replay, self.frozen, self.scale, self.seed = router_replay, frozen, scale, seed
         self._disagreement: Metrics | None = None  # of sampler and trainer, once a forward pass has measured it
         self._fresh: tuple[Tensor, Tensor, Completions] | None = None  # log pi and log mu of fresh completions
         self._noise: Tensor | None = None  # ratios that only numerics moved; None until an update of a batch reads any
@@ -200,7 +202,7 @@ class PolicyLearner(LocalLearner):
     ) -> None:
         """Sets a batch and computes what its updates need: pi_old's log-probabilities (by a forward pass if `recompute`) and
         experts (by one for R2), the critic's values and advantages, the log-probabilities of the reference and of the
-        teacher. fresh: completions of the current weights, if the batch is stale.
+        teacher, marks of tokens. fresh: completions of the current weights, if the batch is stale.
         """
         self.take(mini_batches)
         self.objective.begin([completion for part in mini_batches for completion in part])
@@ -218,6 +220,10 @@ class PolicyLearner(LocalLearner):
             self._estimate(self.objective.critic)
         for column, policy in self.frozen.items():
             self._read_with(policy, column)
+        if self.at and (self.objective.clip_cov or self.objective.kl_cov):
+            ranks, seed = self.micro_batches.ranks, (self.seed, self.optimizer.updates)
+            mine = self._all_readers()[ranks.number]
+            self._fill(token_marks.of_covariance(self._read_by_updates(), mine, self.objective, ranks, seed))
 
     def compare(self, completions: Sequence[Completion]) -> Agreement:
         """Mismatch between sampler and trainer on some completions of the current weights. Only rank 0 gets it."""
@@ -266,7 +272,7 @@ class PolicyLearner(LocalLearner):
 
     def _recall(self, recompute: bool, late: bool) -> None:
         """Reads the completions of all updates with the policy before its first update. Fills in pi_old's log-probabilities
-        if `recompute`, and its experts, unless R3 keeps the sampler's; marks uncertain tokens. Measures the mismatch
+        if `recompute`, and its experts, unless R3 keeps the sampler's; marks tokens by entropy. Measures the mismatch
         with the sampler, and the effect of numerics if `late`.
         """
         sampled, ranks = self.router_replay == "R3", self.micro_batches.ranks

@@ -35,7 +35,8 @@ class PolicyObjective:
         self.correction, self.correction_ratio = config.correction, config.correction_ratio
         self.correction_bounds = config.correction_low, config.correction_high or float("inf")
         self.opsm, self.aux_loss, self.entropy_bonus = config.opsm, config.aux_loss, config.entropy_bonus
-        self.top_entropy = config.top_entropy
+        self.top_entropy, self.clip_cov = config.top_entropy, config.clip_cov
+        self.kl_cov, self.kl_cov_weight = config.kl_cov, config.kl_cov_weight
         constants = {**row.constants, **row.critic, **config.constants}
         self.constants = {name: constants[name] for name in row.constants}
         self.critic = {name: constants[name] for name in row.critic}
@@ -70,8 +71,10 @@ class PolicyObjective:
         return float(len(completions) * (self.max_completion_length if self.row.counts == "budget" else 1))
 
     def idle(self, completion: Completion) -> bool:
-        """Whether the advantage is zero and no other term has a gradient (KL, entropy, auxiliary loss, critic, teacher)."""
-        others = self.beta or self.entropy_bonus or self.aux_loss or self.critic or self.teacher_weight
+        """Whether the advantage is zero and no other term has a gradient (KL, entropy, auxiliary loss, critic, teacher).
+        KL-Cov may penalise any token: where A = 0, its covariance need not be.
+        """
+        others = self.beta or self.kl_cov or self.entropy_bonus or self.aux_loss or self.critic or self.teacher_weight
         return not (others or torch.as_tensor(completion.advantage).any())
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
@@ -81,7 +84,7 @@ class PolicyObjective:
         if batch.logp_teacher is not None:
             A = y.spread(A) + self.teacher_weight * (batch.logp_teacher - batch.logp_old)  # [N]
         A, weights = self.weighed(A, logp, batch, y)
-        trained = logp if batch.uncertain is None else torch.where(batch.uncertain, logp, logp.detach())
+        trained = logp if batch.marked is None or self.kl_cov else torch.where(batch.marked, logp.detach(), logp)
         surrogate = self.surrogate(trained, A, y, vars(batch))
         loss, _, low, high = surrogate
         assert out.entropy is not None
@@ -106,6 +109,10 @@ class PolicyObjective:
             loss = loss + self.critic["c_value"] * y.sum(wrong)
             stats |= {"value_loss": wrong, "value_error": batch.returns - batch.values, "returns": batch.returns}
         over = y.sum if self.row.sums else y.mean
+        if batch.marked is not None:
+            stats["marked"] = batch.marked.float()
+            if self.kl_cov:
+                loss = loss + self.kl_cov_weight * over(divergence.k3(batch.logp_old, logp) * batch.marked)
         if self.entropy_bonus:
             loss = loss - self.entropy_bonus * over(out.entropy)
         if batch.logp_ref is not None:
@@ -185,6 +192,8 @@ class PolicyObjective:
         }
         if "masked" in stats:
             metrics["opsm/masked"] = int(stats["masked"].sum()) / of["completions"]
+        if "marked" in stats:
+            metrics["marked/tokens"] = float(stats["marked"].sum()) / of["tokens"]
         if "weight" in stats:
             weight, r, (lower, upper) = stats["weight"], stats["weighed_ratio"], self.correction_bounds
             metrics |= {

@@ -15,6 +15,8 @@ from torch import Tensor
 from gspo.objective.completions import Completions
 from gspo.objective.losses import bounded
 
+COV_LOW, COV_HIGH = 1.0, 5.0  # bounds of Clip-Cov, as published
+
 
 def truncated(r: Tensor, low: float | None, high: float) -> Tensor:
     """Truncated importance sampling: r held within [low, high]."""
@@ -48,6 +50,17 @@ def least_entropy(entropy: Tensor, share: float) -> float:
     2506.01939).
     """
     return float(entropy.topk(max(1, round(share * len(entropy)))).values[-1])
+
+
+def covariant(logp: Tensor, A: Tensor, share: float, draw: Tensor | None = None) -> Tensor:
+    """Indices of a share of the N tokens, at least of one, by Cov_t = (log pi(y_t) - mean log pi) (A_t - mean A), with means
+    over all N (arXiv 2505.22617). KL-Cov: those of highest Cov_t; of equal ones the first. Clip-Cov, if there is a draw [N],
+    uniform in [0, 1): those with the lowest draw among the tokens with Cov_t in [1, 5], of which there may be fewer.
+    """
+    cov = (logp - logp.mean()) * (A - A.mean())
+    order = -cov if draw is None else torch.where((cov >= COV_LOW) & (cov <= COV_HIGH), draw, torch.inf)
+    first = order.argsort(stable=True)[: max(1, round(share * len(cov)))]
+    return first[order[first] < torch.inf]
 
 
 def off_policy(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, delta: float) -> Tensor:

@@ -161,6 +161,9 @@ AUTO = Case(more=(("epsilon", "auto"),))  # the range is found by the rank that 
 TAUGHT = Case(algorithm="grpo", teacher=0.7)
 UNSURE = Case(more=(("top_entropy", 0.2), ("old_logprobs", "recompute")))  # of the entropies of all ranks
 PLAIN = Case(), Case(layout="auto"), Case(checkpointing=True), Case(more=(("beta", 0.1),)), TAUGHT, AUTO, UNSURE
+LOUD = (("advantages", (9.0, -9.0)),)  # for covariances above 1
+CLIP_COV = Case(more=(("clip_cov", 0.1),), batches=LOUD)
+KL_COV = Case(algorithm="grpo", more=(("kl_cov", 0.2), ("kl_cov_weight", 30.0)), batches=LOUD)
 HARD = (
     Case(batches=(("lengths", (9,)),)),  # one completion, the other ranks have none
     Case(batches=(("lengths", (20, 1, 1, 1)),)),
@@ -181,7 +184,7 @@ def experts(count, replicas=1):
 @pytest.mark.parametrize(
     "size, every",  # dense, tied, how it is laid out, what is learned
     [
-        (2, [(True, False, ScaleConfig(), (*PLAIN, *HARD))]),
+        (2, [(True, False, ScaleConfig(), (*PLAIN, CLIP_COV, KL_COV, *HARD))]),
         slow(2, [(True, True, ScaleConfig(), PLAIN), (False, False, ScaleConfig(), MIXTURES)]),
         (2, [(False, True, experts(2), (*MIXTURES, *HARD))]),
         slow(4, [(False, False, experts(4), (*MIXTURES, *HARD))]),
