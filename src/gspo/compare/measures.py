@@ -21,7 +21,7 @@ SHARES = (
     "*/accuracy*", "*/win_rate", "clip_ratio/*", "*/clipped_ratio", "*/repetition", "frac_*", "no_signal/*", "mismatch/ess",
     "mismatch/ratio_over_2", "mismatch/prob_*", "moe/volatility", "moe/tokens_changed", "moe/sampler_agreement",
     "moe/overruled", "dynamic_sampling/signal", "groups/with_signal", "correction/zero", "correction/low",
-    "correction/high", "opsm/masked", "marked/tokens", "rollouts/multi_version",
+    "correction/high", "opsm/masked", "marked/tokens", "rollouts/multi_version", "engines/draft_acceptance",
 )  # fmt: skip
 # Counts, times, sizes, spreads, and averages of nonnegative values.
 NEVER_NEGATIVE = (
