@@ -83,7 +83,7 @@ def test_callables_that_fail(hang):
         assert errors[1].endswith(f"took longer than {limit:g} s (reward.timeout)")
     assert len(loops) == 1  # so that it may keep what belongs to its loop
     got, errors = outcome(in_process(judge), "a", "zero", "b")
-    assert (got, errors[1]) == ([1, None, 1], "judge: ZeroDivisionError: division by zero")
+    assert (got, errors[1]) == ([1, None, 1], "judge: ZeroDivisionError: division by zero (test_channels.py:73)")
 
 
 def test_a_batch_that_timed_out_is_not_tried_again(hang):

@@ -42,12 +42,13 @@ def run(plain):
     return out.getvalue()
 
 
-def test_plain_output_is_one_line_a_step():
+def test_plain_output_is_one_line_a_step_and_one_for_the_first_long_phase():
     lines = run(plain=True).splitlines()
     assert lines[0] == (
         "step 0/3  held-out accuracy 36.0% (95 % interval 32.0% to 40.0%), 3 completions not scored (they count as wrong)"
     )
-    assert lines[1].startswith("step 1/3  reward 0.500  clipped 15.0%  length 44 tokens  throughput 9,000 tokens/s")
+    assert lines.pop(1) == "sampling 192 completions"
+    assert lines[1].startswith("step 1/3  reward 0.500  clip 15.0%  length 44 tokens  throughput 9,000 tokens/s")
     assert lines[2] == "warning: [/odd] markup"
     assert lines[1].endswith("0:00 left") and "left" not in lines[4]
     assert len(lines) == 5 and "\x1b" not in "".join(lines)

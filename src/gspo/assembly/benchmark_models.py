@@ -13,7 +13,7 @@ from typing import Any
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.dates import dated, of_its_day, with_date
 from gspo.assembly.models import check_here, evaluated_prompts, loaded_model, outline_of
-from gspo.assembly.samplers import EVAL_SEED, evaluator_of, samplings, speaker_of
+from gspo.assembly.samplers import EVAL_SEED, eval_temperature, evaluator_of, samplings, speaker_of
 from gspo.backends.hf.files import check_folder, commit_of, commit_of_tokenizer, is_adapter, of_base
 from gspo.backends.hf.gguf import converted
 from gspo.backends.hf.policy import HFPolicy
@@ -89,7 +89,7 @@ def sampling_of(config: Config) -> Sampling:
     """The sampling settings sent to an endpoint."""
     evaluation, rollout = config.eval, config.rollout
     longest = evaluation.max_completion_length or rollout.max_completion_length
-    chosen = evaluation.temperature, evaluation.top_p, evaluation.top_k
+    chosen = eval_temperature(config), evaluation.top_p, evaluation.top_k
     return Sampling(longest, *chosen, tuple(rollout.stop), seed=EVAL_SEED + config.train.seed)
 
 

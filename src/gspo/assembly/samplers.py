@@ -43,9 +43,14 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
     stops_by_kind(model.tokenizer, train)  # before anything is sampled
     return train, dataclasses.replace(
         train, max_new_tokens=evaluation.max_completion_length or longest(rollout, config.stage)[1],
-        temperature=evaluation.temperature, top_p=evaluation.top_p, top_k=evaluation.top_k,
+        temperature=eval_temperature(config), top_p=evaluation.top_p, top_k=evaluation.top_k,
         seed=EVAL_SEED + config.train.seed,
     )  # fmt: skip
+
+
+def eval_temperature(config: Config) -> float:
+    """The sampling temperature of evaluations."""
+    return config.rollout.temperature if config.eval.temperature is None else config.eval.temperature
 
 
 @contextmanager

@@ -108,6 +108,7 @@ def check_typed(keys: Iterable[str]) -> None:
 def _held_out(config: Config, out: Path | None) -> int:
     with importing():
         from gspo import api
+        from gspo.assembly.samplers import eval_temperature
         from gspo.rollout.failures import cause, eval_errors
         from gspo.rollout.metrics import describe
         from gspo.runs.log import to_json
@@ -124,7 +125,7 @@ def _held_out(config: Config, out: Path | None) -> int:
         with open(out, "wb") as file:
             file.writelines(to_json(describe(rollout, column)) for group in groups for rollout in group.rollouts)
     low, high = (metrics[f"eval/accuracy_{end}"] for end in ("low", "high"))
-    print(f"model {config.model.path}")
+    print(f"model {config.model.path}, at temperature {eval_temperature(config):g}")
     failed, errors = metrics["eval/failed"], eval_errors(groups)
     note = f"; {failed:.0f} of {len(errors)} completions were not scored and count as wrong" if failed else ""
     print(f"accuracy {metrics['eval/accuracy']:.4f}  (95 % interval {low:.4f} to {high:.4f}){note}")

@@ -58,7 +58,7 @@ def check(config: Config) -> None:
         raise ValueError(f'task.system = {config.task.system!r}: would be the message itself; for none set it to ""')
     if config.task.date is not None:
         check_date(config.task.date)
-    if 0 < config.eval.temperature < COOLEST:
+    if config.eval.temperature is not None and 0 < config.eval.temperature < COOLEST:
         raise ValueError(f"eval.temperature = {config.eval.temperature!r}: must be 0, or at least {COOLEST}")
     for key, url in (
         *((f"sampler.urls[{i}]", url) for i, url in enumerate(config.sampler.urls)),

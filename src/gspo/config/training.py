@@ -56,8 +56,8 @@ class EvalConfig:
     """Number of held-out prompts. 0: none are held out, so nothing can be evaluated."""
     num_generations: int = opt(1, low=1, high=10_000)
     """Completions per prompt."""
-    temperature: float = opt(1.0, low=0, high=100)
-    """Sampling temperature: at least 0.01, or 0 for greedy decoding."""
+    temperature: float | None = opt(None, low=0, high=100)
+    """Sampling temperature: at least 0.01, or 0 for greedy decoding. Unset: `rollout.temperature`; 1 on a benchmark."""
     top_p: float = opt(1.0, low=1e-6, high=1)
     """Nucleus sampling."""
     top_k: int = opt(0, low=0, high=10**7)

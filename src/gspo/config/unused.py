@@ -80,7 +80,7 @@ ALWAYS = (
          "refresh.every = 0, so nothing is refreshed: set refresh.every, or leave it out"),
     Rule("refresh.drop_above refresh.drop_below refresh.min_seen refresh.return_after refresh.keep",
          lambda c: c.refresh.source is not None, "refresh.source replaces all queries, so none is dropped: leave it out"),
-    Rule("eval.top_p eval.top_k", lambda c: not c.eval.temperature,
+    Rule("eval.top_p eval.top_k", lambda c: c.eval.temperature == 0,
          "eval.temperature = 0 takes the most likely token: raise the temperature, or leave it out"),
     Rule("reward.env_passthrough",
          lambda c: in_environment(c.task) or all(":" not in name or runs_programs([name]) for name in c.reward.functions),
@@ -155,7 +155,7 @@ COMMANDS = {"train": ALWAYS + TRAIN, "sft": SFT + ALWAYS, "serve": SERVE + ALWAY
 OF_TRAINING = keys_of(
     "optimizer.* algorithm.* teacher.* guard.* serve.* refresh.* log.* train.* -train.seed lora.* scale.* model.quantize "
     "eval.every rollout.num_prompts rollout.num_generations rollout.dynamic_sampling_rounds rollout.max_staleness "
-    "rollout.temperature rollout.top_p rollout.top_k rollout.mask_truncated_completions rollout.overlong_buffer"
+    "rollout.top_p rollout.top_k rollout.mask_truncated_completions rollout.overlong_buffer"
 )
 """Settings that `gspo eval` does not read. It refuses them on its command line."""
 

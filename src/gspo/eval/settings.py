@@ -57,7 +57,7 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     """
     benchmark = named(options.benchmark)
     longest = {"eval.max_completion_length": benchmark.tokens or TOKENS}
-    usual = {"eval.num_generations": benchmark.samples} | longest
+    usual = {"eval.num_generations": benchmark.samples, "eval.temperature": 1.0} | longest
     preset = _preset(options, longest)
     fixed: dict[str, Any] = {
         "task.source": BENCHMARK + options.benchmark,
@@ -69,7 +69,7 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     below = usual | _from_file(options, benchmark.reward)
     _check_options(options, fields)
     config = load(None, below | preset | fixed | fields)
-    if not config.eval.temperature:  # a preset's top_p and top_k have no effect then
+    if config.eval.temperature == 0:  # a preset's top_p and top_k have no effect then
         preset = {key: value for key, value in preset.items() if key not in ("eval.top_p", "eval.top_k")}
         config = load(None, below | preset | fixed | fields)
     for key in fields:

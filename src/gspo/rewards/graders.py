@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import sysconfig
+import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo.config.answer_format import tagged
@@ -25,6 +28,7 @@ from gspo.rewards.programs import Programs
 # Call levels: a call for all completions; a call per unit, concurrently (async); a call per unit, in turn. A unit is one
 # completion, or all completions of a prompt.
 BATCH, TOGETHER, SINGLY = 0, 1, 2
+NOT_THEIRS = str(Path(__file__).parents[1]), sysconfig.get_path("stdlib")  # where no reward function of a user is
 Result = tuple[float | None, str | None]  # a value (None: not scored) and an error (None: none)
 
 
@@ -63,7 +67,7 @@ class CallFailed(Exception):
     @classmethod
     def by(cls, error: BaseException) -> CallFailed:
         """The failure of a call that raised `error`."""
-        return error if isinstance(error, cls) else cls(describe(error))
+        return error if isinstance(error, cls) else cls(describe(error) + _line_of(error))
 
     @classmethod
     def after(cls, timeout: float) -> CallFailed:
@@ -166,6 +170,14 @@ async def _within(awaitable: Awaitable[Any], timeout: float) -> Any:
         if limit.expired():
             raise CallFailed.after(timeout) from None
         raise
+
+
+def _line_of(error: BaseException) -> str:
+    """Where the function that was called raised the error, as " (file.py:12)"; "" if it raised nothing itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    called = next((frame.filename for frame in frames if not frame.filename.startswith(NOT_THEIRS)), None)
+    lines = [frame.lineno for frame in frames if frame.filename == called]
+    return f" ({Path(called).name}:{lines[-1]})" if called else ""
 
 
 def _failed(error: BaseException, unit: list[RewardInput]) -> list[Result]:

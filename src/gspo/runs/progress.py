@@ -24,12 +24,14 @@ REFRESH = 0.2  # minimum seconds between two redraws, so that they cost next to 
 HISTORY = 40  # steps in a sparkline
 BARS = "▁▂▃▄▅▆▇█"
 
+# Phases that a plain output names once, so that the first minute is not silent.
+SLOW = {"sampling": "sampling {} completions", "updating": "{} updates", "evaluating": "evaluating {} completions"}
 # Metric, label on the screen, format of its value.
 SHOWN = (
     ("eval/accuracy", "held-out accuracy", "{:.1%}"),
     ("reward", "reward", "{:.3f}"),
     ("loss", "loss", "{:.4f}"),
-    ("clip_ratio/region_mean", "clipped", "{:.1%}"),
+    ("clip_ratio/region_mean", "clip", "{:.1%}"),
     ("completions/mean_length", "length", "{:.0f} tokens"),
     ("entropy", "entropy", "{:.3f} nats"),
     ("tokens_per_second", "throughput", "{:,.0f} tokens/s"),
@@ -72,6 +74,7 @@ class Progress:
         self._lost = False
         self._history: dict[str, deque[float]] = {}
         self._phase: tuple[str, int, int] = ("", 0, 0)
+        self._unsaid = dict(SLOW)
         self._times: deque[float] = deque(maxlen=21)  # when the last steps ended
         self._begin = self._drawn = time.monotonic()
 
@@ -94,6 +97,8 @@ class Progress:
         """Show the current phase of the step, and how much of it is done (total 0: unknown)."""
         new = name != self._phase[0]
         self._phase = (name, done, total)
+        if self.plain and not self._quiet and total and (text := self._unsaid.pop(name, "")):
+            self.note(text.format(total))
         self._draw(now=new)
 
     def step(self, metrics: dict[str, Any]) -> None:
