@@ -212,3 +212,15 @@ def test_a_run_whose_teacher_fails_goes_on_where_it_was(tmp_path):
         assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000001"]  # before the batch
         again = train(tmp_path / "run", resume=True, teacher=teacher, **TAUGHT, **STEPS)
     assert numbers(again.folder) == whole and len(whole) == 2
+
+
+def every_second(prompts, completions, **columns):
+    return [None if i % 2 else float(i % 4 == 0) for i in range(len(completions))]
+
+
+def test_completions_without_a_reward_are_not_read_but_logged(tmp_path):
+    with served(Teacher(tiny_teacher())) as (client, server):
+        changes = TAUGHT | {"log": {"token_rollouts": 8}} | STEPS | {"train": {"steps": 1}}
+        run = train(tmp_path / "run", reward=every_second, teacher={"path": NAME, "url": server.url}, **changes)
+        assert len(server.asked) == 1 + 4
+    assert ["log_ratio" in line for line in lines(run.folder / "rollouts.jsonl")] == [True] * 8

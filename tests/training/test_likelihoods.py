@@ -36,6 +36,21 @@ def test_weighed_by_their_group_the_terms_of_gepo_are_those_of_a_naive_loop():
     assert any(abs(c.advantage / plain.advantage - 1) > 0.05 for c, plain in zip(weighed[0] + weighed[1], batch))
 
 
+def test_a_run_of_gepo_weighs_by_group(tmp_path):
+    changes = {"train": {"steps": 1}, "eval": {"every": 0}, "log": {"token_rollouts": 32}}
+    result = train(tmp_path / "run", algorithm={"name": "gepo", "mini_batches": 1}, **changes)
+    groups = {}
+    for rollout in lines(result.folder / "rollouts.jsonl"):
+        groups.setdefault(rollout["group"], []).append(rollout)
+    loss = 0.0
+    for group in groups.values():  # pi_theta is still mu
+        q = [math.exp(sum(rollout["logp"]) / len(rollout["logp"])) for rollout in group]
+        expected = sum(x * x for x in q) / sum(q)
+        loss -= sum(x / expected * rollout["advantage"] for x, rollout in zip(q, group)) / 32
+    assert abs(loss) > 1e-3  # 0 without the weights
+    assert result.metrics["loss"] == pytest.approx(loss, rel=1e-4)
+
+
 FAST = {"optimizer": {"lr": 2e-2}, "train": {"steps": 4}, "eval": {"every": 0}}
 
 

@@ -225,7 +225,8 @@ def assembled(
         start.opened(f"{config.algorithm.name} training", policy) as (log, screen, state),
     ):
         run = Run(
-            config=config, row=ALGORITHMS[config.algorithm.name], learner=cast(Learner, learner), guard=Guard(config.guard),
+            config=config, row=ALGORITHMS[config.algorithm.name], learner=cast(Learner, learner),
+            guard=Guard(config.guard, config.algorithm.epsilon != "auto"),
             source=source(sampler, sampling, screen.phase), sampler=sampler, sampling=sampling, scorer=scorer,
             held_out=held_out, evaluator=evaluator, eval_sampling=eval_sampling, data=digest([*prompts, *held_out]),
             log=log, screen=screen, decode=partial(decoded, model.tokenizer),

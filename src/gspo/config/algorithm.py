@@ -146,7 +146,8 @@ def _check_dual(row: Algorithm, config: ResolvedAlgorithm) -> None:
 def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, samples: bool) -> Iterator[str]:
     """Yields warnings about settings that are valid but probably not intended. Arguments as in `resolve`."""
     reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
-    if row.level != "token" and reach is not None and reach > 0.05 and config.epsilon_length is None:
+    never = 0.05 if config.epsilon_length is None else max(0.05, 0.5 / config.epsilon_length**0.5)
+    if row.level != "token" and reach is not None and reach > never:
         yield (
             f"clip range {config.epsilon:g}/{config.epsilon_high:g} on a sequence ratio: s_i is a geometric mean over the "
             "completion and stays within some 1e-3 of 1, so such a clip never binds (the paper's is 3e-4/4e-4)"
@@ -167,8 +168,10 @@ def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, 
             f"deviation ({row.source}); results are not comparable with the paper's"
         )
     if config.mini_batches == 1 and config.epochs == 1:
-        nothing = "nothing is ever clipped" + (", and kl_cov penalises nothing" if config.kl_cov else "")
-        yield f"mini_batches = 1 and epochs = 1: each batch gives one update, with ratios of 1, so {nothing}"
+        yield (
+            "mini_batches = 1 and epochs = 1: each batch gives one update, with ratios of 1 unless it is stale, so nothing "
+            "is clipped" + (", and kl_cov penalises nothing" if config.kl_cov else "")
+        )
     unread = "logp_old" not in row.likelihoods and config.correction == "none" and not marking(config)
     if config.old_logprobs == "recompute" and unread:
         why = "divides by mu alone" if row.likelihoods else "has no ratio"

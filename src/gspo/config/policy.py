@@ -107,11 +107,12 @@ class AlgorithmConfig:
     """Weight of the policy's entropy at the sampled tokens, in nats, in the objective: it slows the fall of the entropy.
     Start with 1e-3."""
     top_entropy: float = opt(1.0, low=1e-3, high=1)
-    """Share of the tokens of a batch through which the loss has a gradient: those where the entropy of pi_old is highest.
-    Ratios, clips and means still count every token. The paper's is 0.2 (arXiv 2506.01939). 1: all tokens."""
+    """Share of the tokens that updates read through which the policy loss has a gradient: those where the entropy of pi_old
+    is highest. Ratios, clips, means and other terms count every token. The paper's is 0.2 (arXiv 2506.01939). 1: all."""
     clip_cov: float = opt(0.0, low=0, high=1)
-    """Clip-Cov: share of the tokens of a batch through which the loss has no gradient, drawn from those where the product
-    of log pi_old and A, each minus its mean over the tokens, is 1 to 5. The paper's is 2e-4 (arXiv 2505.22617). 0: none."""
+    """Clip-Cov: share of the tokens that updates read through which the policy loss has no gradient, drawn from those where
+    the product of log pi_old and A, each minus its mean over the tokens, is 1 to 5. The paper's is 2e-4 (arXiv 2505.22617).
+    0: none."""
     kl_cov: float = opt(0.0, low=0, high=1)
     """KL-Cov: share of the tokens of a batch whose KL divergence from pi_old is added to the loss: those where that product
     is highest. The paper's is 2e-3 (7B) and 2e-4 (32B). 0: none."""

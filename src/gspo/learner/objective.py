@@ -62,7 +62,8 @@ class PolicyObjective:
             return self.auto.e_low, self.auto.e_high
         if self._range is None or self.epsilon_length is None:
             return self._range
-        return range_at(self.length, *self._range, self.epsilon_length)
+        low, high = range_at(torch.tensor(self.length, dtype=torch.float64), *self._range, self.epsilon_length)
+        return float(low), float(high)
 
     def denominator(self, completions: Sequence[Completion]) -> float:
         """Number of completions, of sampled tokens, or of completions times max_completion_length, as the row says."""

@@ -38,7 +38,7 @@ def initial_range(length: float) -> float:
     return SPREAD / math.sqrt(max(length, 1.0))
 
 
-def range_at(length: Tensor | float, e_low: float, e_high: float, own: float) -> tuple[Any, Any]:
+def range_at(length: Tensor, e_low: float, e_high: float, own: float) -> tuple[Any, Any]:
     """The clip range for ratios over `length` tokens where (e_low, e_high) is meant for `own` tokens: log(1 - e_low) and
     log(1 + e_high), times sqrt(own / length).
 

@@ -54,13 +54,13 @@ def least_entropy(entropy: Tensor, share: float) -> float:
 
 def covariant(logp: Tensor, A: Tensor, share: float, draw: Tensor | None = None) -> Tensor:
     """Indices of a share of the N tokens, at least of one, by Cov_t = (log pi(y_t) - mean log pi) (A_t - mean A), with means
-    over all N (arXiv 2505.22617). KL-Cov: those of highest Cov_t; of equal ones the first. Clip-Cov, if there is a draw [N],
-    uniform in [0, 1): those with the lowest draw among the tokens with Cov_t in [1, 5], of which there may be fewer.
+    over all N (arXiv 2505.22617). KL-Cov: those of highest Cov_t above 0; of equal ones the first. Clip-Cov, if there is a
+    draw [N], uniform in [0, 1): those with the lowest draw among the tokens with Cov_t in [1, 5]. There may be fewer.
     """
     cov = (logp - logp.mean()) * (A - A.mean())
     order = -cov if draw is None else torch.where((cov >= COV_LOW) & (cov <= COV_HIGH), draw, torch.inf)
     first = order.argsort(stable=True)[: max(1, round(share * len(cov)))]
-    return first[order[first] < torch.inf]
+    return first[cov[first] > 0 if draw is None else order[first] < torch.inf]
 
 
 def off_policy(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, delta: float) -> Tensor:

@@ -95,13 +95,14 @@ def checked(config: Config) -> RunConfig:
     return config
 
 
-def largest(config: Config) -> Config:
+def largest(config: Config, lengths: Lengths) -> Config:
     """`config` with the rollout settings of the stage that samples most in a step."""
     if not config.stage:
         return config
     room(config, outline_of(config).context_length)
-    each = [rollout_at(config.rollout, config.stage, step) for step in (1, *(stage.at for stage in config.stage))]
-    return dataclasses.replace(config, rollout=max(each, key=lambda one: one.num_generations * one.max_completion_length))
+    steps = 1, *(stage.at for stage in config.stage)
+    each = [dataclasses.replace(config, rollout=rollout_at(config.rollout, config.stage, step)) for step in steps]
+    return max(each, key=lambda one: one.rollout.num_generations * lengths.longest(one))
 
 
 def describe(plan: Prediction, config: Config, lengths: Lengths, memory: float | None) -> Iterator[str]:
@@ -270,7 +271,7 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths) -> Iterator[
 
 def render(config: Config, lengths: Lengths, memory: float | None) -> tuple[str, bool]:
     """The text of `gspo plan`, and whether state and copies fit `memory` GiB per rank (True if `memory` is None)."""
-    config = largest(config)
+    config = largest(config, lengths)
     if this_cpu.for_this_cpu(config, memory):
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, device="cpu"))
         made, free = plan_here(config, lengths), host_memory.free(CPU) / GIB

@@ -76,8 +76,9 @@ PLOTS = (
     Plot("load", "Load of the busiest expert", "% more than the average", "How many more tokens the busiest expert gets "
          "than the average expert. 0 means that all get the same number. Mean over the layers.",
          (("moe/max_violation", ""),), 100),
-    Plot("range", "Clip range", "distance of ratio from 1", "It adapts, to keep the share of clipped tokens near its "
-         "target.", (("clip/epsilon", "below 1 (epsilon)"), ("clip/epsilon_high", "above 1 (epsilon_high)")), log=True),
+    Plot("range", "Clip range", "distance of ratio from 1", "It follows the share of clipped tokens (epsilon = "
+         "auto) or the length of the completions (epsilon_length).",
+         (("clip/epsilon", "below 1 (epsilon)"), ("clip/epsilon_high", "above 1 (epsilon_high)")), log=True),
     Plot("ratio", "Ratio and clip range", "ratio − 1", "Importance ratio (of whole completions for sequence-level "
          "algorithms).", of_clip="Only what lies outside the clip range can be clipped.", keys=
          (("ratio/std", "standard deviation"),), marks=marks.ratio_band, only_marks=True,

@@ -26,8 +26,8 @@ def of_range(run: Run, metrics: Metrics) -> None:
     if low * NARROW < fits:
         run.log.warn(
             f"algorithm.epsilon = {low:g} is narrow for completions of {length:.0f} tokens: the shorter they are, the more "
-            f'their ratios spread. Try {fits:.1g} with epsilon_high = {fits * high / low:.1g}, or epsilon = "auto", which '
-            "finds the range itself"
+            f'their ratios spread. Try {fits:.1g} with epsilon_high = {fits * high / low:.1g}, or epsilon = "auto" alone, '
+            "which finds the range itself"
         )
 
 

@@ -93,8 +93,9 @@ class Verdict:
 class Guard:
     """Judges a run step by step. rewinds: number of times that the run went back to a good checkpoint."""
 
-    def __init__(self, config: GuardConfig):
-        self.config = config
+    def __init__(self, config: GuardConfig, fixed_range: bool = True):
+        """fixed_range: whether the clip range is one of the settings, not automatic."""
+        self.config, self.fixed_range = config, fixed_range
         self.rewinds = 0
         self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
         self._fall = RewardFall(config.window)
@@ -163,11 +164,11 @@ class Guard:
         found = {}
         kl, share = (list(self._recent[name])[-HALF:] for name in ("kl", SHARE))
         low, high = (list(self._recent[name])[-HALF:] for name in RANGE)
-        if len(low) == len(share) == HALF and min(low) == max(low) and statistics.median(share) > CLIPPED:
+        if self.fixed_range and len(low) == len(share) == HALF and statistics.median(share) > CLIPPED:
             found["clip range"] = (
                 f"in {HALF} steps {statistics.median(share):.0%} of the tokens with an advantage were clipped by the range "
-                f"{low[0]:.1g}/{high[0]:.1g}: make algorithm.epsilon and epsilon_high ten times as wide, or set epsilon = "
-                '"auto"'
+                f"{low[-1]:.1g}/{high[-1]:.1g}: make algorithm.epsilon and epsilon_high ten times as wide, or set epsilon = "
+                '"auto" alone'
             )
         still, lr = self._fall.standstill(HALF), metrics.get("lr")
         if still is not None and len(kl) == HALF and is_number(lr) and 0 < statistics.median(kl) < TINY:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gspo.objective.advantages import ROUNDING
@@ -109,7 +110,7 @@ def rollout_lines(run: Run, groups: Sequence[Group], batch: TrainingBatch) -> li
     sampled = [i for i, rollout in enumerate(rollouts) if rollout.sampled.any()]  # an episode may fail before any token
     count = min(run.config.log.token_rollouts, len(sampled))
     chosen = [sampled[i * len(sampled) // count] for i in range(count)]
-    completions = [completion_of(rollouts[i], 0.0) for i in chosen]
+    completions = [completion_of(replace(rollouts[i], logp_teacher=None), 0.0) for i in chosen]
     for i, completion, logp in zip(chosen, completions, run.learner.read(completions) if completions else []):
         lines[i] |= {
             "tokens": [run.decode([token]) for token in completion.tokens[completion.sampled].tolist()],
