@@ -36,9 +36,11 @@ def floor(value, width=1e-4):
 
 UP, DOWN = [0.1 * i for i in range(12)], [1.0 - 0.08 * i for i in range(12)]
 SAID = [  # the figure, the run, the sentence, whether it asks for a look
-    ("accuracy", accuracies(0.39, 0.8, 0.05), "Rose by 41 points, more than chance explains.", False),
-    ("accuracy", accuracies(0.8, 0.39, 0.05), "Fell by 41 points, more than chance explains.", True),
-    ("accuracy", accuracies(0.5, 0.45, 0.05), "Changed by −5 points, which may be chance.", False),
+    ("accuracy", accuracies(0.39, 0.8, 0.05), "Rose by 41 points [34, 48], more than chance explains.", False),
+    ("accuracy", accuracies(0.8, 0.39, 0.05), "Fell by 41 points [34, 48], more than chance explains.", True),
+    ("accuracy", accuracies(0.5, 0.45, 0.05), "Changed by −5 points [−12, 2], which may be chance.", False),
+    # The intervals overlap, yet the change is more than chance explains.
+    ("accuracy", accuracies(0.5, 0.58, 0.05), "Rose by 8 points [1, 15], more than chance explains.", False),
     ("reward", run(reward=UP), "Still rising at the end: more steps may help.", False),
     ("reward", run(reward=DOWN), "The last quarter, 0.20, is below the best, 0.92.", True),
     ("reward", run(reward=[0.5, 0.6] * 6), "Level at the end.", False),

@@ -77,7 +77,7 @@ def test_it_shows_warnings_configuration_and_samples(page):
 
 def test_judgements_and_what_is_wrong(page):
     for text in (
-        "Rose by 52 points, more than chance explains.",
+        "Rose by 52 points [47, 57], more than chance explains.",
         "11 % clipped: usual for this range.",
         "Of the 24 training completions of step 60 that were logged, ",
     ):

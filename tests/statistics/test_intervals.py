@@ -11,9 +11,11 @@ from gspo.statistics.intervals import (
     accuracy_interval,
     bootstrap,
     interval,
+    newcombe,
     of_differences,
     paired,
     student,
+    wilson,
 )
 
 
@@ -47,6 +49,22 @@ def test_the_interval_of_an_accuracy_covers_the_truth(difficulty, prompts, compl
         covered += found.low <= truth <= found.high
     assert covered / 400 >= 0.92
     assert covered / 400 <= 0.985 or (prompts, difficulty) != (40, (0.5, 0.5))
+
+
+def test_the_interval_of_a_difference_is_newcombes():
+    """His own examples: table II of the paper, method 10, which takes Wilson's intervals."""
+    for (a, m), (b, n), found in (
+        ((56, 70), (48, 80), (0.0524, 0.3339)), ((9, 10), (3, 10), (0.1705, 0.8090)), ((6, 7), (2, 7), (0.0582, 0.8062)),
+        ((5, 56), (0, 29), (-0.0381, 0.1926)), ((0, 10), (0, 20), (-0.1611, 0.2775)),
+    ):  # fmt: skip
+        last, first = ((k / of, *wilson(k / of, 0.0, of, Z95)) for k, of in ((a, m), (b, n)))
+        assert newcombe(first, last) == pytest.approx(found, abs=6e-5)
+    # 0 of 32, then 6 of 32. By hand, with t of 31 degrees of freedom, 0 to 0.1150 and 0.0852 to 0.3637, so the difference
+    # is 0.1875, from 0.1875 - hypot(0.1023, 0.1150) to 0.1875 + hypot(0.1762, 0).
+    first, last = (accuracy_interval([1.0] * k + [0.0] * (32 - k)) for k in (0, 6))
+    assert first.high > last.low  # their own intervals overlap
+    found = newcombe((first.mean, first.low, first.high), (last.mean, last.low, last.high))
+    assert found == pytest.approx((0.0336, 0.3637), abs=1e-4)
 
 
 def test_students_quantiles():

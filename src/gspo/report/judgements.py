@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gspo.report.numbers import ends, mean, percent, with_interval
+from gspo.report.numbers import INTERVAL, ends, mean, percent
 from gspo.report.read import TIMES, RunMetrics
+from gspo.statistics.intervals import newcombe
 
 
 class Judgement(NamedTuple):
@@ -32,16 +33,16 @@ Judge = Callable[[RunMetrics], Found]
 
 
 def _accuracy(run: RunMetrics) -> Found:
-    lines = with_interval(run)
-    if len(lines) < 2:
+    x, series = run.rows(INTERVAL)
+    if len(x) < 2:
         return None
-    first, last = lines[0], lines[-1]
-    points = round(100 * (last["eval/accuracy"] - first["eval/accuracy"]))
-    if last["eval/accuracy_high"] < first["eval/accuracy_low"]:
-        return f"Fell by {-points} points, more than chance explains.", True
-    if last["eval/accuracy_low"] > first["eval/accuracy_high"]:
-        return f"Rose by {points} points, more than chance explains.", False
-    return f"Changed by {points:+} points, which may be chance.".replace("-", "−"), False
+    first, last = ([float(values[i]) for values in series] for i in (0, -1))
+    change, (low, high) = 100 * (last[0] - first[0]), (100 * end for end in newcombe(first, last))
+    if low > 0:
+        return f"Rose by {change:.0f} points [{low:.0f}, {high:.0f}], more than chance explains.", False
+    if high < 0:
+        return f"Fell by {-change:.0f} points [{-high:.0f}, {-low:.0f}], more than chance explains.", True
+    return f"Changed by {change:+z.0f} points [{low:z.0f}, {high:z.0f}], which may be chance.".replace("-", "−"), False
 
 
 def _reward(run: RunMetrics) -> Found:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from gspo.report.chart import ChartMark
+from gspo.report.numbers import INTERVAL
 from gspo.report.read import TIMES, RunMetrics
 
-INTERVAL = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
 MOST_DOTS = 30  # up to this many evaluations get dots and error bars; more get a line and a band
 Texts = list[tuple[float, float, bool, str]]
 

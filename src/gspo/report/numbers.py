@@ -8,6 +8,7 @@ from typing import Any
 from gspo.report.read import RunMetrics, is_number
 
 ARROW = " → "
+INTERVAL = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
 NBSP = "\u00a0"  # keeps a number and its unit on one line
 
 
@@ -74,8 +75,7 @@ def accuracy(run: RunMetrics) -> str:
 
 def with_interval(run: RunMetrics) -> list[dict[str, Any]]:
     """The metric lines that have an accuracy and its interval."""
-    keys = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
-    return [line for line in run.lines if all(is_number(line.get(key)) for key in keys)]
+    return [line for line in run.lines if all(is_number(line.get(key)) for key in INTERVAL)]
 
 
 def interval(line: dict[str, Any]) -> str:

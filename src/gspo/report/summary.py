@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from gspo.report import numbers
 from gspo.report.events import ended
+from gspo.report.judgements import judge
 from gspo.report.numbers import ARROW, NBSP, change, ends, mean, percent, plural
 from gspo.report.read import RunMetrics
 
@@ -104,21 +105,19 @@ def lead(summary: RunSummary) -> str:
 
 
 def _certainty(run: RunMetrics) -> list[str]:
-    """Sentences about the intervals of the accuracies, and whether they overlap."""
+    """Sentences about the intervals of the accuracies, and whether chance explains their change."""
     lines = numbers.with_interval(run)
     if not lines:
         return []
-    first, last = lines[0], lines[-1]
-    both = " and ".join(map(numbers.interval, [first, last][: len(lines)]))
+    last = lines[-1]
+    both = " and ".join(map(numbers.interval, [lines[0], last][: len(lines)]))
     prompts = last.get("eval/prompts")
     of = f", on {prompts:.0f} prompts never trained on" if prompts else ""
     sentences = [f"95 % interval{'s' * (len(lines) > 1)} {both}{of}."]
     if failed := last.get("eval/failed"):
         sentences.append(f"In the last evaluation {failed:.0f} completions were not scored; they count as wrong.")
-    if last["eval/accuracy_high"] < first["eval/accuracy_low"]:
-        sentences.append("Accuracy fell.")
-    elif first is not last and first["eval/accuracy_high"] >= last["eval/accuracy_low"]:
-        sentences.append("The intervals overlap: the change may be chance.")
+    if judged := judge("accuracy", run):
+        sentences.append(f"Accuracy {judged.text[:1].lower()}{judged.text[1:]}")
     return sentences
 
 

@@ -80,6 +80,16 @@ def wilson(p: float, variance: float, draws: float, t: float) -> tuple[float, fl
     return min(p, max(0.0, middle - half)), max(p, min(1.0, middle + half))
 
 
+def newcombe(first: Sequence[float], last: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of last - first, two shares that are each given as (share, low, high), by their own 95 % intervals.
+
+    Newcombe's method 10 (Statistics in Medicine 17, 1998, p. 873), for independent shares. Of shares on the same prompts,
+    which mostly rise and fall together, it is too wide: on the safe side.
+    """
+    (p, low, high), (q, q_low, q_high) = first, last
+    return q - p - math.hypot(q - q_low, high - p), q - p + math.hypot(q_high - q, p - low)
+
+
 def interval(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Interval:
     """Mean and Student's t interval, clipped to the natural bounds of the values."""
     x = np.asarray(values, float)
