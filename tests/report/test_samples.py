@@ -70,20 +70,25 @@ def test_the_list_has_the_wrong_ones_first_and_says_why(tmp_path):
         row(9, "shaped", 1.2, reward_parts={"right": 0.0, "short": 1.2}, answer="4"),
         row(9, "right", 0.5, reward_parts={"right": 1.0, "short": -0.5}),
         row(9, "cut", 0.0, stop="length"),
+        row(9, "most", 0.8, answer="4", reward_parts={"right": 0.8}),
+        row(9, "part", 1.3, reward_parts={"right": 0.8, "short": 0.5}),
         row(9, "failed", None, error="no server"),
         row(9, "none", 1.0, reward_parts={"right": None, "short": 1.0}),
     ]
     rollouts(tmp_path, made)
     found = samples.listed(tmp_path, 1.0)
-    assert [line["prompt"] for line in found["rows"]] == ["none", "failed", "cut", "shaped", "right", "old"]
-    assert [line["notes"] for line in found["rows"][1:5]] == [
-        "training; no reward; no server", "training; cut off", "training; not the right answer; right 0; short 1.2",
+    assert [line["prompt"] for line in found["rows"]] == ["none", "failed", "part", "most", "cut", "shaped", "right", "old"]
+    assert [line["notes"] for line in found["rows"][:7]] == [
+        "training; not scored by right", "training; no reward; no server", "training; right below 1; right 0.8; short 0.5",
+        "training; reward below 1", "training; cut off", "training; not the right answer; right 0; short 1.2",
         "training; right 1; short -0.5",
     ]  # fmt: skip
     text, _, causes = found["why"].partition(": ")
-    assert text == "Of the 5 training completions of step 9 that were logged, 4 are wrong"
-    assert sorted(causes.strip(".").split(", ")) == ["1 cut off", "1 low reward", "1 no reward", "1 not the right answer"]
-    assert [line["right"] for line in samples.listed(tmp_path, 0.0)["rows"]] == [False, False, *[True] * 4]
+    assert text == "Of the 7 training completions of step 9 that were logged, 6 are wrong"
+    assert sorted(causes.strip(".").split(", ")) == [
+        "1 cut off", "1 no reward", "1 not scored by right", "1 not the right answer", "1 reward below 1", "1 right below 1",
+    ]  # fmt: skip
+    assert [line["right"] for line in samples.listed(tmp_path, 0.0)["rows"]] == [False, False, *[True] * 6]
     (tmp_path / "evaluations.jsonl").write_bytes(to_json(row(9, "held", 1.0)))
     found = samples.listed(tmp_path, 1.0)
     assert found["why"] == "Of the 1 held-out completions of step 9 that were logged, 0 are wrong."

@@ -65,6 +65,15 @@ def test_a_change_is_told_from_chance():
         assert lead(summary(*lines, planned=0)).replace(NBSP, " ").endswith(said)
 
 
+def test_the_held_out_reward_is_told_if_it_says_more_than_the_accuracy():
+    for rewards, told, noted in (((0.0, 0.25), "", ""), ((0.12, 0.37), ", reward 0.12 → 0.37", "reward 0.12 → 0.37, ")):
+        lines = [{"eval/accuracy": right, "eval/reward": reward} for right, reward in zip((0.0, 0.25), rewards)]
+        made = summary(*lines)
+        assert headline(made) == f"Held-out accuracy 0{NBSP}% → 25{NBSP}%{told} in 2 steps, 2.0{NBSP}s"
+        assert tiles(made)[0] == ("Held-out accuracy", f"0{NBSP}% → 25{NBSP}%", f"{noted}first and last evaluation")
+    assert "25 %, reward 0.37 in 1 step" in headline(summary(lines[1])).replace(NBSP, " ")
+
+
 def test_rewards_that_only_watch_are_told_as_what_they_are():
     config = {"reward": {"functions": ["task", "tasks:worked"], "weights": [1.0, 0.0]}}
     lines = [{"reward": 1.0, "reward/worked": value} for value in (0.25, 0.5)]

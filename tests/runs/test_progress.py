@@ -54,6 +54,14 @@ def test_plain_output_is_one_line_a_step_and_one_for_the_first_long_phase():
     assert len(lines) == 5 and "\x1b" not in "".join(lines)
 
 
+@pytest.mark.parametrize(("reward", "told"), [(0.25, ""), (0.372, ", held-out reward 0.372"), (math.nan, "")])
+def test_the_reward_of_an_evaluation_is_told_if_it_is_graded(reward, told):
+    out = io.StringIO()
+    with Progress(3, console=Console(file=out, highlight=False)) as progress:
+        progress.step({"step": 0, "eval/accuracy": 0.25, "eval/reward": reward})
+    assert out.getvalue() == f"step 0/3  held-out accuracy 25.0%{told}\n"
+
+
 def test_the_live_view_shows_step_phase_and_metrics():
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", run(plain=False))
     assert "3/3" in text and "0/192" in text and "9,000 tokens/s" in text

@@ -73,6 +73,14 @@ def accuracy(run: RunMetrics) -> str:
     return ARROW.join(percent(v) for v in ([values[0], values[-1]] if len(values) > 1 else values))
 
 
+def graded(run: RunMetrics) -> str:
+    """Formats the reward of the first and the last evaluation if it says more than the accuracy; "" otherwise."""
+    _, (right, reward) = run.rows(("eval/accuracy", "eval/reward"))
+    if not (abs(reward - right) > 1e-9).any():
+        return ""
+    return change([reward[0], reward[-1]][: len(reward)], "{:.2f}")
+
+
 def with_interval(run: RunMetrics) -> list[dict[str, Any]]:
     """The metric lines that have an accuracy and its interval."""
     return [line for line in run.lines if all(is_number(line.get(key)) for key in INTERVAL)]

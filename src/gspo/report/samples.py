@@ -95,11 +95,17 @@ def listed(folder: Path, threshold: float) -> dict[str, Any]:
 
 def _cause(row: dict[str, Any], threshold: float) -> str:
     """Why a completion is wrong, as far as is known; "" for a right one."""
-    value = next(iter(row.get("reward_parts", {}).values()), row["reward"])
+    parts = row.get("reward_parts") or {"reward": row["reward"]}
+    name, value = next(iter(parts.items()))
     if value is not None and value >= threshold - 1e-9:
         return ""
-    other = "not the right answer" if _answer(row) else "low reward"
-    return "no reward" if row["reward"] is None else "cut off" if row.get("stop") == "length" else other
+    if value is None or row["reward"] is None:
+        return "no reward" if row["reward"] is None else f"not scored by {name}"
+    if row.get("stop") == "length":
+        return "cut off"
+    if _answer(row) and value <= 0:
+        return "not the right answer"
+    return f"{name if len(parts) > 1 else 'reward'} below {threshold:g}"
 
 
 def _listed(row: dict[str, Any], kind: str, cause: str) -> dict[str, Any]:

@@ -73,8 +73,9 @@ def _result(summary: RunSummary) -> str:
     """The main figure in words, to stand within a sentence."""
     run, key = summary.run, _main(summary.run)
     loss = "supervised fine-tuning: loss" if summary.supervised else "loss"
+    graded = numbers.graded(run)
     return {
-        "eval/accuracy": f"held-out accuracy {numbers.accuracy(run)}",
+        "eval/accuracy": f"held-out accuracy {numbers.accuracy(run)}" + (f", reward {graded}" if graded else ""),
         "reward": f"mean reward {change(ends(run, 'reward'), '{:.2f}')}",
         "loss": f"{loss} {change(ends(run, 'loss'), '{:.3f}')}",
         "": "",
@@ -126,7 +127,8 @@ def tiles(summary: RunSummary) -> list[Tile]:
     run, config = summary.run, summary.config
     found: list[Tile] = []
     if len(run.series("eval/accuracy")[0]):
-        found.append(("Held-out accuracy", numbers.accuracy(run), "first and last evaluation"))
+        reward = f"reward {graded}, " if (graded := numbers.graded(run)) else ""
+        found.append(("Held-out accuracy", numbers.accuracy(run), f"{reward}first and last evaluation"))
     key, form = ("reward", "{:.2f}") if ends(run, "reward") else ("loss", "{:.3f}")
     where = _ends_at(run, key)
     if ends(run, key):

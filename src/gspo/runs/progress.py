@@ -202,7 +202,9 @@ def _accuracy(metrics: dict[str, Any]) -> str:
     text = f"held-out accuracy {metrics['eval/accuracy']:.1%}"
     low, high = metrics.get("eval/accuracy_low"), metrics.get("eval/accuracy_high")
     text += f" (95 % interval {low:.1%} to {high:.1%})" if low is not None and high is not None else ""
-    failed = metrics.get("eval/failed")
+    reward, failed = metrics.get("eval/reward"), metrics.get("eval/failed")
+    if is_number(reward) and abs(reward - metrics["eval/accuracy"]) > 1e-9:  # graded
+        text += f", held-out reward {reward:.3f}"
     return text + (f", {failed:.0f} completions not scored (they count as wrong)" if failed else "")
 
 
