@@ -27,7 +27,7 @@ def test_warnings_that_differ_in_numbers_are_one(tmp_path):
     )
     assert warnings(folder, NONE) == [
         "kl is 0.02, 12 times its recent median: a remedy (3 times, first in step 3, last in step 71)",
-        "another (step 4)",
+        "another (reported only in step 4)",
         "step 72 had no group",  # it names its step once
     ]
 

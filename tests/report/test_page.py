@@ -156,7 +156,7 @@ def test_no_text_and_no_key_of_any_file_reaches_the_page_raw(talked):
     assert html.count("<script") == 1 and "\x1b" not in html and page.tags.count("script") == 1
     shown = ODD.replace("\x1b", "\\x1b")
     assert page.text.count(shown) > 10
-    for text in ("Right answer: " + shown, "turn 1, reward +0.50, left out: " + shown, f"{shown} (step 2)"):
+    for text in ("Right answer: " + shown, "turn 1, reward +0.50, left out: " + shown, f"{shown} (reported only in step 2)"):
         assert text in page.text
     again = Page(write_report([folder, folder]).read_text())
     assert again.tags.count("script") == 1 and shown in again.text

@@ -65,6 +65,15 @@ def test_every_line_is_valid_json(row):
     assert json.loads(line.decode("utf-8"), parse_constant=strict) == finite(row) == without(row)
 
 
+def test_a_warning_is_written_once_a_step_and_logged_once(tmp_path, caplog):
+    """Its events tell when it ceased."""
+    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder) as log:
+        for log.step in (1, 1, 2, 5):
+            log.warn("odd")
+    assert [event["step"] for event in read(folder, "events.jsonl")] == [1, 2, 5]
+    assert [record.getMessage() for record in caplog.records] == ["odd"]
+
+
 def test_a_warning_is_given_once_and_a_resumed_run_logs_it_again_and_writes_it_once(tmp_path, caplog):
     caplog.set_level(logging.INFO, "gspo")
     with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder) as log:

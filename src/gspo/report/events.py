@@ -31,7 +31,8 @@ def warnings(folder: Path, run: RunMetrics) -> list[str]:
         if others:
             texts.append(f"{text} ({len(others) + 1} times, first in step {first}, last in step {others[-1][0]})")
         else:
-            texts.append(text if text.startswith(f"step {first} ") else f"{text} (step {first})")
+            when = "reported only in step" if first else "step"  # those before training hold for all of it
+            texts.append(text if text.startswith(f"step {first} ") else f"{text} ({when} {first})")
     lost = [(int(run.series(key)[1].sum()), word, meaning) for key, word, meaning in LOSSES]
     return texts + [f"{plural(count, word)} {meaning}" for count, word, meaning in lost if count]
 

@@ -40,7 +40,7 @@ class RunLog:
         self._files = {name: open(folder.path / name, "ab") for name in FILES}  # noqa: SIM115
         self._warned: set[str] = set()
         self._prompted = False
-        self._written = self._old_warnings()
+        self._written = dict.fromkeys(self._old_warnings(), self.step)
 
     def metrics(self, metrics: dict[str, Any]) -> None:
         """Write the metrics of a step: `step`, and numbers by name. NaN and infinities become null."""
@@ -89,12 +89,12 @@ class RunLog:
         logger.info(without_logins(text))
 
     def warn(self, text: str, aloud: bool = True) -> None:
-        """Write a warning as an event and log it, the first time it occurs; a resumed run logs it again. `aloud=False` only
-        writes it, for a text that was logged before in similar words.
+        """Write a warning as an event, once a step, and log it the first time it occurs; a resumed run logs it again.
+        `aloud=False` only writes it, for a text that was logged before in similar words.
         """
+        self._warning(text)
         if text not in self._warned:
             self._warned.add(text)
-            self._warning(text)
             if aloud:
                 logger.warning(without_logins(text))
 
@@ -131,7 +131,7 @@ class RunLog:
             with disk.writing(self.folder.path / name):
                 file.truncate(position.get(name, 0))
                 os.fsync(file.fileno())
-        self._written = self._old_warnings()
+        self._written = dict.fromkeys(self._old_warnings(), self.step)
 
     def close(self) -> None:
         """Close the files and the trackers. The folder stays locked until its own `close`."""
@@ -162,8 +162,8 @@ class RunLog:
 
     def _warning(self, text: str) -> None:
         text = without_logins(text)
-        if text not in self._written:
-            self._written.add(text)
+        if self.step > self._written.get(text, -1):
+            self._written[text] = self.step
             self._event("warning", text)
 
     def _old_warnings(self) -> set[str]:

@@ -82,8 +82,8 @@ def open_run(
         trackers = open_trackers(config.log.trackers, folder.path, config.log.project, settings, start)
         screen = stack.enter_context(Progress(None if command == "serve" else config.train.steps, start, title=title))
         log = stack.enter_context(RunLog(folder, trackers, screen))
-        log.rewind(state["log"] if state else {})
         log.step = start
+        log.rewind(state["log"] if state else {})
         for change in changes:
             log.note(f"goes on with {change}")
         stack.enter_context(recorded(log.record))
