@@ -53,7 +53,7 @@ SAID = [  # the figure, the run, the sentence, whether it asks for a look
      "such runs learned more slowly. Widen it.", True),
     ("clip", clipped(0.14, 0.2), "14 % clipped: much for this range; such runs learned more slowly. Widen it.", True),
     ("clip", clipped(0.14, 3e-4, 0.1), "14 % clipped: mostly by rounding. Raise the precision.", True),
-    ("ratio", spread(1e-3), "The spread is 2 times the clip range: about as wide as it.", False),
+    ("ratio", spread(1e-3), "The spread is 2 times the clip range: usual.", False),
     ("ratio", spread(1e-2), "The spread is 20 times the clip range: far beyond it.", True),
     ("noise", floor(1e-6), "1 % of the range: rounding is harmless.", False),
     ("noise", floor(2e-4), "It reaches the clip range: rounding alone clips. Raise the precision.", True),

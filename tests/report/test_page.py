@@ -71,7 +71,7 @@ def test_it_needs_nothing_else_and_is_for_dark_pages_and_phones_too(run, page, h
 
 def test_it_shows_warnings_configuration_and_samples(page):
     texts = ("an odd clip range <b> (step 0)", "epsilon_high = 0.0004", "Before: step 1", "After: step 60")
-    for text in (*texts, "Completions of step 60, token by token"):
+    for text in (*texts, "Completions of step 60, token by token", "Both are typical: their"):
         assert text in page.text
 
 

@@ -31,7 +31,8 @@ def test_what_went_wrong_comes_first(made, text):
 
 
 def test_a_run_without_evaluations_says_so():
-    assert lead(summary(*REWARDED)).startswith("Nothing was evaluated (eval.every = 0)")
+    told = lead(summary(*REWARDED))
+    assert told.startswith("Nothing was evaluated (eval.every = 0)") and "Set eval.every" in told and "`gspo eval`" in told
     assert lead(summary({"loss": 1.0}, supervised=True)).startswith("The model was trained to imitate completions.")
     assert lead(summary({"reward": 1.0, "eval/accuracy": 0.5}, planned=1)) == "Mean reward in training 1.00."
     served = lead(summary(*REWARDED, served=True, planned=0))

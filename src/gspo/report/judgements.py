@@ -81,7 +81,7 @@ def _ratio(run: RunMetrics) -> Found:
     times = _of_range(run, "ratio/std")
     if times is None:
         return None
-    where = "far within it" if times < 0.2 else "far beyond it" if times > 10 else "about as wide as it"
+    where = "far within it" if times < 0.2 else "far beyond it" if times > 10 else "usual"
     return f"The spread is {times:.2g} times the clip range: {where}.", times > 10
 
 

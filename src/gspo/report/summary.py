@@ -95,6 +95,7 @@ def lead(summary: RunSummary) -> str:
         sentences.append("These are rewards of the trajectories that it was trained on.")
     elif main == "reward":
         sentences.append("Nothing was evaluated (eval.every = 0): these are rewards of the prompts that it was trained on.")
+        sentences.append("Set eval.every to a number of steps, or measure the trained model with `gspo eval`.")
     elif summary.supervised:
         sentences.append("The model was trained to imitate completions. The loss says how well it predicts their tokens.")
     clipped = mean(run, "clip_ratio/tokens")
