@@ -75,6 +75,13 @@ def test_it_shows_warnings_configuration_and_samples(page):
         assert text in page.text
 
 
+def test_the_right_answers_have_a_column_if_there_are_any(html, talked):
+    for page, names in ((html, 0), (write_report([talked]).read_text(), 1)):
+        head, _, body = page[page.index('<table id="completions">') :].partition("</thead>")
+        assert head.count("<th>right answer</th>") == names
+        assert body[: body.index("</tr>")].count("<td") == head.count("<th") - 1 == 7 + names  # but for thead
+
+
 def test_judgements_and_what_is_wrong(page):
     for text in (
         "Rose by 52 points [47, 57], more than chance explains.",
