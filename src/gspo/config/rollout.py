@@ -93,7 +93,7 @@ class SamplerConfig:
     weight_check_limit: float | None = opt(None, low=1e-6, high=20)
     """Largest mean difference of log-probabilities, in nats per token, between vLLM and the trainer when new weights are
     checked. Unset: by the lowest precision in vLLM: float32 0.001, float16 0.03, bfloat16 0.15, int8 0.4, fp8 0.8. The last
-    two are not measured on a GPU."""
+    two are not measured on a GPU. Above what the precision gives, old weights can pass: a reload may leave out a layer."""
     weight_dir: str | None = opt(None, path=True)
     """Folder through which weights are handed to the engine, which must see it too; with broadcast weights, only the first
     ones. Unset: a folder in memory, in /dev/shm."""

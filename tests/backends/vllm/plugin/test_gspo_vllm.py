@@ -35,6 +35,7 @@ class Worker(Extension):
         self.device, self.rank = torch.device("cpu"), 0
         parallel = SimpleNamespace(data_parallel_index=0, world_size=1, data_parallel_size=1)
         self.vllm_config, self.model_config = SimpleNamespace(parallel_config=parallel, quant_config=None), None
+        self.vllm_config.cache_config = SimpleNamespace(cache_dtype="auto")
         self.model = torch.nn.Module()
         self.model_runner = SimpleNamespace(get_model=lambda: self.model)
 
@@ -72,22 +73,33 @@ def test_a_group_that_failed_is_aborted_before_the_model_is_put_together(told):
 
 
 def rounded_by(worker, name):
-    """Gives the worker a model of two layers, of which a reload forgets the second, quantized by this method of vLLM."""
-    worker.vllm_config.quant_config = SimpleNamespace(get_name=lambda: name)
+    """Gives the worker a model of two layers, of which a reload forgets the second, quantized by this method of vLLM, or
+    not at all (None).
+    """
+    worker.vllm_config.quant_config = SimpleNamespace(get_name=lambda: name) if name else None
     worker.model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     worker.reload_weights = lambda **given: torch.nn.init.ones_(worker.model[0].weight)
     return [p.detach().clone() for p in worker.model.parameters()]
 
 
-def test_a_layer_that_a_reload_forgets_keeps_no_old_weights(told):
-    """A gap of old weights can be less than that of rounding; one of NaN cannot."""
+@pytest.mark.parametrize(("method", "cached"), [("online", "auto"), (None, "fp8"), ("online", "int8_per_token_head")])
+def test_a_layer_that_a_reload_forgets_keeps_no_old_weights(told, method, cached):
+    """A gap of old weights can be less than that of rounded weights, keys or values; one of NaN cannot."""
     worker = Worker(told)
-    rounded_by(worker, "online")
+    rounded_by(worker, method)
+    worker.vllm_config.cache_config.cache_dtype = cached
     worker.model.register_parameter("packed", torch.nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False))
     worker.gspo_put()
     weight, *forgotten = (p.detach() for p in worker.model[:2].parameters())
-    assert not told and weight.tolist() == [[1, 1], [1, 1]] and worker.model.packed.tolist() == [0, 0, 0]
+    assert not told and weight.tolist() == [[1, 1], [1, 1]] and worker.model.packed.tolist() == [127] * 3
     assert all(p.isnan().all() for p in forgotten)
+
+
+def test_weights_of_an_engine_that_rounds_nothing_are_only_reloaded(told):
+    worker = Worker(told)
+    *_, weight, bias = rounded_by(worker, None)
+    worker.gspo_put()
+    assert torch.equal(worker.model[1].weight, weight) and torch.equal(worker.model[1].bias, bias)
 
 
 def test_weights_of_a_quantized_checkpoint_are_not_replaced(told):

@@ -206,6 +206,7 @@ class Extension:
         of a quantized checkpoint would not get new scales. If that fails, leaves the group that they came from, which the
         trainer drops too (a GPU would wait behind it), and restores the layers, so that they can be loaded again.
         """
+        import torch
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
@@ -217,9 +218,11 @@ class Extension:
                     f"vLLM holds weights quantized by {rounding.get_name()!r}, and these cannot be replaced: start it with "
                     "the model as it is and, say, --quantization fp8_per_tensor"
                 )
-            for parameter in model.parameters() if rounding is not None else ():
-                # A layer that is left out keeps what it holds; rounding would hide old weights, but no NaN.
-                parameter.data.fill_(float("nan") if parameter.is_floating_point() else 0)
+            rounds = rounding is not None or self.vllm_config.cache_config.cache_dtype != "auto"  # type: ignore[attr-defined]
+            for parameter in model.parameters() if rounds else ():
+                # A whole layer that is left out keeps what it holds; rounding would hide old weights, but no NaN.
+                real = parameter.is_floating_point()
+                parameter.data.fill_(float("nan") if real else torch.iinfo(parameter.dtype).max)
             self.reload_weights(**weights)  # type: ignore[attr-defined]
             for module in model.modules():
                 # A head tied to the embedding is not among the weights, so vLLM does not update its copy packed for the CPU.
