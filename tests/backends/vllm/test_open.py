@@ -6,12 +6,14 @@ import pytest
 import torch
 
 import gspo
+from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.open import check_sampler, check_sleep, direct_arguments, own_devices, sampler_of, servers
 from gspo.backends.vllm.process import LocalHost
 from gspo.backends.vllm.server import KEY
+from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.learner.weights import PolicyWeights
@@ -126,6 +128,17 @@ def test_experts_alone_are_rounded_to_int8(tmp_path):
     policy = HFPolicy(tiny)
     with pytest.raises(ValueError, match=r"'int8_per_channel_weight_only': .* this model has none: set \"fp8"):
         sampler_of(config, policy, PolicyWeights(policy, 0), tmp_path)
+
+
+@pytest.mark.parametrize("rounded", [{"quantization": "fp8_per_tensor"}, {"kv_cache_dtype": "fp8"}, {}])
+def test_an_engine_that_rounds_gets_adapters_merged(tmp_path, rounded):
+    """The check of its weights would let an old adapter pass."""
+    config = Config(sampler=SamplerConfig(engine="vllm", python="py", **rounded), lora=LoraConfig(rank=2))
+    policy = HFPolicy(adapted(build_tiny(DENSE, longest_match_tokenizer(PIECES)), config.lora))
+    sampler = sampler_of(config, policy, PolicyWeights(policy, 0), tmp_path)
+    (member,) = sampler.fleet.members
+    assert member.engine.adapters == (not rounded) == ("--enable-lora" in member.engine.command)
+    sampler.close()
 
 
 def test_engines_elsewhere_listen_where_others_reach_them(tmp_path):

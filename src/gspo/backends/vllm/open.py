@@ -27,7 +27,6 @@ from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import KEY, SIDE, Server
 from gspo.backends.vllm.transfer import WEIGHTS
 from gspo.config.engines import DIRECT, devices_each
-from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.interfaces import Weights
@@ -128,9 +127,9 @@ def sampler_of(
         sleeps = {SLEEP: True} if given.sleep_level else {}
         # Not for every mixture: 34 MB for 32k tokens of 48 layers, and vLLM refuses it beside pipeline parallelism.
         experts = {FLAG: True} if routers and config.algorithm.router_replay == "R3" else {}
-        arguments = experts | sleeps | adapter_arguments(config.lora, policy) | direct_arguments(given) | given.engine_args
+        arguments = experts | sleeps | adapter_arguments(config, policy) | direct_arguments(given) | given.engine_args
         routers = routers if arguments.get(FLAG) else None
-        adapters = model.adapted and bool(arguments.get("enable_lora"))
+        adapters = model.adapted and bool(arguments.get("enable_lora")) and not rounds(given)
         first = exchange / (BASE if adapters else WEIGHTS)
         if adapters:
             model.save_whole(first, merged=False)
@@ -201,11 +200,19 @@ def devices() -> list[str]:
     return [str(i) for i in range(count)]
 
 
-def adapter_arguments(lora: LoraConfig, policy: HFPolicy) -> dict[str, Any]:
+def rounds(given: SamplerConfig) -> bool:
+    """Whether vLLM rounds weights, keys or values."""
+    return (given.quantization, given.kv_cache_dtype) != ("none", "auto")
+
+
+def adapter_arguments(config: Config, policy: HFPolicy) -> dict[str, Any]:
     """vLLM's arguments for a policy with adapters; none for a policy without, or if the engine gets merged weights: for a
-    mixture of experts on a CPU, where vLLM has no kernels for one with adapters, and for adapters of stacked experts, which
-    are untested with vLLM.
+    mixture of experts on a CPU, where vLLM has no kernels for one with adapters, for adapters of stacked experts, which are
+    untested with vLLM, and where vLLM rounds: a reload leaves no old weights, but an old adapter could pass the check.
     """
+    lora = config.lora
     if not policy.model.adapted or EXPERTS in lora.targets or (policy.sparse and policy.device.type == "cpu"):
+        return {}
+    if rounds(config.sampler):
         return {}
     return {"enable_lora": True, "max_lora_rank": next((rank for rank in RANKS if rank >= lora.rank), RANKS[-1])}
