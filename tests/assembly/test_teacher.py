@@ -126,14 +126,15 @@ def test_a_teacher_behind_an_endpoint_is_not_loaded(tmp_path):
     assert checked_prompts(config, local_copy(config.model), 1)
 
 
-def test_an_endpoint_must_read_the_longest_prompt_and_completion_or_any_conversation():
+def test_an_endpoint_must_read_the_longest_prompt_and_completion():
+    """Conversations end where its context does."""
     prompts, rollout = [Prompt("0", "", (2,) * size) for size in (3, 7, 5)], {"max_completion_length": 20}
     config = taught("t", rollout=rollout)
-    assert longest_reading(config, prompts, 64) == 7 + 20 + 1
-    assert longest_reading(taught("t", rollout=rollout, stage=[{"at": 2, "max_completion_length": 40}]), prompts, 64) == 48
-    assert [longest_reading(config, (), context) for context in (64, None)] == [64, None]  # gspo serve
+    assert longest_reading(config, prompts) == 7 + 20 + 1
+    assert longest_reading(taught("t", rollout=rollout, stage=[{"at": 2, "max_completion_length": 40}]), prompts) == 48
+    assert longest_reading(config, ()) is None  # gspo serve
     played = taught("t", task={"environment": "rooms:Room"}, reward={"functions": ["task"]})
-    assert longest_reading(played, prompts, 64) == 64
+    assert longest_reading(played, prompts) is None
 
 
 def test_a_run_comes_nearer_to_its_teacher_while_the_reward_is_only_watched(tmp_path, teacher):

@@ -204,18 +204,21 @@ def sampler_lost(model, monkeypatch):
 
 def test_a_call_whose_teacher_fails_can_be_repeated(tmp_path):
     """The teacher is behind an endpoint."""
+    kept = []
 
     async def main(url):
         settings = {"algorithm": {"name": "grpo"}, "teacher": {"path": NAME, "url": url, "retries": 0}}
         async with serving(tmp_path / "run", **settings) as model:
+            assert model.chat.context == 511  # vLLM adds a token to what it reads
             groups = await collected(model, 2, 2, 2)
             teacher.change = lambda answer, body: refused("the engine is dead", 500)
             with pytest.raises(TeacherFailed, match=r"HTTP 500: .*the engine is dead"):
                 await model.train(groups)
-            teacher.change = lambda answer, body: answer
+            teacher.change = lambda answer, body: kept.append(model.still.locked()) or answer
             assert model.step == model.run.learner.optimizer.updates == 0
             metrics = await model.train(groups)
             assert model.step == 1 and metrics["turns/trained"] == 8 and abs(metrics["teacher/kl"]) > 1e-3
+            assert len(kept) == 4 and not any(kept)  # agents need not wait while it reads
 
     with served(teacher := Teacher(tiny(layers=1), 512)) as (_, server):
         asyncio.run(main(server.url))

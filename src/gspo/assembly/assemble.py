@@ -99,7 +99,7 @@ class Start:
                 if self.teacher is None:
                     check_teacher(config, outline, teacher_settings(config))
                 else:
-                    self.teacher.check(outline.tokenizer, longest_reading(config, prompts, outline.context_length))
+                    self.teacher.check(outline.tokenizer, longest_reading(config, prompts))
             if self.command != "sft":
                 check_copies(config, ranks.size if ranks else 1)
             kind = "sft" if self.command == "sft" else "train"
@@ -107,6 +107,8 @@ class Start:
                 ranks.broadcast_command((kind, config, self.last))
             model, frozen = models_of(config, self.given, self.last, ranks)
             policy, local = LEARNERS[kind](config, model, frozen, ranks)
+            if self.teacher is not None and self.teacher.context and longest_reading(config, prompts) is None:
+                policy.model.most = self.teacher.context - 1  # vLLM adds a token to each request
         return policy, LeadingLearner(local, ranks) if ranks else local
 
     @contextmanager

@@ -58,12 +58,12 @@ def check_teacher(config: Config, model: Outline, teacher: ModelConfig) -> None:
         raise ValueError(f"{key}: {wrong}: choose a teacher that reads as many")
 
 
-def longest_reading(config: Config, prompts: Sequence[Prompt], context: int | None) -> int | None:
+def longest_reading(config: Config, prompts: Sequence[Prompt]) -> int | None:
     """Tokens that a teacher behind an endpoint must be able to read: the longest prompt and completion, and the token that
-    vLLM adds to each request. Conversations are as long as the model's context allows (None: unlimited).
+    vLLM adds to each request. None for conversations, which end where the teacher's context does.
     """
     if not prompts or in_environment(config.task):
-        return context
+        return None
     return max(len(prompt.tokens) for prompt in prompts) + longest(config.rollout, config.stage)[1] + 1
 
 

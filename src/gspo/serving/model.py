@@ -205,11 +205,11 @@ class ServedModel:
                 "turns/left_out": float(sum(result.left_out.values())),
                 "trajectories/left_out": float(sum(result.unusable.values())),
             }
-            before = run.step
+            before, read = run.step, self.source.give(result.groups)  # a teacher reads them while agents go on
             try:
                 with self.still:
                     run.learner.override_lr(config.learning_rate)
-                    metrics, _ = trainer.advance(run, self.source.give(result.groups))
+                    metrics, _ = trainer.advance(run, read)
             finally:
                 if run.step > before:  # also after a failure: there may have been updates
                     self.earlier.newest = run.step, run.sampler.version

@@ -34,12 +34,14 @@ class HFModel:
         has_full_attention: Every layer is plain full attention, so a 4D boolean mask describes it.
         logit_scale: Factor on the head's output (Cohere, Falcon-H1; Granite divides).
         logit_cap: Soft-cap c of the logits, c tanh(logit / c) (Gemma), or None.
+        most: Tokens that whatever else reads its conversations can take; None without a limit.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     autocast: torch.dtype | None = None
     has_full_attention: bool = False
+    most: int | None = field(default=None, init=False)
     adapted: ClassVar[bool] = False  # whether only adapters are trained
     sharded: ClassVar[bool] = False  # whether this process holds only a shard of the weights
     config: Any = field(init=False, repr=False)
@@ -147,8 +149,9 @@ class HFModel:
 
     @property
     def context_length(self) -> int | None:
-        """Maximum number of tokens the model can read; None without such a limit."""
-        return Outline(self.tokenizer, self.config).context_length
+        """Maximum number of tokens that the model, and `most`, can read; None without such a limit."""
+        limits = Outline(self.tokenizer, self.config).context_length, self.most
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
