@@ -99,7 +99,7 @@ def test_so_many_requests_at_once_and_no_more():
 
 
 def test_a_server_that_is_not_there():
-    with closing(Judge(model="m", url="http://127.0.0.1:9/v1", key_variable="", rubric="r", retries=0)) as judged:
-        with pytest.raises(ValueError, match=r"judge.url = 'http://127.0.0.1:9/v1', judge.model = 'm': cannot be reached"):
+    with closing(Judge(model="m", url="http://me:word@127.0.0.1:9/v1", key_variable="", rubric="r", retries=0)) as judged:
+        with pytest.raises(ValueError, match=r"judge.url = 'http://<hidden>@127.0.0.1:9/v1', judge.model = 'm': cannot be"):
             judged.wait()
         assert rewards(judged, ["a", "b"]) == [None, None]

@@ -136,8 +136,8 @@ def test_a_request_that_fails_is_sent_again_and_a_limit_holds():
 
 REFUSED = {
     "it serves other: name one of them as teacher.path": lambda t: setattr(t, "models", [{"id": "other"}]),
-    "its max_model_len is 20, but this run needs 30: start the server with as much": lambda t: t.models[0].update(
-        max_model_len=20
+    "its max_model_len is 20, but this run needs 30: start .* as much, or lower rollout.max_completion_length": (
+        lambda t: t.models[0].update(max_model_len=20)
     ),
     "it returns no prompt_logprobs": lambda t: setattr(t, "change", positions(lambda told: None)),
     "another vocabulary than the model's: .* is '.*' here and '.*' there": lambda t: setattr(
@@ -169,6 +169,25 @@ def test_an_endpoint_that_is_not_there_is_told_at_once():
     config = TeacherConfig(path=NAME, url="http://127.0.0.1:9/v1", retries=1000)
     with closing(TeacherEndpoint(config)) as client, pytest.raises(ValueError, match=f"^{WHERE}: cannot be reached"):
         client.check(longest_match_tokenizer(tiny_run.PIECES), 30)
+
+
+def test_a_failure_leaves_no_requests_before_those_of_the_next_call():
+    teacher = Teacher(tiny_teacher(), change=lambda answer, body: Response("{}", 500))
+    with served(teacher, max_concurrent=1) as (client, server):
+        with pytest.raises(TeacherFailed, match="HTTP 500"):
+            client.read([LINEAR] * 8)
+        teacher.change = lambda answer, body: answer
+        assert client.read([TREE])[0].logp_teacher is not None
+        assert len(server.asked) == 1 + 2
+
+
+def test_the_login_in_the_address_is_not_shown():
+    """Clients of `gspo serve` read why a call to `train` failed."""
+    config = TeacherConfig(path=NAME, url="http://me:word@127.0.0.1:9/v1", retries=0)
+    with closing(TeacherEndpoint(config)) as client:
+        with pytest.raises(TeacherFailed, match=r"127.0.0.1:9.* cannot be reached") as error:
+            client.read([LINEAR])
+        assert "me:word" not in str(error.value)
 
 
 def test_a_key_is_sent_and_not_shown(monkeypatch):

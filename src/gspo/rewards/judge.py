@@ -22,6 +22,7 @@ from gspo.rewards.judge_cache import Cache, key_of
 from gspo.rewards.judge_prompts import Question
 from gspo.rewards.preferences import from_ranks, rewards
 from gspo.rewards.transcripts import common_start, conversations, rewarded, text_of
+from gspo.safe import without_logins
 
 ALONE = "a group of one has nothing to be compared with"
 NO_LIMIT = 1e8  # seconds (three years): each request has its own timeout
@@ -74,7 +75,8 @@ class Judge:
         try:
             self.endpoint.run(self._complete(judge_prompts.scored(self.config, "1 + 1 = ?", "2", None))).result()
         except Failed as error:
-            raise ValueError(f"judge.url = {self.config.url!r}, judge.model = {self.config.model!r}: {error}") from None
+            url = without_logins(self.config.url)
+            raise ValueError(f"judge.url = {url!r}, judge.model = {self.config.model!r}: {error}") from None
         except Unreadable:
             pass  # the next response may be readable; unreadable ones are counted
         self.endpoint.counts()  # excludes this request from the counts

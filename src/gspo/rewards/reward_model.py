@@ -17,6 +17,7 @@ from gspo.data.messages import text_of as words
 from gspo.rewards.http_client import EndpointClient, Failed, api_key_of
 from gspo.rewards.judge import NO_LIMIT
 from gspo.rewards.transcripts import Messages, conversations, rewarded
+from gspo.safe import without_logins
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +109,8 @@ class Served:
         try:
             self.endpoint.run(self._score(conversation_of("1 + 1 = ?", "2"))).result()
         except Failed as error:
-            raise ValueError(
-                f"reward_model.url = {self.config.url!r}, reward_model.path = {self.config.path!r}: {error}"
-            ) from None
+            url = without_logins(self.config.url or "")
+            raise ValueError(f"reward_model.url = {url!r}, reward_model.path = {self.config.path!r}: {error}") from None
         self.endpoint.counts()
 
     def scores(self, conversations: Sequence[Messages]) -> list[float | None]:

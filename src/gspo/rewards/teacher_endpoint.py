@@ -16,6 +16,7 @@ import torch
 from gspo.config.policy import TeacherConfig
 from gspo.interfaces import Scorer, TeacherFailed
 from gspo.rewards.http_client import EndpointClient, Failed, api_key_of
+from gspo.safe import without_logins
 from gspo.types import Rollout
 
 PROBED = 256  # tokens of the first request
@@ -29,8 +30,9 @@ class TeacherEndpoint:
 
     def __init__(self, config: TeacherConfig) -> None:
         """Raises ValueError if the API key is not in its environment variable, or openai is missing."""
-        self.config, self.where = config, f"teacher.url = {config.url!r}, teacher.path = {config.path!r}"
         key, url = api_key_of(config.key_variable, "teacher.key_variable"), config.url or ""
+        self.config, self.where = config, f"teacher.url = {without_logins(url)!r}, teacher.path = {config.path!r}"
+        self.context: int | None = None  # tokens of a request, once checked; None: unknown
         self.endpoint = EndpointClient("teacher", url, key, config.timeout, config.retries, config.max_concurrent)
         self.close = self.endpoint.close
 
@@ -39,9 +41,12 @@ class TeacherEndpoint:
         its model has other tokens than `tokenizer`, or a context below `needed` tokens (None: unknown).
         """
         try:
-            context = self.endpoint.run(self._context()).result()
+            self.context = context = self.endpoint.run(self._context()).result()
             if needed is not None and context is not None and context < needed:
-                raise Failed(f"its max_model_len is {context}, but this run needs {needed}: start the server with as much")
+                raise Failed(
+                    f"its max_model_len is {context}, but this run needs {needed}: start the server with as much, or lower "
+                    "rollout.max_completion_length"
+                )
             ids = probe(tokenizer, min(PROBED, (context or PROBED) - 1))
             positions = self.endpoint.run(self._positions(ids)).result()
             for id, position in list(zip(ids, positions))[1:]:
@@ -60,7 +65,12 @@ class TeacherEndpoint:
         logp = {i: torch.zeros(len(rollouts[i].tokens)) for i in rows}
 
         async def every() -> list[list[float]]:
-            return await asyncio.gather(*(self._path(rollouts[i], path) for i, path in work))
+            try:
+                async with asyncio.TaskGroup() as group:  # cancels the others if one fails
+                    asked = [group.create_task(self._path(rollouts[i], path)) for i, path in work]
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+            return [each.result() for each in asked]
 
         try:
             answers = self.endpoint.run(every()).result()
