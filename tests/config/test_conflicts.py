@@ -29,7 +29,11 @@ TRAINED = [
     ({"sampler": VLLM | {"urls": ["http://x", "http://x/"]}}, "sampler.urls = .*: names a server twice"),
     *(
         ({"sampler": VLLM | {"engine_args": {name: "x"}}}, f"sampler.engine_args = .*{name}.* are settings of")
-        for name in ("quantization", "kv_cache_dtype", "speculative_config", "kv-cache-dtype", "spec_method")
+        for name in (
+            *("quantization", "kv_cache_dtype", "speculative_config", "kv-cache-dtype", "spec_method", "q"),
+            *("speculative_config.rejection_sample_method", "speculative-config.method", "quantization_config.x"),
+            *("quantization-config", "calculate_kv_scales"),
+        )
     ),
     *(
         ({"sampler": VLLM | {"speculative_config": {key: "x"} | NGRAM}}, f"'{key}': .*samples exactly with these keys alone")
@@ -37,15 +41,21 @@ TRAINED = [
     ),
     *(
         ({"sampler": VLLM | {"speculative_config": {"method": method}}}, f"'{method}'}}: `method` is none of ngram")
-        for method in ("mtp", "eagle3", "suffix", "draft_model")
+        for method in ("mtp", "eagle3", "draft_model")
     ),
     ({"sampler": VLLM | {"speculative_config": {"num_speculative_tokens": 2}}}, "2}: `method` is none of ngram"),
+    *(
+        ({"sampler": VLLM | {"speculative_config": {"method": method} | more}}, f"'{method}'.*: with suffix and custom_")
+        for method in ("suffix", "custom_class")
+        for more in ({}, {"model": "x"})
+    ),
     ({"sampler": SLEEPS | {"speculative_config": DRAFT}}, "and sampler.sleep_level = 2: level 2 drops the draft"),
     *(
         ({"sampler": VLLM | {"speculative_config": NGRAM} | args} | more, r"speculative_config = .*: vLLM may report")
         for args, more in (
             ({}, {"algorithm": {"router_replay": "R3"}}),
             ({"engine_args": {"enable_return_routed_experts": True}}, {}),
+            ({"engine_args": {"enable-return-routed-experts": True}}, {}),
         )
     ),
     ({"task": PLAYED, "reward": {"functions": ["exact"]}}, "gives the reward itself"),
@@ -122,6 +132,11 @@ def test_every_conflict_is_refused_with_its_values_and_the_remedy(subtests):
         reasons.append(str(refused.value))
     rows = [row for table in (ALWAYS, TRAIN, SERVE, LEARN) for row in table]
     assert [row for row in rows if not any(reason.endswith(row.why) for reason in reasons)] == []
+
+
+def test_drafts_beside_experts_that_are_not_reported():
+    sampler = VLLM | {"speculative_config": NGRAM, "engine_args": {"enable_return_routed_experts": False}}
+    check_conflicts(from_dict({"model": {"path": "m"}, "sampler": sampler}), TRAIN)
 
 
 def test_defaults_conflict_nowhere():

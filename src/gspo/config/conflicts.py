@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gspo.config.engines import DIRECT, EXACT, NO_WEIGHTS
+from gspo.config.engines import AROUND, DIRECT, EXACT, INEXACT, NO_WEIGHTS
 from gspo.config.schema import Config
 from gspo.config.source_kind import GIVEN, VERIFIERS, in_environment
 from gspo.config.values import shown
@@ -37,9 +37,17 @@ def value_of(config: Config, key: str) -> object:
 
 
 def around_settings(config: Config) -> bool:
-    """Whether vLLM's arguments name what a setting is for, or are short forms of it (`spec_method`, ...)."""
-    names = [name.replace("-", "_") for name in config.sampler.engine_args]
-    return config.sampler.engine == "vllm" and any(name in DIRECT or name.startswith("spec_") for name in names)
+    """Whether vLLM's arguments name what a setting is for, a key of it (`speculative-config.method`) or a short form of it
+    (`spec_method`, ...).
+    """
+    names = [name.replace("-", "_").split(".")[0] for name in config.sampler.engine_args]
+    return config.sampler.engine == "vllm" and any(name in AROUND or name.startswith("spec_") for name in names)
+
+
+def reports_experts(config: Config) -> bool:
+    """Whether vLLM is to report the experts that its routers chose."""
+    arguments = {name.replace("-", "_"): value for name, value in config.sampler.engine_args.items()}
+    return config.algorithm.router_replay == "R3" or bool(arguments.get("enable_return_routed_experts"))
 
 
 def needs_draft(config: Config) -> bool:
@@ -94,9 +102,11 @@ ENGINE = (
          lambda c: bool(c.sampler.urls and (c.sampler.python or c.sampler.engine_args or c.sampler.engines > 1)),
          "these servers run already: sampler.python, sampler.engine_args and sampler.engines are for servers to start"),
     Rule("sampler.engine_args", around_settings,
-         f"{', '.join(DIRECT)} are settings of [sampler] itself: set them there"),
+         f"{', '.join(DIRECT)} are settings of [sampler] itself, with all that belongs to them: set them there"),
     Rule("sampler.speculative_config", lambda c: not EXACT.issuperset(c.sampler.speculative_config),
          f"samples exactly with these keys alone: {', '.join(sorted(EXACT))}. Leave the others out"),
+    Rule("sampler.speculative_config", lambda c: c.sampler.speculative_config.get("method") in INEXACT,
+         f"with {' and '.join(INEXACT)} other requests, or code of yours, may change the samples: take another `method`"),
     Rule("sampler.speculative_config", needs_draft,
          f"`method` is none of {', '.join(NO_WEIGHTS)}, and the folders of weights that vLLM gets hold no draft: name one "
          "as `model`, such as the checkpoint with the heads of `mtp`, or take one of these methods"),
@@ -122,8 +132,7 @@ SAMPLING = (
     Rule("sampler.sleep_level rollout.max_staleness", lambda c: c.sampler.sleep_level > 0 and c.rollout.max_staleness > 0,
          "vLLM samples while the learner updates; leave one of them out"),
     Rule("sampler.speculative_config algorithm.router_replay sampler.engine_args",
-         lambda c: bool(c.sampler.speculative_config)
-         and (c.algorithm.router_replay == "R3" or "enable_return_routed_experts" in c.sampler.engine_args),
+         lambda c: bool(c.sampler.speculative_config) and reports_experts(c),
          "vLLM may report the experts of drafted tokens that it rejected: leave out the drafts, or the experts"),
     Rule("rollout.top_p", lambda c: c.rollout.top_p < 1, TRUNCATED),
     Rule("rollout.top_k", lambda c: c.rollout.top_k > 0, TRUNCATED),

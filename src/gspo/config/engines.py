@@ -15,8 +15,12 @@ from gspo.config.values import shown
 ENGINES = ("embedded", "vllm")
 DIRECT = ("quantization", "kv_cache_dtype", "speculative_config")
 """Arguments of vLLM that are settings of `[sampler]`: what they change has to be known here."""
+AROUND = {*DIRECT, "quantization_config", "q", "calculate_kv_scales"}
+"""Arguments of vLLM that set the same, or a part of it."""
 NO_WEIGHTS = ("ngram", "ngram_gpu")
 """Methods of speculative decoding without weights."""
+INEXACT = ("suffix", "custom_class")
+"""Methods whose samples depend on other requests, or on code that is not known here."""
 EXACT = {
     *("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "draft_sample_method"),
     *("draft_tensor_parallel_size", "max_model_len", "quantization", "kv_cache_dtype", "revision", "attention_backend"),
