@@ -3,6 +3,7 @@ import pytest
 from gspo.config.files import from_dict
 from gspo.eval.manifest import NAME, begin, load, manifest
 
+ROUNDED = {"quantization": "_per_tensor", "kv_cache_dtype": ""}
 ROWS = [{"id": "1", "prompt": "1 + 1?", "answer": "2"}]
 
 
@@ -40,6 +41,18 @@ def test_another_evaluation_is_not_mixed_with_it(tmp_path, subtests):
         with subtests.test(key), pytest.raises(ValueError, match=f"holds another evaluation: {key} was"):
             begin(tmp_path, other)
     assert begin(tmp_path, made() | {"gspo": "another"}) is True
+
+
+def test_another_precision_of_vllm_is_another_evaluation(tmp_path):
+    """Manifests of engines that round nothing are what they were."""
+    plain = made(sampler={"engine": "vllm"})
+    rounded = [made(sampler={"engine": "vllm", name: "fp8" + end}) for name, end in ROUNDED.items()]
+    assert [set(each["sampling"]) - set(plain["sampling"]) for each in rounded] == [{name} for name in ROUNDED]
+    begin(tmp_path, plain)
+    for each in rounded:
+        with pytest.raises(ValueError, match=r"holds another evaluation: sampling was"):
+            begin(tmp_path, each)
+    assert made(sampler={"engine": "vllm", "quantization": "fp8_per_tensor"}, url="http://x") == made(url="http://x")
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
