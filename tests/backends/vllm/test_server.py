@@ -62,6 +62,9 @@ def test_how_many_drafted_tokens_were_accepted(engine, tmp_path):
     sampler = sampler_of(engine, tmp_path, given=SamplerConfig(speculative_config={"method": "ngram"}))
     assert sampler.counts()["engines/draft_acceptance"] == 0.1
     assert "engines/draft_acceptance" not in sampler.counts()  # nothing was drafted since
+    text[0] = (COUNTED % (60.0, 15.0)).encode()
+    sampler.fleet.rest()  # as before it sleeps
+    assert sampler.counts()["engines/draft_acceptance"] == 0.5
     text[0], sampler.given = (COUNTED % (80.0, 9.0)).encode(), SamplerConfig()
     assert "engines/draft_acceptance" not in sampler.counts()  # nobody was asked
 

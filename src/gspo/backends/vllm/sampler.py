@@ -17,7 +17,7 @@ import torch
 from gspo.agents.loop_thread import cancelled
 from gspo.backends.hf.model import HFModel
 from gspo.backends.vllm.errors import EngineError, Refused, blamed
-from gspo.backends.vllm.fleet import MAX_FAILURES, Evicted, Fleet, Member
+from gspo.backends.vllm.fleet import MAX_FAILURES, Evicted, Fleet, Member, State
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routed_experts import Routers
 from gspo.backends.vllm.server import Server
@@ -94,7 +94,8 @@ class VLLMSampler:
         share of drafted tokens that were accepted.
         """
         drafts = [(0.0, 0.0)]
-        for member in self.fleet.serving if self.given.speculative_config else ():
+        up = [each for each in self.fleet.members if each.state in (State.SERVING, State.PAUSED)]  # paused: also asleep
+        for member in up if self.given.speculative_config else ():
             with contextlib.suppress(EngineError):
                 drafts.append(member.engine.drafts())
         drafted, accepted = map(sum, zip(*drafts))
@@ -213,7 +214,8 @@ class VLLMSampler:
                     errors[member] = OtherWeights(
                         f"vLLM and the trainer disagree about version {self.version} of the weights: the log-probabilities "
                         f"of {gap.tokens} tokens differ by {gap.mean:.2g} on average, above {limit:.2g}{others}. Its "
-                        "weights are stale or corrupt, or it serves another model"
+                        "weights are stale or corrupt, or it serves another model, or it rounds more than is known here "
+                        "(sampler.weight_check_limit)"
                     )
                     unproven.append(member)
                 else:
