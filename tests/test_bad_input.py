@@ -69,7 +69,7 @@ KEYS = {
 }
 TYPES = {
     "{} --log.rollouts yes": "log.rollouts = 'yes': expected true or false",
-    "{} --task.config 3": r"task.config = 3: expected a table, such as \{name = 3\}, got int",
+    "{} --task.config 3": r"task.config = 3: expected a table, such as \{name = 3\}, got 3",
 }
 VALUES = {  # that do not go together, would have no effect, or that no program could do
     "{} --model.path ''": "model.path is required: set it to the folder or Hugging Face id of a model",
@@ -79,7 +79,7 @@ VALUES = {  # that do not go together, would have no effect, or that no program 
     "{} --optimizer.lr 1e308": r"optimizer.lr = 1e\+308: must be at most 10",
     "{} --task.prompt_column \x1b[31m --task.source column.jsonl": r"there is no column '\\x1b\[31m'",
     "{} --rollout.stop ['']": r"rollout.stop = \[''\]: an empty string would end every completion at once",
-    "{} --rollout.num_prompts 6": "rollout.num_prompts = 6 cannot be split into algorithm.mini_batches = 4 .*multiple",
+    "{} --rollout.num_prompts 6": "ini_batches = 4 equal updates: make it a multiple of 4, or set .* to 1 or 2 or 3",
     "config --algorithm.name rloo": "algorithm.name = 'rloo': allowed are gspo, gspo_token, gspo_turn, grpo",
     "{} --reward.functions []": r"reward.functions = \[\]: name at least one",
     "{} --reward.weights 1,2": r"reward.weights = \[1.0, 2.0\]: 1 reward functions need as many weights: exact",

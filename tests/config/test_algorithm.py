@@ -93,7 +93,10 @@ WARNED = [
     ("nothing is clipped$", {"mini_batches": 1}),
     ("refills", {"name": "dapo"}),
     ("zero gradient", {"beta": 0.1, "kl_estimator": "k1"}),
-    ("far tighter than usual", {"name": "grpo", "epsilon": "auto"}),
+    (
+        "far tighter than usual: leave algorithm.epsilon unset for its own range, 0.2/0.27, or lower clip_target",
+        {"name": "grpo", "epsilon": "auto"},
+    ),
     ("divides by mu alone.*changes no gradient", {"name": "dppo_kl", "old_logprobs": "recompute"}),
     ("has no ratio.*changes no gradient", {"name": "reinforce", "old_logprobs": "recompute"}),
 ]

@@ -12,7 +12,10 @@ READ = [
     ("reward_model.path is required", {"reward": BY_MODEL}),
     ("retries is for a server", {"reward": BY_MODEL, "reward_model": {"path": "m", "retries": 9}}),
     ("names labels by number", {"reward": BY_MODEL, "reward_model": {"path": "m", "url": "http://u", "label": "kind"}}),
-    (r"'exakt' is none of .*, did you mean exact\?", {"reward": {"functions": ["exakt"]}}),
+    (
+        r"'exakt' is none of .*, did you mean exact\? A function of your own .* module:function, such as my_task:exakt",
+        {"reward": {"functions": ["exakt"]}},
+    ),
     ("verifier is unknown, did you mean verifiers:x", {"task": {"source": "verifier:x"}}),
     ("log.dir = '': name a folder", {"log": {"dir": " "}}),
     ("task.system = 'none': would be the message itself; for none set it to", {"task": {"system": "none"}}),

@@ -75,7 +75,7 @@ def test_what_follows_a_value_is_not_dropped(subtests):
 
 def test_what_no_list_and_no_file_could_hold_is_refused(subtests):
     for key, text, message in (
-        ("rollout.stop", ",", "expected a list of strings, got str"),
+        ("rollout.stop", ",", "expected a list of strings, got ','"),
         ("reward.weights", "1,,2", "expected a list of numbers"),
         ("task.system", "a\udcff", "is not UTF-8 text"), ("rollout.stop", "a,\udcff", "is not UTF-8 text"),
     ):  # fmt: skip

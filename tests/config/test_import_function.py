@@ -60,6 +60,7 @@ UNUSABLE = [
     ("sound_lookup has no function 'hlaf', did you mean half", "sound_lookup:hlaf"),
     ("number is an int, not a function", "sound_lookup:number"),
     ("there is no module 'nowhere_lookup' in .* or among the installed packages", "nowhere_lookup:f"),
+    ("k = './a/nowhere.py:f': expected a module, not its file: write a.nowhere:f", "./a/nowhere.py:f"),
     ("importing 'broken_lookup' failed: ZeroDivisionError: division by zero", "broken_lookup:f"),
     ("importing 'leaves_lookup' failed: SystemExit: 0", "leaves_lookup:f"),
     ("it is a module of Python itself, so give a file of yours another name", "colorsys:score"),

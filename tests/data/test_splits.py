@@ -28,7 +28,7 @@ def test_held_out_rows_of_the_same_file_are_cut_from_it(tmp_path):
 def test_columns_are_looked_for_before_any_model_is():
     for rows, eval_rows, message in (
         (ROWS, [{"prompt": "x"}], "the held-out data set, row 0: there is no column 'answer'"),
-        (["x"], None, "row 0: is a str, expected a dict of columns"),
+        (["x"], None, 'row 0: is a str, expected a dict of columns, such as {"prompt": "..."}'),
     ):
         with pytest.raises(ValueError, match=message):
             check_columns(read_tables(TaskConfig(), EvalConfig(), rows, eval_rows), TaskConfig(), NEEDS)

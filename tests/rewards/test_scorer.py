@@ -58,7 +58,7 @@ def test_what_a_callable_says_of_itself(monkeypatch):
 
 
 def test_bad_settings(subtests):
-    known = "'exakt' is none of task, exact, math, code, model, judge, module:function, did you mean exact"
+    known = "'exakt' is none of task, exact, math, code, model, judge, did you mean exact"
     for reward, task, functions, message in (
         ({}, {"source": "reasoning_gym:gcd", "eval_source": "a.csv"}, (), "a.csv has no scorer of its own"),
         ({}, {}, (), "this data set has no scorer of its own"),

@@ -155,7 +155,8 @@ def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, 
     if row.level == "token" and config.epsilon == "auto" and config.clip_target > 0.02:
         yield (
             f'epsilon = "auto" with clip_target = {config.clip_target:g} on token ratios: {config.name} usually clips some '
-            "0.1 % of the tokens, so its clip will be far tighter than usual"
+            "0.1 % of the tokens, so its clip will be far tighter than usual: leave algorithm.epsilon unset for its own "
+            f"range, {row.epsilon:g}/{row.epsilon_high:g}, or lower clip_target"
         )
     if row.level == "token" and reach is not None and reach < 5e-3:
         yield (
@@ -190,9 +191,12 @@ def resolved(config: Config, samples: bool = True) -> tuple[RunConfig, list[str]
     samples `rollout.num_prompts` per step itself; served runs take what agents submit.
     """
     _, algorithm, warnings = resolve(config.algorithm, config.rollout.dynamic_sampling_rounds, samples)
-    if samples and config.rollout.num_prompts % algorithm.mini_batches:
+    prompts = config.rollout.num_prompts
+    if samples and prompts % algorithm.mini_batches:
+        fits = [str(n) for n in range(1, min(prompts, algorithm.mini_batches) + 1) if prompts % n == 0]
         raise ValueError(
-            f"rollout.num_prompts = {config.rollout.num_prompts} cannot be split into algorithm.mini_batches = "
-            f"{algorithm.mini_batches} equal updates: make it a multiple"
+            f"rollout.num_prompts = {prompts} cannot be split into algorithm.mini_batches = "
+            f"{algorithm.mini_batches} equal updates: make it a multiple of {algorithm.mini_batches}, or set "
+            f"algorithm.mini_batches to {' or '.join(fits)}"
         )
     return RunConfig(**vars(config) | {"algorithm": algorithm}), warnings

@@ -94,7 +94,8 @@ def check_names(functions: Iterable[str]) -> None:
     for name in functions:
         if name not in NAMED and ":" not in name:
             near = nearest(name, NAMED)
-            raise ValueError(f"reward.functions: {name!r} is none of {', '.join(NAMED)}, module:function{near}")
+            own = f"{' A' if near else '; a'} function of your own is written module:function, such as my_task:{name}"
+            raise ValueError(f"reward.functions: {name!r} is none of {', '.join(NAMED)}{near}{own}")
 
 
 def check_judge(judge: JudgeConfig) -> None:

@@ -27,6 +27,9 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
         raise ValueError(f"{key} = {spec!r}: expected module:function, such as rewards:score for score in rewards.py")
+    if (path := module_name.removesuffix(".py")) != module_name:
+        module = path.removeprefix("./").replace("/", ".")
+        raise ValueError(f"{key} = {spec!r}: expected a module, not its file: write {module}:{name}")
     folder = os.getcwd()
     try:
         find_here(module_name)

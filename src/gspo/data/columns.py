@@ -12,7 +12,7 @@ from gspo.config.values import type_of
 def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
     """The value in a column of a row. Raises ValueError, with the key that names the column and `what` it holds."""
     if not isinstance(row, Mapping):
-        raise ValueError(f"is {type_of(row)}, expected a dict of columns")
+        raise ValueError(f'is {type_of(row)}, expected a dict of columns, such as {{"prompt": "..."}}')
     if (found := value_in(row, column, row)) is row:
         names = list(_names(row))
         listed = ", ".join(names) or "(none)"
