@@ -97,6 +97,8 @@ def test_too_little_memory_is_an_error_with_a_remedy(tmp_path, monkeypatch, caps
         raise MemoryError("Unable to allocate 9.00 TiB")
 
     monkeypatch.setattr("gspo.api.train", fails)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").touch()
     (tmp_path / "run.toml").write_text('task.source = "rows.jsonl"\n[model]\npath = "there"\n')
     assert main(["train", str(tmp_path / "run.toml"), "--log.dir", str(tmp_path / "run")]) == 1
     error = capsys.readouterr().err

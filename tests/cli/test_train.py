@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from gspo.cli.arguments import take_fields
 from gspo.cli.commands import parse
 from gspo.cli.main import main
-from gspo.cli.train import configured
+from gspo.cli.train import configured, prepared
 from gspo.config.files import load
 from gspo.config.names import RESUME
 from tests.patience import PATIENCE
@@ -45,14 +45,19 @@ def test_a_failed_run_ends_with_1_and_without_a_traceback(place, monkeypatch, ca
 
 def test_a_run_without_a_file_says_where_its_settings_are(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    words = "train --model cold/model --data rows.jsonl --reward exact --log.dir=typed --model.device=cpu --train.steps=1"
+    words = "train --model cold/model --data rows.jsonl --reward exact --model.device=cpu --train.steps=1"
     short = "--eval.num_prompts=0 --rollout.num_prompts=4 --rollout.num_generations=2 --rollout.max_completion_length=2"
     assert main([*words.split(), *short.split()]) == 0
     shown = capsys.readouterr()
-    assert shown.out.splitlines()[-1] == "settings typed/config.toml"
+    assert shown.out.splitlines()[-1] == "settings runs/run/config.toml"
+    assert shown.err.startswith("gspo: log.dir is not set: the run folder is runs/run\n")
     assert "gspo: loading the model cold/model\ngspo: loaded the model cold/model in " in shown.err
-    ran = load(place / "typed" / "config.toml")
+    ran = load(place / "runs" / "run" / "config.toml")
     assert (ran.model.path, ran.task.source, ran.reward.functions) == ("cold/model", "rows.jsonl", ["exact"])
+    for more, number in (([], "run-2"), (["--resume"], "run")):  # the next run, and this one again
+        plain, fields = take_fields([*words.split(), *short.split(), *more])
+        arguments = parse(plain, fields)[1]
+        assert prepared(configured(arguments, fields), arguments).log.dir == arguments.folder == f"runs/{number}"
 
 
 def test_short_options_go_before_the_file(place, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """The run folder: never overwritten, held by one process."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,9 @@ import tempfile
 import pytest
 
 import gspo
-from gspo.runs.folder import RunFolder
+from gspo.config.schema import Config
+from gspo.runs.folder import RunFolder, folder_of, placed
+from gspo.runs.log import RunLog
 from tests.patience import PATIENCE
 
 
@@ -59,7 +62,9 @@ def test_a_run_may_lie_behind_a_link_and_has_one_writer(tmp_path):
 
 READ_ONLY = """
 import os, sys
-from gspo.runs.folder import RunFolder
+from gspo.config.schema import Config
+from gspo.runs.folder import RunFolder, folder_of, placed
+from gspo.runs.log import RunLog
 os.setgid(65534), os.setuid(65534)
 for open_it in (RunFolder.resume, lambda path: RunFolder.create(path + "/new", "")):
     try:
@@ -104,3 +109,48 @@ def test_kill_9_frees_the_folder_though_a_child_lives_on(tmp_path):
     finally:
         os.kill(child, signal.SIGKILL)
         parent.stdout.close()
+
+
+def test_a_run_that_ended_before_its_first_step_is_replaced(tmp_path):
+    """A reward that raises in the first step must not cost the name of the folder."""
+    run = tmp_path / "run"
+
+    def begun(metrics):
+        with RunFolder.create(run, "old") as folder:
+            RunLog(folder).close()
+        (run / "metrics.jsonl").write_text(metrics)
+        (run / "report.html").touch()
+
+    begun('{"step": 0, "eval/accuracy": 0.1}\n')
+    with RunFolder.create(run, "new"):
+        assert (run / "config.toml").read_text() == "new"
+        assert sorted(path.name for path in run.iterdir()) == [".lock", "checkpoints", "config.toml"]
+    shutil.rmtree(run)
+    for metrics, more in (('{"step": 1}\n', None), ('{"st', None), ("", "notes.txt"), ("", "checkpoints/step_000001")):
+        begun(metrics)
+        if more:
+            (run / more).touch()
+        with pytest.raises(ValueError, match="is not empty; go on with that run"):
+            RunFolder.create(run, "")
+        assert (run / "config.toml").read_text() == "old"
+        shutil.rmtree(run)
+
+
+def test_folders_that_nobody_named_are_numbered(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    assert folder_of("mine", False) == "mine"
+    assert folder_of("auto", False) == folder_of("auto", True) == "runs/run"
+    for number, dir in ((1, "runs/run"), (2, "runs/run-2"), (10, "runs/run-10")):
+        with RunFolder.create(dir, "") as folder:
+            assert folder_of("auto", True) == dir
+            assert folder_of("auto", False) == f"runs/run-{number + 1}"  # it is in use
+            RunLog(folder).close()
+        assert folder_of("auto", False) == dir  # it ended before its first step
+        (folder.path / "metrics.jsonl").write_text('{"step": 1}\n')
+        assert folder_of("auto", False) == f"runs/run-{number + 1}"
+    for odd in ("runs/run-1", "runs/run-011", "runs/run-x", "runs/running", "runs/run-11"):
+        RunFolder(odd).path.mkdir()
+    assert folder_of("auto", True) == "runs/run-10" and folder_of("auto", False) == "runs/run-11"
+    config = placed(Config(), False)
+    assert config.log.dir == "runs/run-11" and placed(config, True) is config
+    assert caplog.messages == ["log.dir is not set: the run folder is runs/run-11"]

@@ -77,6 +77,15 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     assert go(made, True, [1]) is None
 
 
+def test_a_run_without_a_name_for_its_folder_is_given_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/run", "runs/run-2"):
+        go(config("auto"), False, [1, 2])
+        assert load(f"{name}/config.toml").log.dir == name
+    assert go(config("auto"), True, [3])["step"] == 2
+    assert [len(list(read_lines(tmp_path / f"runs/{name}/metrics.jsonl"))) for name in ("run", "run-2")] == [3, 4]
+
+
 def test_settings_changed_by_hand_do_not_make_another_run(tmp_path):
     """Neither in the run's config.toml alone, nor where the changed file is used to go on."""
     made = config(tmp_path / "run")

@@ -8,8 +8,7 @@ import time
 from functools import partial
 
 from gspo.cli.arguments import Command
-from gspo.cli.train import add_arguments, configured, resume_hint, take_part
-from gspo.config.commands import check_command
+from gspo.cli.train import add_arguments, configured, prepared, resume_hint, take_part
 from gspo.launch.processes import importing
 
 logger = logging.getLogger(__name__)
@@ -17,8 +16,7 @@ logger = logging.getLogger(__name__)
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     """Serves until Ctrl-C, which saves the trained model, or until the guard ends the run."""
-    config = configured(arguments, fields)
-    check_command(config, "serve")
+    config = prepared(configured(arguments, fields), arguments)
     status = take_part(config, arguments)
     if status is not None:
         return status

@@ -8,11 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from gspo.cli.arguments import CONFIG_FILE, Command
+from gspo.cli.places import check_places, check_run_folder
 from gspo.cli.recipes import fetch_model
 from gspo.config.commands import check_command
 from gspo.config.files import load
 from gspo.config.schema import Config
+from gspo.distributed.environment import rank_and_world_size
 from gspo.launch.processes import importing
+from gspo.runs.folder import folder_of, placed
 from gspo.safe import visible
 
 SHORT = {"model": "model.path", "data": "task.source", "reward": "reward.functions"}
@@ -36,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser, short: Sequence[str] = tuple(
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     """Trains. Returns 0 if the run finished, 1 if it collapsed, 130 if it was stopped."""
-    config = configured(arguments, fields)
-    check_command(config, arguments.command)
+    config = prepared(configured(arguments, fields), arguments)
     status = take_part(config, arguments)
     if status is not None:
         return status
@@ -66,27 +68,38 @@ def configured(arguments: argparse.Namespace, fields: dict[str, str]) -> Config:
     return load(arguments.config, fields | short)
 
 
+def prepared(config: Config, arguments: argparse.Namespace) -> Config:
+    """`config`, checked for this command before anything heavy is imported, with its run folder."""
+    check_command(config, arguments.command)
+    fetch_model(config)
+    if rank_and_world_size()[0]:  # the leader decides for all
+        return config
+    from gspo.launch import launch
+
+    arguments.resume |= launch.begun_before(config)
+    check_places(config, arguments.command, arguments.resume)
+    config = placed(config, arguments.resume)
+    arguments.folder = config.log.dir
+    check_run_folder(config.log.dir, arguments.resume)
+    return config
+
+
 def take_part(config: Config, arguments: argparse.Namespace) -> int | None:
     """Starts the ranks, or is a follower rank, and returns the exit status; None in the leading process, which continues."""
     from gspo.launch import launch
-
-    fetch_model(config)
 
     def follow(config: Config) -> None:
         with importing():
             from gspo.assembly import rank
         rank.follow(config.scale)
 
-    status = launch.take_part(config, arguments.words, follow)
-    if status is None:
-        arguments.resume |= launch.begun_before(config)
-    return status
+    return launch.take_part(config, [*arguments.words, f"--log.dir={config.log.dir}"], follow)
 
 
 def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
     """How to continue: what `--resume` would do."""
     try:
-        folder = Path(configured(arguments, fields).log.dir)
+        folder = Path(getattr(arguments, "folder", "") or folder_of(configured(arguments, fields).log.dir, True))
     except ValueError:  # the file changed in the meantime
         return ""
     if not (folder / "config.toml").exists():

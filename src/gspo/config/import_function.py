@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
+from importlib.util import find_spec, module_from_spec
 from typing import TYPE_CHECKING, Any
 
 from gspo.config.suggestions import nearest
@@ -24,20 +24,14 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
     """Imports the function that `spec` (`module:function`) names, from the current folder first (`find_here`). Raises
     ValueError, with the configuration key.
     """
+    check_module(spec, key)
     module_name, _, name = spec.partition(":")
-    if not module_name or not name:
-        raise ValueError(f"{key} = {spec!r}: expected module:function, such as rewards:score for score in rewards.py")
-    if (path := module_name.removesuffix(".py")) != module_name:
-        module = path.removeprefix("./").replace("/", ".")
-        raise ValueError(f"{key} = {spec!r}: expected a module, not its file: write {module}:{name}")
-    folder = os.getcwd()
     try:
         find_here(module_name)
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a script that calls sys.exit must not end the run as if it had finished
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
-            where = f"in {folder} or among the installed packages"
-            raise ValueError(f"{key} = {spec!r}: there is no module {module_name!r} {where}") from None
+            raise ValueError(_no_module(spec, key)) from None
         raise ValueError(f"{key} = {spec!r}: importing {module_name!r} failed: {describe(error)}") from error
     function = getattr(module, name, None)
     if function is None:
@@ -48,6 +42,24 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(f"{key} = {spec!r}: {name} is {type_of(function)}, not a function")
     return function
+
+
+def check_module(spec: str, key: str) -> None:
+    """Raises ValueError, as load_function does, if there is no such module or package. Imports nothing."""
+    module_name, _, name = spec.partition(":")
+    if not module_name or not name:
+        raise ValueError(f"{key} = {spec!r}: expected module:function, such as rewards:score for score in rewards.py")
+    if (path := module_name.removesuffix(".py")) != module_name:
+        module = path.removeprefix("./").replace("/", ".")
+        raise ValueError(f"{key} = {spec!r}: expected a module, not its file: write {module}:{name}")
+    top = module_name.partition(".")[0]
+    if top not in sys.modules and not PathFinder.find_spec(top, [os.getcwd()]) and not find_spec(top):
+        raise ValueError(_no_module(spec, key))
+
+
+def _no_module(spec: str, key: str) -> str:
+    name = spec.partition(":")[0]
+    return f"{key} = {spec!r}: there is no module {name!r} in {os.getcwd()} or among the installed packages"
 
 
 def find_here(name: str) -> None:

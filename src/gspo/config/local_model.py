@@ -25,6 +25,17 @@ def local_copy(model: ModelConfig) -> ModelConfig | None:
     return dataclasses.replace(model, path=str(folder), tokenizer=None if own else str(tokenizer), revision=revision)
 
 
+def no_id(path: str) -> bool:
+    """Whether a path cannot be a Hugging Face id, only a folder."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1
+
+
+def check_folder_exists(path: str) -> None:
+    """Raises ValueError for a model.path that can only be a folder or file, and is not there."""
+    if no_id(path) and not Path(path).exists():
+        raise ValueError(f"model.path = {path!r}: no such folder")
+
+
 def _folder(name: str, revision: str | None, file: str) -> Path | None:
     """The folder that holds this file of a model: a folder, or the cached snapshot of a Hugging Face id."""
     if not name or Path(name).is_dir():

@@ -94,8 +94,10 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 class LogConfig:
     """Output of a run: its folder, the trackers, the logged rollouts."""
 
-    dir: str = opt("runs/run", path=True)
-    """Run folder. If it holds a run, that run is resumed (`--resume`) or the folder is refused. It is never overwritten."""
+    dir: str = opt("auto", path=True)
+    """Run folder. If it holds a run, that run is resumed (`--resume`) or the folder is refused; only a run that ended before
+    its first step and first checkpoint is replaced. `auto`: the next free one of `runs/run`, `runs/run-2`, `runs/run-3` and
+    so on; with `--resume` the newest of these."""
     trackers: list[str] = opt([])
     """Any of `tensorboard`, `wandb`, `trackio`."""
     project: str = opt("gspo")

@@ -22,6 +22,7 @@ from gspo.config.names import RESUME
 from gspo.config.schema import Config
 from gspo.distributed.environment import AGENTS, BEGAN, KEY, LOST, PARENT, RESTARTS, SHORT, check_ranks, rank_and_world_size
 from gspo.launch.processes import WATCH, PlaceLost, Rank, Start, here
+from gspo.runs.folder import folder_of
 from gspo.workers.supervisor import end_with_parent
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ def begun_before(config: Config) -> bool:
     """Whether this is a restarted attempt, which resumes from the last checkpoint. A run folder older than the command
     belongs to another run. With several torchrun agents, each counts only the restarts caused by its own ranks.
     """
-    settings = Path(config.log.dir) / "config.toml"
+    settings = Path(folder_of(config.log.dir, resume=True)) / "config.toml"
     first = os.environ.get(RESTARTS, "0") == "0" and os.environ.get(AGENTS, "1") == "1"
     if first or not settings.exists():
         return False

@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
+import json
+import logging
 import os
+import re
+import shutil
 import weakref
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from gspo.config.names import RESUME
+from gspo.config.schema import Config
 from gspo.runs import disk
 
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+logger = logging.getLogger(__name__)
+FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 SMALLER = "micro_batches.json"  # written by ranks that ran out of memory (assembly/micro_batch_limit.py)
 # Left by a run that ended before or during create: a folder with nothing else counts as unused.
 _SKELETON = {".lock", ".config.toml.part", "checkpoints", SMALLER, f".{SMALLER}.part"}
+_REPLACED = {*FILES, "report.html", "figures", "vllm.log"}  # of a run that ended before its first step
+
+
+def folder_of(dir: str, resume: bool) -> str:
+    """The run folder that `log.dir` names. "auto" is the newest of runs/run, runs/run-2, ..., to resume, else the next one
+    that is free.
+    """
+    if dir != "auto":
+        return dir
+    found = {path: re.fullmatch(r"run(?:-([2-9]|[1-9]\d+))?", path.name) for path in Path("runs").glob("run*")}
+    used = [int(name[1] or 1) for path, name in found.items() if name and (not resume or (path / "config.toml").exists())]
+    number = max(used, default=1)
+
+    def path(number: int) -> str:
+        return "runs/run" if number == 1 else f"runs/run-{number}"
+
+    if used and not resume:
+        try:
+            RunFolder(path(number)).check_free()
+        except (ValueError, RuntimeError):
+            number += 1
+    return path(number)
+
+
+def placed(config: AnyConfig, resume: bool) -> AnyConfig:
+    """`config` with a folder for `log.dir` = "auto", which the log tells: even from Python, if it is not runs/run."""
+    dir = folder_of(config.log.dir, resume)
+    if dir == config.log.dir:
+        return config
+    logger.log(logging.INFO if dir == "runs/run" else logging.WARNING, f"log.dir is not set: the run folder is {dir}")
+    return dataclasses.replace(config, log=dataclasses.replace(config.log, dir=dir))
 
 
 class RunFolder:
@@ -29,8 +69,8 @@ class RunFolder:
 
     @classmethod
     def create(cls, dir: str | Path, config_toml: str) -> RunFolder:
-        """Creates a run folder with `config_toml` in it. Raises ValueError if the folder already holds anything,
-        RuntimeError if another process holds the lock.
+        """Creates a run folder with `config_toml` in it, in place of a run that ended before its first step. Raises
+        ValueError if the folder already holds anything else, RuntimeError if another process holds the lock.
         """
         folder = cls(dir)
         folder.check_unused()
@@ -45,6 +85,11 @@ class RunFolder:
         folder._acquire_lock()
         try:
             folder.check_unused()  # again under the lock: another process may have been faster
+            if folder._ended_at_once():
+                logger.info(f"{dir}: replaces a run that ended before its first step")
+                for name in _REPLACED:
+                    left = folder.path / name
+                    shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
             disk.write_text(folder.config, config_toml)  # last and atomically: a folder with config.toml is complete
         except BaseException:
             folder.close()
@@ -85,19 +130,38 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def check_free(self) -> None:
+        """As check_unused, before anything is loaded. Raises RuntimeError if another process holds the lock."""
+        if (self.path / ".lock").exists() and os.access(self.path / ".lock", os.W_OK):
+            self._acquire_lock()
+            self.close()
+        self.check_unused()
+
     def check_unused(self) -> None:
-        """Raises ValueError if the folder already holds anything, or cannot be created."""
+        """Raises ValueError if the folder already holds a run, or anything else, or cannot be created."""
         nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
             problem = "may not be written to" if nearest.is_dir() else "is a file"
             why = f"cannot make the run folder, {nearest} {problem}"
             raise ValueError(f"log.dir = {str(self.path)!r}: {why}; give another log.dir")
         others = [path for path in self.path.glob("*") if path.name not in _SKELETON]
-        if others or any(self.checkpoints.glob("*")):
+        if (others or any(self.checkpoints.glob("*"))) and not self._ended_at_once():
             raise ValueError(
                 f"log.dir = {str(self.path)!r}: the folder exists and is not empty; go on with that run by "
                 f"{RESUME}, or give another log.dir"
             )
+
+    def _ended_at_once(self) -> bool:
+        """Whether the folder holds a run that finished no step and saved no checkpoint, and nothing else."""
+        names = {path.name for path in self.path.glob("*")}
+        whole = {"config.toml", "checkpoints", *FILES} <= names <= {"config.toml"} | _SKELETON | _REPLACED
+        if not whole or any(self.checkpoints.glob("*")):
+            return False
+        try:
+            lines = (self.path / "metrics.jsonl").read_bytes().splitlines()
+            return not any(json.loads(line)["step"] for line in lines)
+        except (OSError, ValueError, KeyError, TypeError):  # not what a run writes
+            return False
 
     def _acquire_lock(self) -> None:
         """Take the lock. The kernel frees it when the process ends, however it ends."""

@@ -17,11 +17,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeGuard
 
 from gspo.runs import disk
-from gspo.runs.folder import RunFolder
+from gspo.runs.folder import FILES, RunFolder
 from gspo.safe import shorten, without_logins
 
 logger = logging.getLogger(__name__)
-FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 PROMPT_SHOWN = 2000
 """Characters of a prompt that are shown; a longer one loses its middle."""
 SEPARATORS = str.maketrans({c: f"\\u{ord(c):04x}" for c in "\u0085\u2028\u2029"})

@@ -14,7 +14,7 @@ from gspo.config.names import RESUME
 from gspo.config.resume import ON_PURPOSE, check_allowed, same_run
 from gspo.config.schema import Config
 from gspo.runs import checkpoint, disk
-from gspo.runs.folder import RunFolder
+from gspo.runs.folder import RunFolder, placed
 from gspo.runs.log import RunLog, recorded
 from gspo.runs.progress import Progress
 from gspo.runs.trackers import open_trackers
@@ -27,15 +27,16 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 def claimed(
     config: AnyConfig, resume: bool, allowed: Collection[str] = ()
 ) -> Iterator[tuple[AnyConfig, RunFolder | None, Path | None]]:
-    """Yields the settings, with the date of a run to resume, its folder, locked before anything is read, and its newest
-    checkpoint (None, None without one). `allowed`: settings that may differ from those of the run on purpose. Raises
-    ValueError for others, RuntimeError for a damaged checkpoint.
+    """Yields the settings, with their run folder and the date of a run to resume, its folder, locked before anything is
+    read, and its newest checkpoint (None, None without one). `allowed`: settings that may differ from those of the run on
+    purpose. Raises ValueError for others, RuntimeError for a damaged checkpoint.
     """
     check_allowed(allowed)
     if allowed and not resume:
         raise ValueError(f"allow = {next(iter(allowed))!r}: has no effect without {RESUME}; leave it out")
+    config = placed(config, resume)
     if not resume:
-        RunFolder(config.log.dir).check_unused()
+        RunFolder(config.log.dir).check_free()
         yield config, None, None
         return
     with RunFolder.resume(config.log.dir) as folder:

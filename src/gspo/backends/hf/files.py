@@ -15,7 +15,7 @@ from transformers.utils.hub import cached_file, extract_commit_hash
 
 from gspo.backends.hf.gguf import converted, gguf_file
 from gspo.config.import_function import pick_device
-from gspo.config.local_model import ADAPTER, TOKENIZER_FILES
+from gspo.config.local_model import ADAPTER, TOKENIZER_FILES, check_folder_exists, no_id
 from gspo.config.policy import ModelConfig
 from gspo.config.values import type_of
 from gspo.distributed.ranks import local
@@ -179,8 +179,7 @@ def check_folder(cfg: ModelConfig) -> None:
     if folder.is_file():
         raise ValueError(f"{setting}: this is a file; give the folder that holds config.json, or a file *.gguf")
     if not folder.is_dir():
-        if _no_id(cfg.path):
-            raise ValueError(f"{setting}: no such folder")
+        check_folder_exists(cfg.path)
         return
     if cfg.revision is not None:
         raise ValueError(f"model.revision = {cfg.revision!r}: has no effect on the folder {cfg.path}; remove it")
@@ -188,11 +187,6 @@ def check_folder(cfg: ModelConfig) -> None:
         inner = folder / "model"
         remedy = f": give {inner}" if (inner / "config.json").is_file() else ""
         raise ValueError(f"{setting}: the folder has no config.json, so it holds no transformers model{remedy}")
-
-
-def _no_id(path: str) -> bool:
-    """Whether a path cannot be a Hugging Face id, only a folder."""
-    return path.startswith((".", "/", "~")) or path.count("/") > 1
 
 
 def load_error(cfg: ModelConfig, error: Exception) -> str:
@@ -222,7 +216,7 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
     folder = Path(path)
     if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"{setting}: the folder has no tokenizer (tokenizer.json); set model.tokenizer")
-    if not folder.is_dir() and _no_id(path):
+    if not folder.is_dir() and no_id(path):
         raise ValueError(f"{setting}: no tokenizer can be loaded: no such folder")
     revision = None if cfg.tokenizer else cfg.revision
     try:
