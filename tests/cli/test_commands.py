@@ -16,6 +16,13 @@ def test_an_option_of_another_command_is_said_to_be_of_that():
     assert commands_with("--nothing") == commands_with("word") == []
 
 
+def test_an_option_of_training_is_told_as_a_field_to_gspo_eval():
+    with pytest.raises(
+        ValueError, match=r"^--reward: .* of `gspo train`; .*--section.key VALUE, such as --reward.functions$"
+    ):
+        reject_unknown("--reward", "eval")
+
+
 @pytest.mark.parametrize("words", [["--quiet", "config", "--verbose"], ["config", "--quiet", "--verbose"]])
 def test_no_command_is_quiet_and_verbose(words):
     with pytest.raises(ValueError, match="--quiet and --verbose: leave one of them out"):

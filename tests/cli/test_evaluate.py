@@ -1,6 +1,7 @@
 """gspo eval on held-out prompts; tests/eval has benchmarks."""
 
 from gspo.cli.main import main
+from gspo.config.source_kind import GIVEN
 from tests.training.whole import lines
 
 
@@ -17,6 +18,19 @@ def test_eval_prints_an_interval_and_writes_each_completion(place, monkeypatch, 
     assert mean > 0.1 and "not scored" not in shown
     assert main(["eval", "train.toml", "--model.path=run/model", "--optimizer.lr=1"]) == 2
     assert "--optimizer.lr: has no effect on `gspo eval`" in capsys.readouterr().err
+
+
+def test_rows_of_a_task_are_a_field_and_those_of_a_python_call_are_gone(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    for words, message in (
+        (
+            ["--data=rows.jsonl"],
+            "--data: is for a benchmark: name one with --benchmark, or give a task's rows as --task.eval_source",
+        ),
+        ([f"--task.source={GIVEN}"], "use gspo.evaluate, or set --task.source and --reward.functions to module:function"),
+    ):
+        assert main(["eval", "train.toml", *words]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_eval_says_how_many_completions_were_not_scored(place, monkeypatch, capsys):

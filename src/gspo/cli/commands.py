@@ -66,7 +66,8 @@ def reject_unknown(word: str, command: str) -> NoReturn:
     """Raises ValueError for a word that the command does not know, with the nearest field."""
     name, option = word.partition("=")[0], word.startswith("-")
     owners = ", ".join(f"`gspo {other}`" for other in commands_with(name))
-    guess = nearest_key(name, "--") if option or name != word else ""
+    field = train.SHORT.get(name.removeprefix("--")) if command == "eval" and option else None
+    guess = f", such as --{field}" if field else nearest_key(name, "--") if option or name != word else ""
     what = "unknown option" if option else "unexpected argument"
     if owners:
         what += f": it is of {owners}"

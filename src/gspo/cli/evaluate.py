@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gspo.cli.arguments import CONFIG_FILE, Command, path, path_or_name
+from gspo.cli.places import check_places
 from gspo.cli.recipes import fetch_model
 from gspo.config.commands import check_command
 from gspo.config.files import load
@@ -73,6 +74,7 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     check_typed(fields)
     config = load(arguments.config, fields)
     check_command(config, "eval")
+    check_places(config, "eval")
     fetch_model(config)
     return _held_out(config, arguments.out)
 
@@ -82,7 +84,8 @@ def _on_a_benchmark(arguments: argparse.Namespace) -> bool:
         raise ValueError("--out: has no effect beside --benchmark, which keeps its replies in --dir; leave it out")
     for option in (option for table in (WORDS[1:], PATHS, FLAGS) for option, *_ in table):
         if arguments.benchmark is None and getattr(arguments, option.replace("-", "_")):
-            raise ValueError(f"--{option}: is for a benchmark: name one with --benchmark, or leave it out")
+            other = "give a task's rows as --task.eval_source" if option == "data" else "leave it out"
+            raise ValueError(f"--{option}: is for a benchmark: name one with --benchmark, or {other}")
     return arguments.benchmark is not None
 
 
