@@ -262,7 +262,7 @@ PYTHON = {  # what differs from a call that works, and its message
     "empty held-out": ({"eval_dataset": [], "eval": {"every": 1}}, "the held-out data set: there are no rows"),
     "reward by name": ({"reward": "exact"}, r"reward = 'exact': expected a function .* config=\{\"reward\": \{\"functions"),
     "reward list": ({"reward": [likes_a, 1.0]}, "reward = 1.0: expected a function"),
-    "no reward": ({"reward": []}, 'given from Python. has no scorer of its own for "task"'),
+    "no reward": ({"reward": []}, 'given from Python. has no scorer of its own for "task"; .*, or pass reward='),
     "weights": ({"config": {"reward": {"weights": [1, 2]}}}, r"reward.weights = \[1.0, 2.0\]: 1 reward .*weights: likes_a"),
     "section": ({"rollout": "many"}, r"rollout = 'many': expected a table \[rollout\]"),
     "task section": ({"task": 3}, r"task = 3: expected a table \[task\]"),

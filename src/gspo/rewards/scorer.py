@@ -15,7 +15,7 @@ from typing import Any
 from gspo.config.checks import check_names
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.config.source_kind import BENCHMARK
+from gspo.config.source_kind import BENCHMARK, GIVEN
 from gspo.data.benchmarks.table import named
 from gspo.data.reasoning_gym import PREFIX
 from gspo.data.reward_bounds import NO_OPINION, invalid
@@ -210,6 +210,8 @@ def _check(specs: list[str], task: TaskConfig, scored: bool) -> None:
     if "task" in specs and not scored:
         name = (task.eval_source if task.source.startswith(PREFIX) else task.source) or "this data set"
         use = '"exact" or "math" with reward.answer_column, or a function of yours as module:function'
+        if name == GIVEN:
+            use = f"{use}, or pass reward="
         if name.startswith(BENCHMARK):
             use = f'"{named(name.removeprefix(BENCHMARK)).reward}"'
         raise ValueError(f'reward.functions: {name} has no scorer of its own for "task"; use {use}')
