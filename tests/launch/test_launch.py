@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -133,12 +134,13 @@ def test_a_rank_that_is_killed_while_it_loads_costs_a_restart(place, unbroken):
 @pytest.mark.slow
 def test_a_restart_resumes_no_run_of_another_command(place, unbroken):
     before = (place / unbroken / "metrics.jsonl").read_bytes()
-    process = begin(place, unbroken, "--scale.ranks=2", "--train.steps=9")
+    process = begin(place, "taken", "--scale.ranks=2", "--train.steps=9")
     wait_for(lambda: len(ranks_of(process)) == 2, process=process)
+    shutil.copytree(place / unbroken, place / "taken")  # the launcher has found it free
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     status, output = finished(process)
     assert status == 2 and "the folder exists and is not empty" in output, output
-    assert (place / unbroken / "metrics.jsonl").read_bytes() == before
+    assert (place / "taken" / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("begun", [False, pytest.param(True, marks=pytest.mark.slow)])
