@@ -111,7 +111,7 @@ def test_kill_9_frees_the_folder_though_a_child_lives_on(tmp_path):
         parent.stdout.close()
 
 
-def test_a_run_that_ended_before_its_first_step_is_replaced(tmp_path):
+def test_a_run_that_ended_before_its_first_update_is_replaced(tmp_path):
     """A reward that raises in the first step must not cost the name of the folder."""
     run = tmp_path / "run"
 
@@ -121,12 +121,18 @@ def test_a_run_that_ended_before_its_first_step_is_replaced(tmp_path):
         (run / "metrics.jsonl").write_text(metrics)
         (run / "report.html").touch()
 
-    begun('{"step": 0, "eval/accuracy": 0.1}\n')
+    begun('{"step": 0, "eval/accuracy": 0.1}\n{"step": 1, "updates": 0}\n')
     with RunFolder.create(run, "new"):
         assert (run / "config.toml").read_text() == "new"
         assert sorted(path.name for path in run.iterdir()) == [".lock", "checkpoints", "config.toml"]
     shutil.rmtree(run)
-    for metrics, more in (('{"step": 1}\n', None), ('{"st', None), ("", "notes.txt"), ("", "checkpoints/step_000001")):
+    for metrics, more in (
+        ('{"step": 1, "updates": 1}\n', None),
+        ('{"step": 2, "updates": 0}\n', None),
+        ('{"st', None),
+        ("", "notes.txt"),
+        ("", "checkpoints/step_000001"),
+    ):
         begun(metrics)
         if more:
             (run / more).touch()
@@ -145,7 +151,7 @@ def test_folders_that_nobody_named_are_numbered(tmp_path, monkeypatch, caplog):
             assert folder_of("auto", True) == dir
             assert folder_of("auto", False) == f"runs/run-{number + 1}"  # it is in use
             RunLog(folder).close()
-        assert folder_of("auto", False) == dir  # it ended before its first step
+        assert folder_of("auto", False) == dir  # it ended before its first update
         (folder.path / "metrics.jsonl").write_text('{"step": 1}\n')
         assert folder_of("auto", False) == f"runs/run-{number + 1}"
     for odd in ("runs/run-1", "runs/run-011", "runs/run-x", "runs/running", "runs/run-11"):

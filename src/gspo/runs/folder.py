@@ -23,7 +23,7 @@ FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 SMALLER = "micro_batches.json"  # written by ranks that ran out of memory (assembly/micro_batch_limit.py)
 # Left by a run that ended before or during create: a folder with nothing else counts as unused.
 _SKELETON = {".lock", ".config.toml.part", "checkpoints", SMALLER, f".{SMALLER}.part"}
-_REPLACED = {*FILES, "report.html", "figures", "vllm.log"}  # of a run that ended before its first step
+_REPLACED = {*FILES, "report.html", "figures", "vllm.log"}  # of a run that ended before its first update
 
 
 def folder_of(dir: str, resume: bool) -> str:
@@ -69,7 +69,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, dir: str | Path, config_toml: str) -> RunFolder:
-        """Creates a run folder with `config_toml` in it, in place of a run that ended before its first step. Raises
+        """Creates a run folder with `config_toml` in it, in place of a run that ended before its first update. Raises
         ValueError if the folder already holds anything else, RuntimeError if another process holds the lock.
         """
         folder = cls(dir)
@@ -86,7 +86,7 @@ class RunFolder:
         try:
             folder.check_unused()  # again under the lock: another process may have been faster
             if folder._ended_at_once():
-                logger.info(f"{dir}: replaces a run that ended before its first step")
+                logger.info(f"{dir}: replaces a run that ended before its first update")
                 for name in _REPLACED:
                     left = folder.path / name
                     shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
@@ -152,14 +152,14 @@ class RunFolder:
             )
 
     def _ended_at_once(self) -> bool:
-        """Whether the folder holds a run that finished no step and saved no checkpoint, and nothing else."""
+        """Whether the folder holds a run without an update in its first step and without a checkpoint, and nothing else."""
         names = {path.name for path in self.path.glob("*")}
         whole = {"config.toml", "checkpoints", *FILES} <= names <= {"config.toml"} | _SKELETON | _REPLACED
         if not whole or any(self.checkpoints.glob("*")):
             return False
         try:
-            lines = (self.path / "metrics.jsonl").read_bytes().splitlines()
-            return not any(json.loads(line)["step"] for line in lines)
+            steps = [json.loads(line) for line in (self.path / "metrics.jsonl").read_bytes().splitlines()]
+            return all(not step["step"] or (step["step"] == 1 and step["updates"] == 0) for step in steps)
         except (OSError, ValueError, KeyError, TypeError):  # not what a run writes
             return False
 
