@@ -53,7 +53,7 @@ def test_a_recipe_resolves(name):
     assert to_dict(config) == to_dict(load(path, {key: getattr(config.algorithm, key[10:]) for key in FILLED}))
     imitates = name.endswith(("-cold-start", "-sft"))
     check_unused(config, "sft" if imitates else "eval" if name == "smollm2-suite" else "train", filled=resolved(Config())[0])
-    assert config.log.dir == ("runs/run" if name == "smollm2-suite" else f"runs/{name}")
+    assert config.log.dir == ("auto" if name == "smollm2-suite" else f"runs/{name}")
     if path in (GSM8K, PAPER):
         check_command(config, "train")
         algorithm = config.algorithm  # the paper's
