@@ -117,7 +117,7 @@ def test_an_evaluation_reads_nothing_that_may_not_be_typed_for_it(tmp_path):
     with assemble.evaluating(made, CallInputs(None, None, tiny_run.ROWS, None, (tiny_run.likes_a,))) as arguments:
         metrics, _ = evaluate(**arguments)
     assert metrics["eval/prompts"] == len(tiny_run.ROWS)
-    assert {"scale.ranks", "lora.rank", "rollout.max_staleness", "rollout.temperature"} < {*OF_TRAINING}
+    assert {"scale.ranks", "lora.rank", "rollout.max_staleness", "rollout.top_p"} < {*OF_TRAINING}
     for key in OF_TRAINING:
         with pytest.raises(ValueError, match=rf"--{key}: has no effect on `gspo eval`"):
             check_typed(["eval.num_generations", key])

@@ -14,7 +14,9 @@ def test_eval_prints_an_interval_and_writes_each_completion(place, monkeypatch, 
     assert main(["eval", "train.toml", "--model.path=run/model", "--eval.num_generations=3"]) == 0
     shown = capsys.readouterr().out
     mean = sum(completion["reward"] for completion in completions) / len(completions)
-    assert shown.startswith(f"model run/model\naccuracy {mean:.4f}  (95 % interval ")
+    assert shown.startswith(
+        f"evaluating 24 completions\nmodel run/model, at temperature 1\naccuracy {mean:.4f}  (95 % interval "
+    )
     assert mean > 0.1 and "not scored" not in shown
     assert main(["eval", "train.toml", "--model.path=run/model", "--optimizer.lr=1"]) == 2
     assert "--optimizer.lr: has no effect on `gspo eval`" in capsys.readouterr().err
@@ -41,4 +43,4 @@ def test_eval_says_how_many_completions_were_not_scored(place, monkeypatch, caps
     assert main(["eval", "train.toml", *words]) == 0
     shown = capsys.readouterr().out
     assert "accuracy 0.6667  (95 % interval " in shown
-    assert shown.splitlines()[1].endswith("; 8 of 24 completions were not scored and count as wrong")
+    assert shown.splitlines()[2].endswith("; 8 of 24 completions were not scored and count as wrong")
