@@ -132,7 +132,7 @@ def sections():
 @given(sections(), st.booleans())
 def test_what_is_written_reads_back_the_same(tables, comments):
     evaluation = tables.get("eval", {})
-    assume(not 0 < evaluation.get("temperature", 1) < 0.01)
+    assume(not 0 < (evaluation.get("temperature") or 1) < 0.01)
     assume(evaluation.get("num_prompts", 1) or not evaluation.get("every"))
     assume(tables.get("task", {}).get("system") not in ("none", "null"))
     if tables.get("rollout", {}).get("overlong_buffer"):
