@@ -80,11 +80,12 @@ def main() -> None:
     parser.add_argument("--model", default="3m", choices=list(SIZES), help="0.6b has 0.6 and 1.1 B parameters")
     parser.add_argument("--kind", default="dense", choices=["dense", "mixture"])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--autocast", default="auto", choices=["auto", "none", "bfloat16"])
     parser.add_argument("--rows", type=int, default=24, help="of each table")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     P, R, G, count, more = SIZES[options.model]
-    model = MODELS[options.model][options.kind](ModelConfig(device=options.device))
+    model = MODELS[options.model][options.kind](ModelConfig(device=options.device, autocast=options.autocast))
     work = update.one_pass(HFPolicy(model, layout="auto"), update.completions(P, R, G, count), 16_384)
     show("update", work, options.device, 5, options.rows)
     sampler, prompts = HFSampler(model, G * more), [Prompt(str(i), "", (5 + i,) * P) for i in range(more)]

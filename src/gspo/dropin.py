@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gspo.config.algorithm import resolve
 from gspo.config.files import from_dict
-from gspo.config.policy import AlgorithmConfig
+from gspo.config.policy import AlgorithmConfig, ResolvedAlgorithm
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS, Algorithm
 from gspo.objective.completions import Completions
@@ -52,15 +52,7 @@ def loss(
             another forward pass, or belong to the training program.
     """
     _check(logp, logp_old, advantages, mask)
-    if idle := [key for key in settings if key in KNOWN and key not in EFFECTIVE]:
-        raise ValueError(
-            f"{idle[0]} = {settings[idle[0]]!r}: has no effect in a drop-in loss: set it in the program that trains, if it "
-            f"has it. What counts here: {', '.join(EFFECTIVE)}"
-        )
-    row, config, _ = resolve(from_dict({"algorithm": {"name": name, **settings}}).algorithm)
-    if config.epsilon == "auto" or row.critic or row.by_group:
-        what = "weights within a group" if row.by_group else 'epsilon = "auto" and critics, which learn over many steps,'
-        raise ValueError(f"{name}: {what} are not for a drop-in loss: take another algorithm or a fixed range")
+    row, config = _resolved(name, settings)
     if row.counts == "budget" and max_completion_length is None:
         raise ValueError(f"{name} divides by completions x max_completion_length: pass max_completion_length")
     sampled = mask != 0
@@ -81,6 +73,20 @@ def loss(
     clipped = y.spread(surrogate.clipped_low | surrogate.clipped_high).float().mean()
     numbers = (low, high, low + high, clipped, ratio.detach().mean())
     return surrogate.loss.sum() / count, dict(zip(METRICS, map(float, numbers)))
+
+
+def _resolved(name: str, settings: dict[str, Any]) -> tuple[Algorithm, ResolvedAlgorithm]:
+    """The algorithm's row and its settings. Raises ValueError for what has no effect, or no place, in a drop-in loss."""
+    if idle := [key for key in settings if key in KNOWN and key not in EFFECTIVE]:
+        raise ValueError(
+            f"{idle[0]} = {settings[idle[0]]!r}: has no effect in a drop-in loss: set it in the program that trains, if it "
+            f"has it. What counts here: {', '.join(EFFECTIVE)}"
+        )
+    row, config, _ = resolve(from_dict({"algorithm": {"name": name, **settings}}).algorithm)
+    if config.epsilon == "auto" or row.critic or row.by_group:
+        what = "weights within a group" if row.by_group else 'epsilon = "auto" and critics, which learn over many steps,'
+        raise ValueError(f"{name}: {what} are not for a drop-in loss: take another algorithm or a fixed range")
+    return row, config
 
 
 def _check(logp: Tensor, logp_old: Tensor, advantages: Tensor, mask: Tensor) -> None:

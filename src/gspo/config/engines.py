@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gspo.config.import_function import load_function, unknown_arguments
@@ -15,6 +15,8 @@ from gspo.config.values import shown
 ENGINES = ("embedded", "vllm")
 DIRECT = ("quantization", "kv_cache_dtype", "speculative_config")
 """Arguments of vLLM that are settings of `[sampler]`: what they change has to be known here."""
+PRECISION = DIRECT[:2]
+"""Those by which vLLM rounds weights, keys or values."""
 AROUND = {*DIRECT, "quantization_config", "q", "calculate_kv_scales"}
 """Arguments of vLLM that set the same, or a part of it."""
 NO_WEIGHTS = ("ngram", "ngram_gpu")
@@ -52,3 +54,9 @@ def engine_function(sampler: SamplerConfig) -> Callable[..., Any]:
         given = f"sampler.engine_args = {shown(sampler.engine_args, 'sampler.engine_args')}"
         raise ValueError(f"{given}: {sampler.engine} cannot be called with (config, model, **engine_args): {problem}")
     return function
+
+
+def direct_arguments(given: SamplerConfig, names: Sequence[str] = DIRECT) -> dict[str, Any]:
+    """vLLM's arguments that are settings of the same name, where these are set."""
+    default = SamplerConfig()
+    return {name: getattr(given, name) for name in names if getattr(given, name) != getattr(default, name)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo import __version__
-from gspo.config.rollout import SamplerConfig
+from gspo.config.engines import PRECISION, direct_arguments
 from gspo.config.schema import Config
 from gspo.data.benchmarks.table import Rows, asked, digest, named
 from gspo.runs import disk
@@ -56,18 +56,11 @@ def manifest(
             "seed": config.train.seed,
             "engine": "endpoint" if url else config.sampler.engine,
         }
-        | ({} if url else low_precision(config)),
+        | ({} if url else direct_arguments(config.sampler, PRECISION)),
         "scoring": {"reward": config.reward.functions, "timeout": config.reward.timeout} | context,
         "gspo": __version__,
     }
     return json.loads(json.dumps(made, default=str))
-
-
-def low_precision(config: Config) -> dict[str, str]:
-    """In what vLLM holds weights, keys and values, where that is not as in the trainer."""
-    given, default = config.sampler, SamplerConfig()
-    names = ("quantization", "kv_cache_dtype") if given.engine == "vllm" else ()
-    return {name: getattr(given, name) for name in names if getattr(given, name) != getattr(default, name)}
 
 
 def begin(folder: Path, this: dict[str, Any]) -> bool:

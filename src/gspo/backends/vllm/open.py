@@ -26,7 +26,7 @@ from gspo.backends.vllm.routed_experts import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import KEY, SIDE, Server
 from gspo.backends.vllm.transfer import WEIGHTS
-from gspo.config.engines import DIRECT, devices_each
+from gspo.config.engines import PRECISION, devices_each, direct_arguments
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.interfaces import Weights
@@ -129,7 +129,7 @@ def sampler_of(
         experts = {FLAG: True} if routers and config.algorithm.router_replay == "R3" else {}
         arguments = experts | sleeps | adapter_arguments(config, policy) | direct_arguments(given) | given.engine_args
         routers = routers if arguments.get(FLAG) else None
-        adapters = model.adapted and bool(arguments.get("enable_lora")) and not rounds(given)
+        adapters = model.adapted and bool(arguments.get("enable_lora")) and not direct_arguments(given, PRECISION)
         first = exchange / (BASE if adapters else WEIGHTS)
         if adapters:
             model.save_whole(first, merged=False)
@@ -143,11 +143,6 @@ def sampler_of(
         model, engines, exchange, config.rollout.temperature, given.batch_size, given.timeout, logger.warning, routers,
         given.sleep_level, given,
     )  # fmt: skip
-
-
-def direct_arguments(given: SamplerConfig) -> dict[str, Any]:
-    """vLLM's arguments that are settings of the same name, where these are set."""
-    return {name: getattr(given, name) for name in DIRECT if getattr(given, name) != getattr(SamplerConfig(), name)}
 
 
 def servers(
@@ -200,11 +195,6 @@ def devices() -> list[str]:
     return [str(i) for i in range(count)]
 
 
-def rounds(given: SamplerConfig) -> bool:
-    """Whether vLLM rounds weights, keys or values."""
-    return (given.quantization, given.kv_cache_dtype) != ("none", "auto")
-
-
 def adapter_arguments(config: Config, policy: HFPolicy) -> dict[str, Any]:
     """vLLM's arguments for a policy with adapters; none for a policy without, or if the engine gets merged weights: for a
     mixture of experts on a CPU, where vLLM has no kernels for one with adapters, for adapters of stacked experts, which are
@@ -213,6 +203,6 @@ def adapter_arguments(config: Config, policy: HFPolicy) -> dict[str, Any]:
     lora = config.lora
     if not policy.model.adapted or EXPERTS in lora.targets or (policy.sparse and policy.device.type == "cpu"):
         return {}
-    if rounds(config.sampler):
+    if direct_arguments(config.sampler, PRECISION):
         return {}
     return {"enable_lora": True, "max_lora_rank": next((rank for rank in RANKS if rank >= lora.rank), RANKS[-1])}
