@@ -49,6 +49,7 @@ def test_forked_workers_report_what_one_process_does(tmp_path, workers):
     assert out.count("E       assert 1 == 2") == 2 and out.count("not here") == 2, out
     assert ("ended with -9" in out) == (workers == "2")
     assert "processor seconds" in out and "in all" in out
+    assert ended.stderr.count("FAILED ") == 12 and "FAILED test_a.py::test_fails" in ended.stderr, ended.stderr
 
 
 def test_an_error_while_collecting_and_ctrl_c_end_it(tmp_path):

@@ -13,6 +13,7 @@ more than it may.
 """
 
 import os
+import sys
 import time
 from collections import defaultdict
 
@@ -186,8 +187,13 @@ def pytest_terminal_summary(terminalreporter, config):
         f"{total / slowness:7.1f}{f' of {sum(budget.values()):4}' if budget else ''}  in all: {total:.0f} of this machine, "
         f"which took {slowness:.2f} seconds for what took one where they were measured"
     )
-    for line in config.stash.get(OVER, ()):
+    over_budget = config.stash.get(OVER, [])
+    for line in over_budget:
         terminalreporter.write_line(line, red=True)
+    if not sys.stderr.isatty():  # a log that keeps standard error alone says what failed
+        failed = [report for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())]
+        for line in [*(f"FAILED {report.nodeid}" for report in failed), *over_budget]:
+            print(line, file=sys.stderr)
     if config.option.record:
         record(meter, slowness, config.option.part == "all")
 
