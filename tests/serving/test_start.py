@@ -43,6 +43,11 @@ def held(model, then=lambda: None):
     """The third update of a step waits until the run says that it waits for the step, or until the second of these events is
     set; then it does `then`. The first is set once it waits.
     """
+
+    def note(text):
+        if text.startswith("finishing"):
+            may.set()
+
     learner, reached, may, count = model.run.learner, threading.Event(), threading.Event(), itertools.count(1)
     update = learner.update
 
@@ -53,12 +58,14 @@ def held(model, then=lambda: None):
             then()
         return update(number)
 
-    learner.update, model.run.screen.note = waits, lambda text: may.set()
+    learner.update, model.run.screen.note = waits, note
     return reached, may
 
 
-def cancelled_in_its_step(folder, then=lambda: None):
-    """A run that ended in a step whose call was cancelled, as Ctrl-C and asyncio.wait_for do; and what it trained on."""
+def cancelled_in_its_step(folder, then=lambda: None, while_it_ends=True):
+    """A run that ended in a step whose call was cancelled, as Ctrl-C and asyncio.wait_for do; and what it trained on.
+    while_it_ends: The step fails only once the run waits for it.
+    """
 
     async def play():
         async with serving(folder, algorithm={"mini_batches": UPDATES}) as model:
@@ -69,6 +76,10 @@ def cancelled_in_its_step(folder, then=lambda: None):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            if not while_it_ends:
+                may.set()
+            while not while_it_ends and model.lost is None:
+                await asyncio.sleep(0.01)
         may.set()
         return model, groups
 
@@ -109,12 +120,13 @@ def test_who_waits_for_the_step_is_answered_and_who_waits_behind_it_refused(tmp_
     whole_step(tmp_path / "run")
 
 
-def test_ranks_that_are_lost_meanwhile_end_it_with_their_error(tmp_path):
+@pytest.mark.parametrize("while_it_ends", [True, False])
+def test_ranks_that_are_lost_after_the_call_was_cancelled_end_it_with_their_error(tmp_path, while_it_ends):
     def lost():
         raise OutOfMemory("rank 1 was out of memory", 40)
 
     with pytest.raises(OutOfMemory, match="rank 1 was out of memory"):
-        cancelled_in_its_step(tmp_path / "run", lost)
+        cancelled_in_its_step(tmp_path / "run", lost, while_it_ends)
     assert not (tmp_path / "run" / "model").exists() and not checkpoint.steps(tmp_path / "run" / "checkpoints")
 
 

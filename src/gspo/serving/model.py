@@ -153,14 +153,14 @@ class ServedModel:
 
     def end(self) -> None:
         """Waits for a running step or checkpoint, so that nothing is saved half done, and rejects further ones. Raises
-        RankLost or OutOfMemory if the ranks fail meanwhile.
+        RankLost or OutOfMemory if the ranks failed: the call that trained may have been cancelled before it could.
         """
-        known, self._ending = self.lost, True
+        self._ending = True
         if self._lock.locked():
             self.run.screen.note("finishing what is under way, then saving; Ctrl-C stops at once")
         with self._lock:
             self.ended = True
-        if known is None and self.lost is not None:
+        if self.lost is not None:
             raise self.lost
 
     @contextmanager
@@ -243,5 +243,7 @@ def endpoint(model: ServedModel, listening: socket.socket) -> Iterator[None]:
         try:
             yield
         finally:
-            model.end()  # before the endpoint closes: clients that wait for the step get a response
-            model.earlier.drop()
+            try:
+                model.end()  # before the endpoint closes: clients that wait for the step get a response
+            finally:
+                model.earlier.drop()
