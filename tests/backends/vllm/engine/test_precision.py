@@ -37,9 +37,10 @@ def test_drafts_by_ngrams_change_neither_likelihoods_nor_samples():
         assert abs(surprise(policy, sampler.generate(prompts(), 32, Sampling(24, 0.7, seed=9)))[0]) > 8  # it would be seen
 
 
-def test_weights_that_are_rounded_on_loading_follow_the_trainers():
+@pytest.mark.parametrize("keys_and_values", ["auto", "fp8"])
+def test_weights_that_are_rounded_on_loading_follow_the_trainers(keys_and_values):
     policy = policy_of("dense", "bfloat16")
-    with served(policy, quantization="fp8_per_channel") as sampler:
+    with served(policy, quantization="fp8_per_channel", kv_cache_dtype=keys_and_values) as sampler:
         five_weight_updates(policy, sampler, 0.8, 0)
         version = sampler.version + 1
         change(policy.model.model, 1e-3, version)
@@ -51,6 +52,12 @@ def test_weights_that_are_rounded_on_loading_follow_the_trainers():
         sampler.server.swap(Swap(version, sampler.weight_dir / WEIGHTS))
         with pytest.raises(EngineError, match=f"disagree about version {version} of the weights"):
             sampler.check(PolicyWeights(policy, version))
+
+
+def test_rounded_keys_and_values_follow_the_trainers_weights():
+    policy = policy_of("dense", "bfloat16")
+    with served(policy, kv_cache_dtype="fp8") as sampler:
+        five_weight_updates(policy, sampler, 0.8, 0)
 
 
 @pytest.mark.slow
