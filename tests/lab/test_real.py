@@ -38,6 +38,13 @@ def test_a_rate_is_chosen_by_its_worse_seed_and_on_a_tie_the_lower():
     assert real.choose([run(rate=rate, mean=mean) for rate, mean in sweep] + [run("GRPO", 8e-5, mean=1.0)], "GSPO") == 1e-5
 
 
+def test_the_power_is_that_of_the_chosen_rates_and_of_all():
+    sweep = [run(rate=rate, mean=mean) for rate, mean in [(1e-6, 0.4), (1e-6, 0.6), (2e-6, 0.5), (2e-6, 0.5)]]  # .02 and 0
+    said = real.power(sweep, {"GSPO": 1e-6})
+    one = real.reach(8, 0.05)
+    assert f"difference of {one * 0.2:.3f} in" in said and said.endswith(f"all rates, {one * math.sqrt(0.02):.3f}")
+
+
 @pytest.mark.parametrize(
     ("one", "other", "p"),
     [([1, 1, 1, 0], [0, 0, 0, 0], 0.25), ([1, 0], [0, 1], 1.0), ([1, 0], [1, 0], 1.0), ([1] * 8, [0] * 8, 2 / 2**8)],

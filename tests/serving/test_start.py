@@ -78,8 +78,8 @@ def cancelled_in_its_step(folder, then=lambda: None, while_it_ends=True):
                 await task
             if not while_it_ends:
                 may.set()
-            while not while_it_ends and model.lost is None:
-                await asyncio.sleep(0.01)
+                while model.lost is None:
+                    await asyncio.sleep(0.01)
         may.set()
         return model, groups
 

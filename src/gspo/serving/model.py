@@ -153,7 +153,7 @@ class ServedModel:
 
     def end(self) -> None:
         """Waits for a running step or checkpoint, so that nothing is saved half done, and rejects further ones. Raises
-        RankLost or OutOfMemory if the ranks failed: the call that trained may have been cancelled before it could.
+        RankLost or OutOfMemory if the ranks have failed, even if the call that trained was cancelled.
         """
         self._ending = True
         if self._lock.locked():
