@@ -71,6 +71,11 @@ class PreparedPiece:
             rows = rows.unflatten(2, (repeats, -1)).permute(0, 3, 1, 2, 4).flatten(2, 3)
         return rows.flatten(0, 1) if self.without_output is None else rows[self.output_at]
 
+    def rows(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gathers queries [T, H, D], keys and values [T, H', D] for the kernel."""
+        repeats = q.shape[1] // k.shape[1]
+        return self.fold(q[self.queries], repeats), self.gather_keys(k, repeats), self.gather_keys(v, repeats)
+
     def gather_keys(self, x: Tensor, repeats: int) -> Tensor:
         """Gathers keys or values x [T, H', D] into [B, H' * repeats, L', D] for a causal piece, else [B, H', L', D]."""
         rows = x[self.keys].transpose(1, 2)
@@ -107,11 +112,9 @@ class Forested(torch.autograd.Function):
         """Computes each piece and merges the pieces by their log-sum-exp."""
         repeats = q.shape[1] // k.shape[1]
         out, lse = q.new_empty(q.shape), None
-        saved: list[Tensor] = []
         for piece in forest.pieces:
             mask, causal = piece.mask(window, q, repeats), piece.causal and window is None
-            rows = piece.fold(q[piece.queries], repeats), piece.gather_keys(k, repeats), piece.gather_keys(v, repeats)
-            o, l = flash(*rows, 0.0, causal, attn_mask=mask, scale=scale)
+            o, l = flash(*piece.rows(q, k, v), 0.0, causal, attn_mask=mask, scale=scale)
             o, l = piece.unfold(o, repeats), piece.unfold(l[..., None], repeats)  # [tokens, H, D], [tokens, H, 1]
             if lse is None:
                 lse = l.new_empty((*q.shape[:2], 1))
@@ -121,26 +124,23 @@ class Forested(torch.autograd.Function):
                 o = torch.lerp(o, out[at], (before - l).sigmoid().to(o.dtype))
                 l = torch.logaddexp(before, l)
             out[at], lse[at] = o, l
-            saved += rows
-        ctx.save_for_backward(out, lse, *saved)
-        ctx.forest, ctx.window, ctx.scale, ctx.shapes = forest, window, scale, (q.shape, k.shape)
+        ctx.save_for_backward(out, lse, q, k, v)  # not the rows, which repeat shared tokens
+        ctx.forest, ctx.window, ctx.scale = forest, window, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """Computes each piece from the merged output and log-sum-exp, and adds up the gradients."""
-        out, lse, *saved = ctx.saved_tensors
-        shape, key_shape = ctx.shapes
-        grad, window, repeats = grads[0], ctx.window, shape[1] // key_shape[1]
-        dq, dk, dv = (torch.zeros(size, dtype=out.dtype) for size in (shape, key_shape, key_shape))
-        for i, piece in enumerate(ctx.forest.pieces):
+        out, lse, q, k, v = ctx.saved_tensors
+        grad, window, repeats = grads[0], ctx.window, q.shape[1] // k.shape[1]
+        dq, dk, dv = (torch.zeros(x.shape, dtype=out.dtype) for x in (q, k, v))
+        for piece in ctx.forest.pieces:
             mask, causal = piece.mask(window, out, repeats), piece.causal and window is None
             g, o, l = (x[piece.queries] for x in (grad, out, lse))
             if piece.without_output is not None:  # zero gradient and zero attention weights for these rows
                 g[piece.without_output], l[piece.without_output] = 0.0, torch.finfo(l.dtype).max
             g, o, l = (piece.fold(x, repeats) for x in (g, o, l))
-            rows = saved[3 * i : 3 * i + 3]
-            d_rows = flash_backward(g, *rows, o, l[..., 0], 0.0, causal, attn_mask=mask, scale=ctx.scale)
+            d_rows = flash_backward(g, *piece.rows(q, k, v), o, l[..., 0], 0.0, causal, attn_mask=mask, scale=ctx.scale)
             at = piece.output_tokens
             d_queries = piece.unfold(d_rows[0], repeats)
             dq[at] = d_queries if piece.causal else dq[at] + d_queries
