@@ -163,7 +163,7 @@ def test_what_sampling_takes_and_whether_it_fits(tmp_path):
     few = {"sampler": {"batch_size": 32}, "train": {"gradient_checkpointing": True, "micro_batch_tokens": 1024}}
     made = plan(config("", **wide, **few), LENGTHS)
     cache = 2 * 48 * 512 * 4  # bytes of a token's keys and values
-    assert made.memory.sampling == 32 * (256 * cache + 4 * 4 * 151936)
+    assert made.memory.sampling == 32 * (256 * cache + 3 * 4 * 151936)
     assert plan(config("", **wide, **few), Lengths(100_000, 1)).memory.sampling > 131072 * cache  # read at once
     narrow = plan(config(wide["model"]["path"], **few), LENGTHS)
     experts = 2 * 28.99e9

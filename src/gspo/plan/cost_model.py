@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gspo.assembly.host_memory import BFLOAT16, FLOAT32
 
-DRAWN = 4  # float32 rows of vocabulary size to draw a token: logits, logarithms, probabilities and their sums
+DRAWN = 3  # float32 rows of vocabulary size to draw a token: logits, logits over the temperature, and their exponentials
 EVEN = 1.05  # largest ratio of the fullest rank to the mean that counts as even
 
 

@@ -79,6 +79,7 @@ def test_any_shape(n, vocabulary, width, block, kept, frozen, seed):
 
 def test_logits_are_those_of_the_log_probabilities(monkeypatch):
     limit(monkeypatch, 1, 0)
+    monkeypatch.setattr("gspo.backends.hf.head.FEW_WORDS", ROUND)
     states, weight, bias, targets = head_inputs(bias=True)
     head = Head(weight, bias, 1.7, 3.0)
     logits = head.logits(states[None])

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from gspo.types import Sampling
 
+BLOCK = 256  # tokens in a block of the vocabulary
+
 
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Draws one token per row by inverse CDF: logits [B, V], uniforms [B] in [0, 1) -> ids [B], log-probabilities [B].
@@ -20,18 +22,40 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
         logits = logits / sampling.temperature
     ids: Tensor | None = None
     size = logits.shape[-1]
-    last: int | Tensor = size - 1
     if 0 < sampling.top_k < size or sampling.top_p < 1:
         logits, ids = logits.topk(min(sampling.top_k or size, size))  # likeliest first
-        last = logits.shape[-1] - 1
         if sampling.top_p < 1:
             probs = logits.softmax(-1)
             out = probs.cumsum(-1) - probs >= sampling.top_p
             out[:, 0] = False  # keep the likeliest token for any top_p
             logits = logits.masked_fill(out, -torch.inf)
-            last = last - out.sum(-1, keepdim=True)
-    logp = logits.log_softmax(-1)
-    cdf = logp.exp().cumsum(-1)
-    at = torch.searchsorted(cdf, uniforms[:, None] * cdf[:, -1:], right=True)
-    at = at.clamp(max=last)  # rounding may overshoot the last token
-    return (at if ids is None else ids.gather(-1, at))[:, 0], logp.gather(-1, at)[:, 0]
+    at, logp = _draw(logits, uniforms[:, None])
+    return (at if ids is None else ids.gather(-1, at))[:, 0], logp[:, 0]
+
+
+def _draw(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions [B, 1] and their log-probabilities [B, 1]. The CDF is summed by blocks, and within the block that is hit:
+    on a CPU this takes a quarter of the time of one sum over the vocabulary.
+    """
+    count, size = logits.shape
+    top = logits.amax(-1, keepdim=True)
+    e = logits.new_empty(count, -(-size // BLOCK) * BLOCK)
+    e[:, size:] = 0
+    torch.sub(logits, top, out=e[:, :size]).exp_()
+    blocks = e.view(count, -1, BLOCK)
+    sums = blocks.sum(-1)
+    total = sums.sum(-1, keepdim=True)
+    block, place = _invert(sums, uniforms * total)
+    within, _ = _invert(blocks[torch.arange(count, device=e.device), block[:, 0]], place)
+    at = (block * BLOCK + within).clamp(max=size - 1)  # it is beyond the vocabulary only where the logits are not finite
+    return at, logits.gather(-1, at) - top - total.log()
+
+
+def _invert(weights: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+    """The first position [B, 1] at which the sum of weights [B, N] up to it exceeds `goal` [B, 1], and how much of the goal
+    the weights before it leave. Its weight is never 0, whatever is rounded.
+    """
+    cdf = weights.cumsum(-1)
+    goal = goal.clamp(min=0).minimum(cdf[:, -1:] * (1 - torch.finfo(cdf.dtype).eps))
+    at = torch.searchsorted(cdf, goal, right=True).clamp(max=weights.shape[1] - 1)
+    return at, goal - (cdf.gather(-1, at) - weights.gather(-1, at))

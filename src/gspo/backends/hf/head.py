@@ -18,6 +18,7 @@ from gspo.learner.device_to_host import nonzero
 
 BLOCK = 1 << 24  # elements of a block of logits: 64 MiB in float32
 KEPT = 1 << 26  # exponentials kept for the backward pass, which recomputes the rest: 256 MiB in float32
+FEW_ROWS, FEW_WORDS = 128, 1024  # a CPU multiplies up to this many rows by blocks of so many words that stay in its cache
 ROUND = 64  # words per block are a multiple of this, for fast matrix products
 
 
@@ -36,11 +37,13 @@ class Head:
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
         """Logits [..., V] of states [..., H], without gradient."""
-        rows = _Rows(self, states.reshape(-1, states.shape[-1]))
+        shape, states = states.shape[:-1], states.reshape(-1, states.shape[-1])
+        few = states.device.type == "cpu" and 1 < len(states) <= FEW_ROWS
+        rows = _Rows(self, states, size=FEW_WORDS if few else None)
         out = rows.states.new_empty(len(rows.states), len(self.weight))
         for words in rows.blocks():
             rows.logits(words, out[:, words])
-        return out.view(*states.shape[:-1], -1)
+        return out.view(*shape, -1)
 
     def logprobs(
         self, states: Tensor, targets: Tensor, temperature: float = 1.0, entropy: bool = False
