@@ -68,8 +68,8 @@ KEYS = {
     "{} --task.config.min_n 3": r"unknown key; give the whole table: task.config = \{min_n = ...\}",
 }
 TYPES = {
-    "{} --log.rollouts yes": "log.rollouts = 'yes': expected true or false",
-    "{} --task.config 3": r"task.config = 3: expected a table, such as \{name = 3\}, got 3",
+    "{} --log.rollouts yes": "log.rollouts = 'yes': must be true or false",
+    "{} --task.config 3": r"task.config = 3: must be a table, such as \{name = 3\}",
 }
 VALUES = {  # that do not go together, would have no effect, or that no program could do
     "{} --model.path ''": "model.path is required: set it to the folder or Hugging Face id of a model",

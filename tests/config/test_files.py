@@ -75,8 +75,8 @@ def test_what_follows_a_value_is_not_dropped(subtests):
 
 def test_what_no_list_and_no_file_could_hold_is_refused(subtests):
     for key, text, message in (
-        ("rollout.stop", ",", "expected a list of strings, got ','"),
-        ("reward.weights", "1,,2", "expected a list of numbers"),
+        ("rollout.stop", ",", "must be a list of strings"),
+        ("reward.weights", "1,,2", "must be a list of numbers"),
         ("task.system", "a\udcff", "is not UTF-8 text"), ("rollout.stop", "a,\udcff", "is not UTF-8 text"),
     ):  # fmt: skip
         with subtests.test(key=key, text=text), pytest.raises(ValueError, match=message):
@@ -207,7 +207,7 @@ ODD_TABLES = [
     (r"\[stages\]: unknown section.*, did you mean stage\?", {"stages": [{"at": 5}]}),
     ("learning_rate = 1e-05: is in no section: .* learning_rate is optimizer.lr here", {"learning_rate": 1e-5}),
     (r"judge\.api_key = '<hidden>': unknown key", {"judge": {"api_key": "sk-1234"}}),
-    (r"judge\.request = \[\{'token': '<hidden>'\}\]: expected a table", {"judge": {"request": [{"token": "sk-1234"}]}}),
+    (r"judge\.request = \[\{'token': '<hidden>'\}\]: must be a table", {"judge": {"request": [{"token": "sk-1234"}]}}),
 ]
 
 

@@ -54,7 +54,7 @@ def typed(key: str, value: Any, hint: Any) -> Any:
         if origin in (bool, type(None)) and isinstance(value, origin):
             return value
     example = ", such as {name = 3}" if any(typing.get_origin(kind) is dict for kind in alternatives(hint)) else ""
-    raise ValueError(f"{key} = {shown(value, key)}: expected {type_name(hint)}{example}, got {shown(value, key)}")
+    raise ValueError(f"{key} = {shown(value, key)}: must be {type_name(hint)}{example}")
 
 
 def _text(key: str, text: str) -> str:
