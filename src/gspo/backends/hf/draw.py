@@ -34,8 +34,8 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
 
 
 def _draw(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions [B, 1] and their log-probabilities [B, 1]. The CDF is summed by blocks, and within the block that is hit:
-    on a CPU this takes a quarter of the time of one sum over the vocabulary.
+    """Positions [B, 1] and their log-probabilities [B, 1], of logits [B, V] and uniforms [B, 1]. The CDF is inverted over
+    blocks first, then within one block, since a CPU is slow at running sums over a whole vocabulary.
     """
     count, size = logits.shape
     top = logits.amax(-1, keepdim=True)
@@ -52,8 +52,8 @@ def _draw(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _invert(weights: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """The first position [B, 1] at which the sum of weights [B, N] up to it exceeds `goal` [B, 1], and how much of the goal
-    the weights before it leave. Its weight is never 0, whatever is rounded.
+    """The first position [B, 1] at which the running sum of weights [B, N] exceeds `goal` [B, 1], and the goal minus the
+    sum before it. The goal is clamped, so that rounding never leads to a weight of 0.
     """
     cdf = weights.cumsum(-1)
     goal = goal.clamp(min=0).minimum(cdf[:, -1:] * (1 - torch.finfo(cdf.dtype).eps))
