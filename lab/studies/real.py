@@ -208,15 +208,16 @@ def table(name: str) -> str:
     return markdown(rows)
 
 
+def differences(done: list[dict[str, Any]], one: str, other: str, key: str) -> list[float]:
+    """One arm minus the other, for each seed that both have."""
+    return paired(*({run["seed"]: run[key] for run in done if run["arm"] == arm} for arm in (one, other)))
+
+
 def verdicts(done: list[dict[str, Any]]) -> str:
     """The planned comparisons: difference, interval, Holm's p value, what they allow to say."""
     rows = [["", "n", "all steps", "p, Holm", "verdict", "held out", "broke down in", "p, McNemar"]]
     of_arm = {arm: {run["seed"]: run for run in done if run["arm"] == arm} for arm in ARMS}
-
-    def differences(one: str, other: str, key: str) -> list[float]:
-        return paired(*({seed: run[key] for seed, run in of_arm[arm].items()} for arm in (one, other)))
-
-    values = [differences(one, other, "mean") for one, other in PAIRS]
+    values = [differences(done, one, other, "mean") for one, other in PAIRS]
     for (one, other), means, p in zip(PAIRS, values, holm([p_value(each) for each in values]), strict=True):
         found, seeds = interval(means), sorted(of_arm[one].keys() & of_arm[other].keys())
         verdict = "higher" if found.mean > 0 else "lower"
@@ -225,7 +226,7 @@ def verdicts(done: list[dict[str, Any]]) -> str:
         rows.append([
             f"{one} - {other}", str(found.n), spell(found, "+z.3f"), f"{p:.3f}",
             f"alike within {MARGIN}" if alike else verdict if p < 0.05 else "not resolved",
-            spell(interval(differences(one, other, "accuracy")), "+z.3f"), f"{sum(broke[0])}, {sum(broke[1])}",
+            spell(interval(differences(done, one, other, "accuracy")), "+z.3f"), f"{sum(broke[0])}, {sum(broke[1])}",
             f"{mcnemar(*broke):.2f}",
         ])  # fmt: skip
     return markdown(rows)

@@ -23,6 +23,7 @@ from foretold import table as outcomes
 from laws import tables
 from mechanism import STUDY
 from mechanism_pictures import draw as draw_mechanism
+from real_picture import draw as draw_real
 from strong import STUDY as TRAINED
 from strong_seen import TABLES as SEEN_OF_TRAINING
 from strong_told import TABLES as TOLD_OF_TRAINING
@@ -158,8 +159,9 @@ def draw_ranges(theme: Theme, path: Path) -> None:
 
 
 def figures() -> None:
-    """All figures of both pages, light and dark."""
+    """All figures of the pages, light and dark."""
     draw_mechanism(STUDY.kept(), IMAGES)
+    draw_real(IMAGES)
     for name, draw in {"evidence-differences": draw_differences, "evidence-clip": draw_ranges}.items():
         draw(LIGHT, IMAGES / f"{name}.png")
         draw(DARK, IMAGES / f"{name}-dark.png")
