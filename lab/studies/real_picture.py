@@ -18,10 +18,9 @@ def draw(images: Path) -> None:
     """Draws evidence-real.png into `images`, light and dark."""
     unpack(real.RESULTS / "real_study")
     done = real.of_cells("real_study")
-    for theme, end in ((LIGHT, ""), (DARK, "-dark")):
-        _draw(
-            {pair: real.differences(done, *pair, "mean") for pair in real.PAIRS}, theme, images / f"evidence-real{end}.png"
-        )
+    values = {pair: real.differences(done, *pair, "mean") for pair in real.PAIRS}
+    _draw(values, LIGHT, images / "evidence-real.png")
+    _draw(values, DARK, images / "evidence-real-dark.png")
 
 
 def _draw(values: dict[tuple[str, str], list[float]], theme: Theme, path: Path) -> None:
