@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 import string
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -211,15 +212,15 @@ def test_a_call_whose_teacher_fails_can_be_repeated(tmp_path):
         async with serving(tmp_path / "run", **settings) as model:
             assert model.chat.context == 511  # vLLM adds a token to what it reads
             groups = await collected(model, 2, 2, 2)
-            teacher.change = lambda answer, body: refused("the engine is dead", 500)
+            all_sent = threading.Barrier(4)  # so that no request of the failed call comes later
+            teacher.change = lambda answer, body: all_sent.wait(60) is not None and refused("the engine is dead", 500)
             with pytest.raises(TeacherFailed, match=r"HTTP 500: .*the engine is dead"):
                 await model.train(groups)
-            await asyncio.sleep(0.5)  # requests that the failed call left behind end, and are not counted
             teacher.change = lambda answer, body: kept.append(model.still.locked()) or answer
             assert model.step == model.run.learner.optimizer.updates == 0
             metrics = await model.train(groups)
             assert model.step == 1 and metrics["turns/trained"] == 8 and abs(metrics["teacher/kl"]) > 1e-3
-            assert len(kept) >= 4 and not any(kept)  # agents need not wait while it reads
+            assert len(kept) == 4 and not any(kept)  # agents need not wait while it reads
 
     with served(teacher := Teacher(tiny(layers=1), 512)) as (_, server):
         asyncio.run(main(server.url))
