@@ -203,7 +203,8 @@ def _run(assembled: AbstractContextManager[tuple[Any, Any]], loop: Callable[[Any
         if run.step >= steps:
             log.note(f"all {steps} steps are done already: nothing is trained; raise train.steps to go on")
         metrics = loop(run) or [{}, *read_lines(folder / "metrics.jsonl")][-1]  # of an earlier start, if there was one
-        finished, collapsed = run.step >= steps, isinstance(run, Run) and run.collapsed
+        collapsed = isinstance(run, Run) and run.collapsed
+        finished = run.step >= steps and not collapsed
         if finished:
             checkpoint.save_model(log.folder, run.learner.publish(run.step).save)
         elif collapsed:

@@ -86,7 +86,7 @@ def test_a_correction_has_bounds_that_fit_what_it_weighs():
 
 
 WARNED = [
-    ("never binds", {"epsilon": 0.2, "epsilon_high": 0.2}),
+    ("hardly acts", {"epsilon": 0.2, "epsilon_high": 0.2}),
     ("takes away most gradients", {"name": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4}),
     ("divides by the group standard deviation", {"scale_rewards": "none"}),
     ("nothing is clipped, and kl_cov penalises nothing", {"mini_batches": 1, "kl_cov": 0.1}),
@@ -113,5 +113,7 @@ def test_what_has_its_use_is_not_warned_of():
     assert resolve(AlgorithmConfig(name="reinforce", top_entropy=0.2, old_logprobs="recompute"))[2] == []  # as this does
     assert resolve(AlgorithmConfig(name="reinforce", clip_cov=0.1, old_logprobs="recompute"))[2] == []
     assert resolve(pi_old)[2] == resolve(AlgorithmConfig(name="dapo"), sampling_rounds=1)[2] == []
+    distilled = AlgorithmConfig(name="reinforce", old_logprobs="recompute")  # its advantage is log pi_T - log pi_old
+    assert resolve(distilled, teacher=True)[2] == []
     assert resolve(AlgorithmConfig(name="dapo"), samples=False)[2] == []  # a served run may set no sampling_rounds
     assert resolve(AlgorithmConfig(name="grpo_dual", epsilon="auto", clip_target=0.01))[2] == []

@@ -56,6 +56,8 @@ SAID = [  # the figure, the run, the sentence, whether it asks for a look
     ("ratio", spread(1e-3), "The spread is 2 times the clip range: usual.", False),
     ("ratio", spread(1e-2), "The spread is 20 times the clip range: far beyond it.", True),
     ("noise", floor(1e-6), "1 % of the range: rounding is harmless.", False),
+    ("noise", run(ratio__noise_floor=[2e-4], clip__epsilon=1e-4, clip_ratio__noise_only=0.0),
+     "It reaches the clip range, but rounding clips less than 1 % of the tokens.", False),
     ("noise", floor(2e-4), "It reaches the clip range: rounding alone clips. Raise the precision.", True),
     ("entropy", run(entropy=[2.0, 1.0]), "At 50 % of its start: no sign of a collapse.", False),
     ("entropy", run(entropy=[2.0, 0.2]), "At 10 % of its start: the policy explores little.", True),

@@ -1,6 +1,7 @@
 """The collapse guard: its judgements, and what a run does about them."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from gspo.config.names import all_keys
 from gspo.config.training import GuardConfig
 from gspo.runs import checkpoint
+from gspo.training import trainer
 from gspo.training.guard import ALARM, QUIET, SIGNALS, WARNING, Guard
 from tests.runs.events import texts
 from tests.tiny_run import likes_a
@@ -19,7 +21,7 @@ from tests.training.whole import lines, numbers, train
 
 QUIET_STEP = {
     "reward": 0.5, "mismatch/kl": 1e-4, "mismatch/prob_mean": 1e-3, "mismatch/ess": 0.99, "entropy": 1.0, "grad_norm": 1.0,
-    "ratio/std": 1e-3, "kl": 1e-4, "completions/clipped_ratio": 0.02, "completions/repetition": 0.1,
+    "ratio/std": 1e-3, "kl": 1e-4, "completions/clipped_ratio": 0.02, "completions/repetition": 0.1, "updates": 4,
 }  # fmt: skip
 
 
@@ -130,6 +132,7 @@ def test_a_reward_that_stands_still_while_the_policy_does_names_the_learning_rat
         {"kl": 2e-3},  # the policy does
         {"kl": 0.0},  # there is nothing to learn from
         {"lr": None},
+        {"updates": 1},  # before the first update kl is only rounding
     ],
 )
 def test_no_standstill(changes):
@@ -256,6 +259,25 @@ def test_a_rewound_run_goes_on_through_the_prompts_and_resumes_bit_for_bit(tmp_p
         assert torch.equal(again.model.state_dict()[name], value)
     ids = [[r["prompt_id"] for r in lines(each.folder / "rollouts.jsonl")] for each in (whole, warned)]
     assert ids[0] == ids[1]  # a pass repeats no prompt
+
+
+def test_a_run_that_collapses_in_its_last_step_has_not_finished(tmp_path, warned):
+    last = next(m["step"] for m in numbers(warned.folder) if m["guard/level"] == ALARM) + GUARD["patience"] - 1
+    made = run(tmp_path / "run", {"action": "stop"}, steps=last)
+    assert len(numbers(made.folder)) == last and made.collapsed and not made.finished
+    assert not (made.folder / "model").exists()
+
+
+def test_the_best_evaluation_of_weights_that_a_rewind_dropped_is_none(monkeypatch):
+    """The evaluation of the collapsed step was the best: its weights are gone, so the one before stays the best."""
+    saved = []
+    made = SimpleNamespace(
+        step=7, best=0.9, best_step=7, guard=SimpleNamespace(rewinds=0), log=SimpleNamespace(warn=lambda text: None),
+        config=SimpleNamespace(guard=GuardConfig(action="rewind")),
+    )  # fmt: skip
+    monkeypatch.setattr(trainer, "rewind", lambda run: True)
+    monkeypatch.setattr(trainer, "save", lambda run: saved.append((run.best, run.best_step)))
+    assert not trainer.act(made, "why", (0.4, 3)) and saved == [(0.4, 3)]
 
 
 def test_without_a_good_checkpoint_a_rewind_stops(tmp_path):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from gspo.backends.hf.sampler import HFSampler
 from gspo.interfaces import RewardsFailed, SamplerError
 from gspo.runs.log import RunLog
 from tests.logged import logs
@@ -20,6 +21,16 @@ def test_first_update_is_on_policy(tmp_path):
         assert m["ratio/noise_floor"] == pytest.approx(m["ratio/std"], abs=1e-7)
         assert m["ratio/std"] < 1e-6
         assert m["mismatch/prob_max"] < 1e-5
+
+
+def test_the_engines_are_counted_while_they_serve(tmp_path, monkeypatch):
+    """Not while they sleep for the update."""
+    load = HFSampler.load
+    monkeypatch.setattr(HFSampler, "rest", lambda self: setattr(self, "serving", 0.0))
+    monkeypatch.setattr(HFSampler, "load", lambda self, weights: setattr(self, "serving", 1.0) or load(self, weights))
+    monkeypatch.setattr(HFSampler, "counts", lambda self: {"engines/serving": getattr(self, "serving", 1.0)})
+    result = train(tmp_path / "run", train={"steps": 2})
+    assert [m["engines/serving"] for m in numbers(result.folder) if m["step"]] == [1.0, 1.0]
 
 
 def raises(prompts, completions, **columns):

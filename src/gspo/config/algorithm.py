@@ -14,11 +14,15 @@ UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 
 
 def resolve(
-    config: AlgorithmConfig, sampling_rounds: int = 0, samples: bool = True
+    config: AlgorithmConfig, sampling_rounds: int = 0, samples: bool = True, teacher: bool = False
 ) -> tuple[Algorithm, ResolvedAlgorithm, list[str]]:
     """Returns the algorithm's row, the settings with its defaults filled in, and warnings about odd values. Raises
     ValueError for a setting that would have no effect, or would turn the algorithm into another than its name says.
-    sampling_rounds: `rollout.dynamic_sampling_rounds`. samples: as in `resolved`.
+
+    Args:
+        sampling_rounds: `rollout.dynamic_sampling_rounds`.
+        samples: As in `resolved`.
+        teacher: Whether a teacher takes part.
     """
     row = ALGORITHMS[config.name]
     _check_clip(row, config)
@@ -49,7 +53,7 @@ def resolve(
     }  # fmt: skip
     filled = ResolvedAlgorithm(**vars(config) | own)
     _check_dual(row, filled)
-    return row, filled, list(odd_values(row, filled, sampling_rounds, samples))
+    return row, filled, list(odd_values(row, filled, sampling_rounds, samples, teacher))
 
 
 def marking(config: AlgorithmConfig) -> list[str]:
@@ -143,14 +147,17 @@ def _check_dual(row: Algorithm, config: ResolvedAlgorithm) -> None:
         )
 
 
-def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, samples: bool) -> Iterator[str]:
+def odd_values(
+    row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, samples: bool, teacher: bool
+) -> Iterator[str]:
     """Yields warnings about settings that are valid but probably not intended. Arguments as in `resolve`."""
     reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
     never = 0.05 if config.epsilon_length is None else max(0.05, 0.5 / config.epsilon_length**0.5)
     if row.level != "token" and reach is not None and reach > never:
         yield (
             f"clip range {config.epsilon:g}/{config.epsilon_high:g} on a sequence ratio: s_i is a geometric mean over the "
-            "completion and stays within some 1e-3 of 1, so such a clip never binds (the paper's is 3e-4/4e-4)"
+            "completion and seldom differs from 1 by more than a few percent, so this clip hardly acts (the paper's is "
+            "3e-4/4e-4)"
         )
     if row.level == "token" and config.epsilon == "auto" and config.clip_target > 0.02:
         yield (
@@ -173,7 +180,8 @@ def odd_values(row: Algorithm, config: ResolvedAlgorithm, sampling_rounds: int, 
             "mini_batches = 1 and epochs = 1: each batch gives one update, with ratios of 1 unless it is stale, so nothing "
             "is clipped" + (", and kl_cov penalises nothing" if config.kl_cov else "")
         )
-    unread = "logp_old" not in row.likelihoods and config.correction == "none" and not marking(config)
+    reads = config.correction != "none" or marking(config) or teacher  # a teacher's advantage is log pi_T - log pi_old
+    unread = "logp_old" not in row.likelihoods and not reads
     if config.old_logprobs == "recompute" and unread:
         why = "divides by mu alone" if row.likelihoods else "has no ratio"
         yield f'old_logprobs = "recompute": {config.name} {why}, so the pass for pi_old changes no gradient, only metrics'
@@ -190,7 +198,8 @@ def resolved(config: Config, samples: bool = True) -> tuple[RunConfig, list[str]
     """The configuration with the algorithm's defaults filled in, and warnings. Raises ValueError. `samples`: whether the run
     samples `rollout.num_prompts` per step itself; served runs take what agents submit.
     """
-    _, algorithm, warnings = resolve(config.algorithm, config.rollout.dynamic_sampling_rounds, samples)
+    teacher = bool(config.teacher.path)
+    _, algorithm, warnings = resolve(config.algorithm, config.rollout.dynamic_sampling_rounds, samples, teacher)
     prompts = config.rollout.num_prompts
     if samples and prompts % algorithm.mini_batches:
         fits = [str(n) for n in range(1, min(prompts, algorithm.mini_batches) + 1) if prompts % n == 0]

@@ -89,6 +89,9 @@ def _noise(run: RunMetrics) -> Found:
     share = _of_range(run, "ratio/noise_floor")
     if share is None:
         return None
+    clipped = mean(run, "clip_ratio/noise_only")
+    if share >= 1 and clipped is not None and clipped < 0.01:  # as with a recomputed pi_old
+        return "It reaches the clip range, but rounding clips less than 1 % of the tokens.", False
     if share >= 1:
         return "It reaches the clip range: rounding alone clips. Raise the precision.", True
     return f"{percent(share)} of the range: rounding " + ("is harmless." if share < 0.1 else "matters."), False

@@ -171,7 +171,8 @@ class Guard:
                 '"auto" alone'
             )
         still, lr = self._fall.standstill(HALF), metrics.get("lr")
-        if still is not None and len(kl) == HALF and is_number(lr) and 0 < statistics.median(kl) < TINY:
+        moved = len(kl) == HALF and metrics.get("updates", 0) > 1  # in the first update of a step kl is only rounding
+        if still is not None and moved and is_number(lr) and 0 < statistics.median(kl) < TINY:
             found["standstill"] = (
                 f"the reward stands still ({still[0]:.3g} in the first {HALF} steps, {still[1]:.3g} in the last), and a "
                 f"step moves the policy by a KL of only {statistics.median(kl):.1g} nats a token: raise optimizer.lr from "

@@ -35,14 +35,15 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     begin = time.perf_counter()
     run.log.step = run.step + 1  # messages from here on belong to it
     groups = list(islice(source, count))  # sample
-    rest(run)  # engines give up memory
+    sampling = of_sampling(run, groups)  # while the engines serve
+    rest(run)  # they give up memory
     run.step, sampled = run.step + 1, time.perf_counter()
     if run.step == 1:
         show_prompt(run, groups)
 
     algorithm = run.config.algorithm
     batch = training_batch(groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)  # credit
-    metrics: Metrics = {"step": run.step} | batch.counts | of_sampling(run, groups)
+    metrics: Metrics = {"step": run.step} | batch.counts | sampling
     advice.of_range(run, metrics)
     weighed = likelihoods.weighed_by_group(batch.groups) if run.row.by_group else batch.groups
     mini_batches = split(weighed, algorithm.mini_batches)

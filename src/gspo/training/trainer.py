@@ -38,10 +38,11 @@ def train(run: Run) -> Metrics:
 
 def advance(run: Run, groups: Iterable[Group], count: int | None = None) -> tuple[Metrics, bool]:
     """One step on `count` groups (None: all) but for the checkpoint. Returns its metrics, and whether the run ends here."""
+    best = run.best, run.best_step
     with saved_before_loss(run):
         run.scorer.at(run.step, run.config.train.steps)
         metrics, collapsed = step(run, groups, count)
-    return metrics, bool(collapsed) and act(run, collapsed)
+    return metrics, bool(collapsed) and act(run, collapsed, best)
 
 
 @contextmanager
@@ -60,8 +61,8 @@ def saved_before_loss(run: Run) -> Iterator[None]:
         raise
 
 
-def act(run: Run, collapsed: str) -> bool:
-    """Carries out guard.action after a collapse. Returns whether the run ends here."""
+def act(run: Run, collapsed: str, best: tuple[float | None, int]) -> bool:
+    """Carries out guard.action after a collapse. Returns whether the run ends here. best: of the steps before this one."""
     guard = run.config.guard
     if guard.action == "warn":
         return False
@@ -70,6 +71,7 @@ def act(run: Run, collapsed: str) -> bool:
             f"step {run.step}: collapsed ({collapsed}). Back to the weights of the last good checkpoint, with the learning "
             f"rate times {guard.lr_factor:g}; rewind {run.guard.rewinds} of {guard.max_rewinds}"
         )
+        run.best, run.best_step = best  # the weights that this step evaluated are gone
         save(run)
         return False
     why = "" if guard.action == "stop" else " No good checkpoint or rewind is left."
