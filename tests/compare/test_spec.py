@@ -24,6 +24,8 @@ from tests.compare.studies import BASE, write
         ('algorithm = {name = "grpo"}', "train = {seed = 1}", r"GRPO: train\.seed: the study sets it"),
         ("threads = 1", 'threads = "all"', "threads = 'all': must be a whole number of at least 1"),
         ('model = {path = "tiny"}', "", r"model\.path is required"),
+        ("train = {steps = 3}", "train = 5", r"train = 5: expected a table \[train\]"),
+        ('algorithm = {name = "grpo"}', "train = 5", r"train = 5: expected a table \[train\]"),
         ("[variants.GRPO]", '[settings."x"]\nonly = ["GRP"]\n[variants.GRPO]', "'GRP' is no variant, did you mean GRPO"),
         ("[variants.GRPO]", '[variants."GRPO "]\n[variants.GRPO]', "two cells would have the folder"),
         ("[variants.GRPO]", '[settings."x"]\nonly = ["GRPO"]\n[variants.GRPO]', "variants.GSPO auto: has no cell: "),

@@ -182,6 +182,8 @@ ODD_FILES = [
     (r"train.train.steps = 1: unknown key, did you mean train.steps\?", b'[train]\n"train.steps" = 1\n'),
     (r"\[actor_rollout_ref\]: .* did you mean optimizer.lr", b"[actor_rollout_ref]\nlr = 1e-6"),
     (r"\[data\]: unknown section.*train_batch_size is rollout.num_prompts", b"[data]\ntrain_batch_size = 8"),
+    (r"\[trainer\]: unknown section.*call test_freq is eval.every here", b"[trainer]\ntest_freq = 5"),
+    (r"\[actor_rollout_ref\]: .*clip_ratio_low is algorithm.epsilon", b"[actor_rollout_ref.actor]\nclip_ratio_low = 0.1"),
 ]
 
 

@@ -64,7 +64,10 @@ BAD_REFRESHES = [
 ]
 NEW, MORE = {"every": 5, "source": "rows:new"}, [{"at": 9, "source": "more.jsonl"}]
 TASKS = {"reward": {"functions": ["task"]}}
+GENERATED = TASKS | {"task": {"source": "reasoning_gym:gcd"}}
 TOGETHER = [
+    (r"stage\[0\].source = 'more.jsonl': has no scorer .* name another in reward.functions", GENERATED | {"stage": MORE}),
+    ("refresh.source = 'rows:new' and reward.functions = .*no scorer of their own", GENERATED | {"refresh": NEW}),
     (r"refresh.source = 'rows:new' and stage\[0\].source = 'more.jsonl'", {"refresh": NEW, "stage": MORE}),
     *(
         (r"stage\[0\].source = .*: tasks of verifiers cannot be replaced", TASKS | {"task": {"source": a}, "stage": b})
@@ -76,6 +79,14 @@ TOGETHER = [
 def test_bad_refreshes_and_what_does_not_go_together(refuses):
     refuses(lambda refresh: check_command(from_dict(BASE | {"refresh": refresh}), "train"), BAD_REFRESHES)
     refuses(lambda tables: check_command(from_dict(BASE | tables), "train"), TOGETHER)
+
+
+def test_settings_of_the_task_that_only_a_stage_reads():
+    """As a stage with its own source does: the column of its prompts, and its split."""
+    generated = {"source": "reasoning_gym:gcd", "prompt_column": "ask"}
+    check_command(from_dict(BASE | {"task": generated, "reward": {"functions": ["math"]}, "stage": MORE}), "train")
+    stage = [{"at": 9, "source": "org/data"}]
+    check_command(from_dict(BASE | {"task": {"source": "rows.jsonl", "split": "test"}, "stage": stage}), "train")
 
 
 def test_a_study_says_that_variants_differ_in_stages():

@@ -54,6 +54,8 @@ def test_lines_of_text_and_rows_with_the_tasks_own_column(tmp_path):
     (tmp_path / "b.json").write_text(json.dumps([{"ask": PROBLEM, "prompt": "other"}]))
     assert of(tmp_path / "b.txt").found(PROBLEM).endswith("b.txt")
     assert of(tmp_path / "b.json", prompt_column="ask").found(PROBLEM) and not of(tmp_path / "b.json").found(PROBLEM)
+    (tmp_path / "aime.jsonl").write_text(json.dumps({"ID": 1, "Problem": PROBLEM, "Answer": "4"}))
+    assert of(tmp_path / "aime.jsonl").found(PROBLEM)
 
 
 def test_bad_files(tmp_path, subtests):

@@ -57,6 +57,14 @@ def test_what_is_typed_comes_before_preset_and_file(tmp_path):
     assert (config.eval.temperature, config.eval.num_generations, config.eval.top_k) == (0.6, 2, 3)
 
 
+def test_of_a_file_of_a_run_only_what_an_evaluation_reads_is_taken(tmp_path):
+    file = "[model]\npath = 'm'\n[eval]\nnum_prompts = 0\nevery = 0\n[[stage]]\nat = 2\ntemperature = 0.5\n"
+    (tmp_path / "run.toml").write_text(file)
+    config = configured(of(model=str(tmp_path / "run.toml")), {})
+    assert (config.model.path, config.eval.num_generations, config.stage) == ("m", 32, ())
+    assert config.eval.num_prompts > 0
+
+
 def test_the_sandbox_of_a_file_is_taken_where_programs_run(tmp_path):
     (tmp_path / "run.toml").write_text('[model]\npath = "m"\n[reward]\nfunctions = ["code"]\n[code]\nsandbox = "landlock"\n')
     model = str(tmp_path / "run.toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from gspo.config.resume import changed, may_differ
 from gspo.report.read import read_lines
 from gspo.safe import replace_file
 
-GRACE = 120.0  # seconds for a stopped cell to finish its step and save a checkpoint
+logger = logging.getLogger(__name__)
 OF_ITS_NUMBERS = ("eval.", "guard.")  # a resumed run may change these, but the numbers of a cell depend on them
 
 
@@ -102,7 +103,7 @@ def run_cells(
     """Runs cells, `workers` at once with so many threads each, and returns their outcomes. A failed cell does not stop the
     others. `on_end(outcome, remaining)` is called when a cell ends.
 
-    If an error or Ctrl-C ends the call early, the running cells save their work first.
+    If an error or Ctrl-C ends the call early, the running cells finish their step and save first; a second one kills them.
     """
     waiting, outcomes = list(cells), []
     running: list[Running] = []
@@ -120,8 +121,9 @@ def run_cells(
     except BaseException:
         for run in running:
             run.process.send_signal(signal.SIGTERM)  # finishes its step and saves
-        deadline = time.monotonic() + GRACE
-        while any(run.process.poll() is None for run in running) and time.monotonic() < deadline:
+        if running:
+            logger.warning("the running cells finish their step and save; Ctrl-C again kills them")
+        while any(run.process.poll() is None for run in running):
             time.sleep(0.1)
         raise
     finally:

@@ -82,7 +82,7 @@ def _run(study: spec.Study, missing: list[spec.Cell], chosen: int, note: Callabl
     try:
         return {outcome.cell.name: outcome for outcome in run_cells(missing, study.workers, study.threads, on_end)}
     except KeyboardInterrupt:
-        note("stopped: the running cells saved their last step; the same command goes on")
+        note("stopped; the same command goes on")
         raise
 
 

@@ -174,7 +174,7 @@ def _cell(path: Path, folder: Path, base: Tables, terms: list[tuple[str, Tables]
         for _, changes in terms:
             for key in SET_BY_THE_STUDY:
                 section, name = key.split(".")
-                if name in changes.get(section, {}):
+                if isinstance(table := changes.get(section), dict) and name in table:
                     raise ValueError(f"{key}: the study sets it for each cell; list the seeds in `seeds`")
             config = as_config(config, changes)
         place = {"dir": str(folder / "cells" / cell.name)}

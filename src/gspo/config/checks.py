@@ -13,7 +13,7 @@ from gspo.config.engines import check_engine_name
 from gspo.config.field import COOLEST
 from gspo.config.rewards import NAMED, JudgeConfig, RewardModelConfig
 from gspo.config.schema import Config
-from gspo.config.source_kind import FUNCTION, VERIFIERS, same_place
+from gspo.config.source_kind import FUNCTION, VERIFIERS, kind, same_place
 from gspo.config.stages import SETS, rollout_at
 from gspo.config.suggestions import nearest
 from gspo.config.training import TRACKERS
@@ -140,6 +140,11 @@ def check_required(config: Config, *keys: str) -> None:
             raise ValueError(f"{key} is required: set it to {what}")
 
 
+def scored_by_task(config: Config) -> bool:
+    """Whether the scorer of a generated task scores the completions."""
+    return "task" in config.reward.functions and kind(config.task.source) == "generated"
+
+
 def check_stages(config: Config) -> None:
     """Checks that stages are in order, lie within the run's steps, and set something. Raises ValueError."""
     before, steps, refreshed = 0, config.train.steps, config.refresh.source
@@ -156,6 +161,9 @@ def check_stages(config: Config) -> None:
             raise ValueError(f"{key}: sets nothing at step {stage.at}: set one of {', '.join(names)}, or leave it out")
         if stage.source is not None and not stage.source.strip():
             raise ValueError(f"{key}.source = {stage.source!r}: name a source of prompts, or leave it out")
+        if stage.source is not None and scored_by_task(config) and kind(stage.source) != "generated":
+            problem = 'has no scorer of its own for the reward "task"'
+            raise ValueError(f"{key}.source = {stage.source!r}: {problem}: name another in reward.functions")
         check_changes(config, number)
         if refreshed is not None and stage.source is not None:
             both = f"refresh.source = {refreshed!r} and {key}.source = {stage.source!r}"

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gspo.config.engines import AROUND, DIRECT, EXACT, INEXACT, NO_WEIGHTS
+from gspo.config.engines import AROUND, DIRECT, EXACT, INEXACT, NO_WEIGHTS, devices_each
 from gspo.config.schema import Config
-from gspo.config.source_kind import GIVEN, VERIFIERS, in_environment
+from gspo.config.source_kind import GIVEN, VERIFIERS, in_environment, kind
 from gspo.config.values import shown
 from gspo.objective.algorithms import ALGORITHMS
 
@@ -98,6 +98,11 @@ ALWAYS = (
 ENGINE = (
     Rule("sampler.sleep_level sampler.engines", lambda c: c.sampler.sleep_level > 0 and c.sampler.engines > 1,
          "several engines have GPUs of their own; leave one of them out"),
+    Rule("sampler.sleep_level sampler.urls", lambda c: c.sampler.sleep_level > 0 and len(c.sampler.urls) > 1,
+         "several engines have GPUs of their own; leave one of them out"),
+    Rule("sampler.sleep_level sampler.engine_args",
+         lambda c: c.sampler.sleep_level > 0 and devices_each(c.sampler.engine_args) > 1,
+         "several GPUs would sleep, of which the learner uses one; leave one of them out"),
     Rule("sampler.urls",
          lambda c: bool(c.sampler.urls and (c.sampler.python or c.sampler.engine_args or c.sampler.engines > 1)),
          "these servers run already: sampler.python, sampler.engine_args and sampler.engines are for servers to start"),
@@ -157,7 +162,10 @@ TRAIN = (
          and len(c.reward.functions) < 2
          and (c.task.source != GIVEN or in_environment(c.task)), ONE_REWARD),
     Rule("code.cpu_seconds code.total_cpu_seconds", lambda c: c.code.cpu_seconds > c.code.total_cpu_seconds,
-         "one test would have more time than all together: raise total_seconds, or lower seconds"),
+         "one test would have more time than all together: raise code.total_cpu_seconds, or lower code.cpu_seconds"),
+    Rule("refresh.source reward.functions",
+         lambda c: c.refresh.source is not None and "task" in c.reward.functions and kind(c.task.source) == "generated",
+         'the rows of a function have no scorer of their own for the reward "task": name another'),
     Rule("code.public_column code.tests_column", lambda c: c.code.public_column == c.code.tests_column,
          "the same column: leave public_column out"),
     *SAMPLING,
@@ -191,6 +199,9 @@ LEARN = (
          "moments of 8 bits stay on the device: leave one out"),
     Rule("model.quantize model.expert_kernels", lambda c: c.model.quantize != "none" and c.model.expert_kernels != "auto",
          'it has a kernel of its own for experts: set model.expert_kernels = "auto"'),
+    Rule("model.quantize model.attention",
+         lambda c: c.model.quantize != "none" and c.model.attention.startswith("flash"),
+         'the model is read and tried on the CPU before it is quantized, where that does not run: set "sdpa"'),
     Rule("model.quantize algorithm.critic",
          lambda c: c.model.quantize != "none" and c.algorithm.name == "ppo" and c.algorithm.critic == "copy",
          'a critic with a body of its own trains it: set algorithm.critic = "shared"'),

@@ -42,7 +42,7 @@ OF_OTHERS = {
         "vllm_gpu_memory_utilization gpu_memory_utilization tensor_parallel_size tensor_model_parallel_size "
         "vllm_tensor_parallel_size enforce_eager max_model_len",
     # algorithm
-    "algorithm.beta": "kl_coef init_kl_coef kl_loss_coef kl_penalty_coef",
+    "algorithm.beta": "kl_coef init_kl_coef kl_loss_coef kl_penalty_coef use_kl_loss",
     "algorithm.kl_estimator": "kl_loss_type",
     "algorithm.epsilon": "clip_ratio cliprange eps_clip clip_eps clip_ratio_low epsilon_low clip_range",
     "algorithm.epsilon_high": "clip_ratio_high eps_clip_high clip_eps_high",
@@ -60,6 +60,8 @@ OF_OTHERS = {
     "algorithm.kl_cov": "kl_cov_ratio",
     "algorithm.kl_cov_weight": "ppo_kl_coef",
     "algorithm.aux_loss": "router_aux_loss_coef aux_loss_coef",
+    "algorithm.old_logprobs": "bypass_mode",
+    "scale.ranks": "n_gpus_per_node nnodes",
     # teacher
     "teacher.path": "teacher_model teacher_model_name_or_path opd_teacher_load",
     "teacher.url": "teacher_model_server_url",

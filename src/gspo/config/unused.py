@@ -28,9 +28,10 @@ def keys_of(words: str) -> list[str]:
     return keys
 
 
-def kinds(config: Config) -> set[str]:
-    """The kinds of the prompt sources."""
-    return {kind(source) for source in (config.task.source, config.task.eval_source) if source}
+def kinds(config: Config, stages: bool = True) -> set[str]:
+    """The kinds of the prompt sources; stages: also of those that come later, which read no task.config."""
+    later = [*(stage.source for stage in config.stage), config.refresh.source] if stages else []
+    return {kind(source) for source in (config.task.source, config.task.eval_source, *later) if source}
 
 
 ENVIRONMENT = "it is for a task with an environment: set task.environment, or leave it out"
@@ -68,7 +69,7 @@ ALWAYS = (
     Rule("task.eval_split", lambda c: not has_splits(c.task.eval_source or c.task.source),
          "the source has no splits to choose from: leave it out, and give held-out prompts of their own as "
          "task.eval_source"),
-    Rule("task.config", lambda c: not kinds(c) & {"hub", "function", "generated", "verifiers", "benchmark"},
+    Rule("task.config", lambda c: not kinds(c, stages=False) & {"hub", "function", "generated", "verifiers", "benchmark"},
          "the source takes no options: leave it out"),
     Rule("task.prompt_column", lambda c: not kinds(c) - {"generated", "verifiers", "benchmark"},
          "the source has its own name for the prompt: leave it out"),

@@ -88,7 +88,8 @@ def prompts_of_file(path: Path, where: str, column: str) -> Iterator[str]:
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{where}: expected a file with one prompt a line (.txt), or {', '.join(SUFFIXES)}")
     for number, row in enumerate(rows_of(path, where)):
-        name = next((name for name in (column, *COLUMNS) if value_in(row, name, row) is not row), column)
+        usual = [name for known in COLUMNS for name in row if name.lower() == known]
+        name = next((name for name in (column, *usual) if value_in(row, name, row) is not row), column)
         try:
             prompt = cell(row, name, "task.prompt_column")
             if not isinstance(prompt, str):

@@ -11,7 +11,7 @@ from gspo.config.files import from_home, load, read_toml
 from gspo.config.needs import check_needs
 from gspo.config.rewards import runs_programs
 from gspo.config.rollout import SamplerConfig
-from gspo.config.schema import Config
+from gspo.config.schema import STAGE, Config
 from gspo.config.source_kind import BENCHMARK
 from gspo.config.suggestions import nearest
 from gspo.config.unused import OF_TRAINING, check_unused
@@ -73,7 +73,7 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
         preset = {key: value for key, value in preset.items() if key not in ("eval.top_p", "eval.top_k")}
         config = load(None, below | preset | fixed | fields)
     for key in fields:
-        if key == "eval.num_prompts" or not _kept(key):
+        if not _kept(key):
             raise ValueError(f"--{key}: has no effect on an evaluation with --benchmark: leave it out")
     if options.url:  # requests to an endpoint use sampler.timeout, whatever the engine
         check_unused(replace(config, sampler=replace(config.sampler, timeout=SamplerConfig.timeout)), "eval")
@@ -98,6 +98,8 @@ def _from_file(options: Options, reward: str) -> dict[str, Any]:
     unread = "reward.timeout" if runs_programs([reward]) else "code.sandbox"
     found: dict[str, Any] = {}
     for section, table in read_toml(options.model, "configuration file").items():
+        if section == STAGE:
+            continue
         if not isinstance(table, dict):
             raise ValueError(f"{section}: expected a table [{section}]")
         keys = {f"{section}.{name}": value for name, value in table.items()}
@@ -120,7 +122,7 @@ def _check_options(options: Options, fields: dict[str, str]) -> None:
 def _kept(key: str) -> bool:
     section, _, name = key.partition(".")
     names = KEPT.get(section, ())
-    return key not in OF_TRAINING and (names is None or name in names)
+    return key not in (*OF_TRAINING, "eval.num_prompts") and (names is None or name in names)
 
 
 def folder_of(options: Options, config: Config) -> Path:
