@@ -71,6 +71,11 @@ class Box(ToolEnvironment):
         return float(self.row["value"] in text)
 
 
+class Told(Box):
+    async def start(self):
+        return [{"role": "user", "content": self.row["prompt"]}]
+
+
 class Quiz:
     """Without tools: two questions, each turn rewarded."""
 
@@ -223,6 +228,13 @@ def test_what_an_episode_changes_in_its_row_no_other_sees():
     columns = {"parts": [], "value": ""}
     assert played(make=Takes, prompt=messages, columns=columns, times=2).reward == 21.0
     assert columns["parts"] == [] and len(messages) == 1
+
+
+def test_the_row_has_the_prompt_by_its_usual_name_too():
+    """ToolEnvironment reads `prompt`, whatever task.prompt_column says."""
+    assert played(("it is 42", "eos"), prompt_column="question").reward == 1.0
+    told = played(("it is 42", "eos"), prompt_column="question", columns={**ROW, "prompt": "of the user"}, make=Told)
+    assert told.dialogue[0]["content"] == "of the user"
 
 
 def test_a_metric_named_like_the_episodes_own_numbers_is_left_out_and_told_once():

@@ -20,6 +20,7 @@ def test_any_form_of_a_message_is_a_dict():
 
 
 def test_the_id_is_that_of_the_choice():
+    assert id_of({"choices": [{"message": MESSAGE, "id": "call-1"}], "id": "response-1"}) == "call-1"
     assert id_of(CHOICE) == id_of(RESPONSE) == id_of({"message": MESSAGE, "id": "call-1"}) == "call-1"
     assert id_of(MESSAGE) is None and id_of(MESSAGE | {"id": "call-1"}) == "call-1"
 

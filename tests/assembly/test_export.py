@@ -49,10 +49,17 @@ def test_the_model_of_a_run_a_checkpoint_and_a_folder(place, tmp_path, source, c
 def test_an_adapter_is_merged_into_a_whole_model_or_stays_one(place, tmp_path):
     export(place / "lora", tmp_path / "alone")
     export(place / "lora", tmp_path / "merged", merge=True)
+    alone, merged = logits(tmp_path / "alone"), logits(tmp_path / "merged")
     assert not (tmp_path / "alone" / "model.safetensors").exists()
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in (tmp_path / "merged").iterdir()}
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
-    alone, merged = logits(tmp_path / "alone"), logits(tmp_path / "merged")
+    settings = place / "lora" / "config.toml"
+    text = settings.read_text()
+    settings.write_text(text.replace('attention = "sdpa"', 'attention = "flash_attention_2"'))  # as trained on a GPU
+    assert settings.read_text() != text
+    export(settings.parent, tmp_path / "again", merge=True)
+    settings.write_text(text)
+    assert torch.equal(logits(tmp_path / "again"), merged)
     assert torch.allclose(alone, merged, atol=1e-5) and not torch.allclose(alone, logits(place / "base"), atol=1e-3)
 
 

@@ -98,6 +98,11 @@ def test_a_result_without_a_box_is_the_last_one_or_the_one_that_is_called_the_an
         ("The answer is 5, as 3 < 4.", "5", 1), ("The answer is 5, as 3 < 4.", "4", 0), ("x^2+1", "1+x^2", 1), ("12", "2",
         0),
         ("between 1/3 and 1/2", "1/2", 1), ("it costs 1,234.50 in all", "1234.5", 1), ("Answer: $x = 3$ and so 4", "3", 1),
+        ("The answer is Paris.", "Paris", 1), ("So the answer is: **B**\nBye.", "B", 1), ("the answer is B", "A", 0),
+        ("The answer is \\frac{1}{2}.", "0.5", 1), ("The answer is \\frac{1}{2}.", "1", 0),
+        ("The answer is \\sqrt{3}, about 1.7", "3", 0), ("The answer is 2\\sqrt{3}", "2", 0),
+        ("The answer is x^2+1.", "x^2+1", 1), ("The answer is x^2+1.", "1", 0), ("The answer is 3 + 4 = 7", "7", 1),
+        ("the answer is 5\\text{ cm}.", "5", 1), ("it costs 5/day", "5", 1), ("so 7+5=12", "12", 1),
         ("it is 5 m", "m", 0), ("it is -3", "3", 0), ("about 1e-3", "0.001", 1), ("v2 is x1", "1", 0),
     ):  # fmt: skip
         assert found(text, right) == is_right, text

@@ -43,6 +43,8 @@ def test_a_completion_that_goes_on_with_a_message_is_one_with_it():
     given = called(lambda prompts, completions, completion_ids: 0, begun)
     assert given["completions"] == [[{"role": "assistant", "content": "Oh, hi"}]]
     assert given["prompts"] == [CHAT] and len(begun) == 2
+    begun[-1]["content"] = [{"type": "text", "text": "Oh, "}]
+    assert called(lambda prompts, completions, completion_ids: 0, begun)["completions"] == given["completions"]
 
 
 def test_what_gspo_does_not_have_is_said_before_the_run():

@@ -92,6 +92,16 @@ def test_what_is_too_long(folder):
         assert scores(reward_model(folder, too_long=side, max_length=20), [long]) == pytest.approx([expected], abs=1e-5)
 
 
+def test_what_is_too_long_for_a_model_whose_positions_begin_after_the_padding(tmp_path):
+    """RoBERTa with 64 positions and padding token 0 reads 63 tokens."""
+    folder = saved(tmp_path, kind="roberta", template=None)
+    for side in ("left", "right"):
+        assert None not in scores(reward_model(folder, too_long=side), ["b" * 200])
+    found = scores(reward_model(folder), ["b" * length for length in range(50, 70)])
+    fits = found.index(None)
+    assert None not in found[:fits] and found[fits:] == [None] * (20 - fits) and 0 < fits < 20
+
+
 def test_a_language_model_is_refused(tmp_path):
     tiny_run.model().save(tmp_path)
     with pytest.raises(ValueError, match=r"it has 2 labels .* if it is no classifier but a language model"):

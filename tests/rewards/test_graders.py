@@ -23,6 +23,13 @@ def test_the_reasoning_gym_scorer():
     assert scored[0].reward_parts == {"task": 1.0} and scored[0].error is None
 
 
+def test_the_scorer_of_a_stages_task():
+    entry = {"question": "?", "answer": "8", "metadata": {}}
+    with Rewards(RewardConfig(), TaskConfig(source="reasoning_gym:count_bits")) as rewards:
+        scored = rewards.score([rollout("<answer>8</answer>", task="reasoning_gym:gcd", **entry)])
+    assert [(r.reward, r.error) for r in scored] == [(1.0, None)]
+
+
 @pytest.mark.parametrize(
     ("completion", "answer", "right"),
     [

@@ -46,3 +46,10 @@ def test_a_trajectory_with_two_histories_is_one_conversation():
     first, second = ([{"role": "user", "content": word}] for word in "ab")
     group = gspo.TrajectoryGroup([gspo.Trajectory(first, additional_histories=[gspo.History(second)])])
     assert conversations(group) == [first + second]
+
+
+def test_judges_and_reward_models_see_no_thinking():
+    told = [{"role": "user", "content": "<think>?"}, {"role": "assistant", "content": "<think>two</think>2"}]
+    (messages,) = conversations(gspo.TrajectoryGroup([gspo.Trajectory(told)]))
+    assert messages == [told[0], {"role": "assistant", "content": "2"}]
+    assert told[1]["content"] == "<think>two</think>2"  # what is trained on stays

@@ -120,6 +120,10 @@ def test_a_run_that_ended_before_its_first_update_is_replaced(tmp_path):
             RunLog(folder).close()
         (run / "metrics.jsonl").write_text(metrics)
         (run / "report.html").touch()
+        for left in ("tensorboard", "wandb"):
+            (run / left).mkdir()
+        for left in ("run_id", "vllm.log", "vllm_1.log"):
+            (run / left).touch()
 
     begun('{"step": 0, "eval/accuracy": 0.1}\n{"step": 1, "updates": 0}\n')
     with RunFolder.create(run, "new"):

@@ -188,7 +188,7 @@ class Episode:
 
     async def _turns(self) -> bool:
         """Plays the turns. Returns whether the episode was truncated."""
-        row = {**self.prompt.columns, self.task.prompt_column: self.prompt.messages}
+        row = {"prompt": self.prompt.messages, **self.prompt.columns, self.task.prompt_column: self.prompt.messages}
         environment = self.episodes.make(deepcopy(row))  # episodes must not see each other's changes
         self._add(await self._in_time(environment.start()))
         for turn in range(self.task.max_turns):

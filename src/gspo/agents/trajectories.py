@@ -151,7 +151,7 @@ class TrainCall:
 def plain(item: Any) -> dict[str, Any]:
     """The message as a dict, from a dict, a choice, a response, or a message object of a client library."""
     choice = _choice_of(item)
-    message = item.get("message", item) if isinstance(item, dict) else getattr(choice, "message", choice)
+    message = choice.get("message", choice) if isinstance(choice, dict) else getattr(choice, "message", choice)
     if hasattr(message, "model_dump"):
         message = message.model_dump(exclude_none=True)
     if not isinstance(message, dict):
@@ -161,9 +161,12 @@ def plain(item: Any) -> dict[str, Any]:
 
 def id_of(item: Any) -> str | None:
     """The id of the call that produced a turn: a choice, a response or its message; None without one."""
-    id = item.get("id") if isinstance(item, dict) else getattr(_choice_of(item), "id", None)
+    choice = _choice_of(item)
+    id = choice.get("id") if isinstance(choice, dict) else getattr(choice, "id", None)
     return id if isinstance(id, str) else None
 
 
 def _choice_of(item: Any) -> Any:
+    if isinstance(item, dict):
+        return item["choices"][0] if item.get("choices") else item
     return item.choices[0] if hasattr(item, "choices") else item

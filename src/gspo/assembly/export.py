@@ -69,7 +69,10 @@ def named(source: Path) -> ModelConfig:
         raise ValueError(f"{source}: holds no model yet; give a run folder, a checkpoint or a model")
     settings = run / checkpoint.CONFIG
     cfg = load(settings).model if settings.is_file() and folder != source else ModelConfig()
-    return dataclasses.replace(cfg, path=str(folder), tokenizer=None, revision=None, device="cpu", dtype="float32")
+    return dataclasses.replace(
+        cfg, path=str(folder), tokenizer=None, revision=None, device="cpu", dtype="float32", autocast="auto",
+        attention="sdpa", expert_kernels="auto",
+    )  # fmt: skip
 
 
 def check_push(repository: str, cfg: ModelConfig, whole: bool) -> None:

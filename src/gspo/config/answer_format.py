@@ -1,4 +1,4 @@
-"""Answers in tags: the default system message, which asks for them if a reward reads them, and their content."""
+"""Where the answer of a completion is: in tags, for which the default system message asks, and after its thinking."""
 
 from __future__ import annotations
 
@@ -28,3 +28,10 @@ def tagged(completion: str) -> str | None:
     if start < 0:
         return None
     return completion[start + len("<answer>") : completion.find("</answer>", start)].strip()
+
+
+def after_thinking(text: str, thinks: bool = False) -> str:
+    """A completion without its thinking; "" if the thinking never ends. thinks: whether it began in the prompt."""
+    if "</think>" in text:
+        return text.rpartition("</think>")[2]
+    return "" if thinks or "<think>" in text else text

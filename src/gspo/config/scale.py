@@ -23,7 +23,7 @@ class ScaleConfig:
     launcher: str = opt("auto", choices=LAUNCHERS)
     """What starts the ranks. `auto`: `torchrun` if it started this process, otherwise gspo, on this machine. `ray`: a Ray
     cluster, with one GPU per rank, or one CPU if the cluster has no GPU; it also places the vLLM servers of
-    `sampler.engines` and spreads the workers of `reward.workers`."""
+    `sampler.engines`."""
     restarts: int = opt(3, low=0, high=10_000)
     """Maximum number of automatic restarts from the last checkpoint after a rank was killed or ran out of memory."""
     timeout: float = opt(600.0, low=1.0, high=86_400)

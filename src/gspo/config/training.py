@@ -79,10 +79,10 @@ class ServeConfig:
     max_body: int = opt(16777216, low=1024, high=2**34)
     """Maximum size of a request, in bytes."""
     max_concurrent: int = opt(1024, low=1, high=10**6)
-    """Maximum number of concurrent requests; more are refused. The limit on connections is 256 higher, but at most half of
-    the process's limit on open files (`ulimit -n`)."""
+    """Maximum number of concurrent requests; more are refused. The limit on connections is 256 higher: raise the process's
+    limit on open files (`ulimit -n`) above that."""
     timeout: float = opt(600.0, low=1e-3, high=1e6)
-    """Seconds for each phase of a request: until it has arrived, until its response, until the client has read that."""
+    """Seconds for a request to arrive, and then for the response of a chat completion. A training step has no limit."""
     max_age: int = opt(4, low=0, high=10**9)
     """Maximum age of a turn to train on, in weight versions. Older turns are left out and counted."""
 

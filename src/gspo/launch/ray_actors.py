@@ -175,6 +175,9 @@ def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
         return
     import ray
 
+    from gspo.backends.vllm.open import check_sampler  # imports torch
+
+    check_sampler(config.sampler)
     found, handler = json.loads(os.environ[ENGINES]), signal.getsignal(signal.SIGTERM)
     ray.init(found["cluster"], log_to_driver=False, logging_level="error")
     signal.signal(signal.SIGTERM, handler)  # Ray has replaced it

@@ -18,11 +18,13 @@ _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?: [0-9
 _DOLLARS = re.compile(r"^\s*(-?)\\?\$ ?(-?[0-9.][0-9.,{}]*)(?= ?(?:[mb]illion|thousand|hundred|per |/|\\text|$))")
 _FORMULA = re.compile(
     r"\$\$([^$]+)\$\$|(?<!\\)\$((?:\\\$|[^$\n])+)(?<!\\)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]|"
-    r"(?<![\w.,^_])([-+−]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?:/[0-9]+)?(?: ?\\?%)?)"
-    r"(?![\w^_])",
+    r"(?<![\w.,^_])(?<![\w)}][+*/])"  # nor within a sum or a product
+    r"([-+−]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?:/[0-9]+)?(?: ?\\?%)?)"
+    r"(?![\w^_]|\\[a-zA-Z]|[+*][\w(])",
     re.DOTALL,
 )
 _ANSWER = re.compile(r"(?i)answer[^.\n:=]{0,40}?(?:\bis\b|:|=)")
+_SENTENCE = re.compile(r"\n|[.!?](?:\s|$)")
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[ ,'-]+[^\W\d_]+)*")
 
 
@@ -118,12 +120,19 @@ def right_in(text: str) -> str:
 
 
 def found(text: str, right: str) -> bool:
-    """Whether a text without a box or tags is the right answer, or its last formula, or the first after "answer is"."""
+    """Whether a text without a box or tags is the right answer, or its last formula, or what follows "answer is": the rest
+    of that sentence, or the first formula.
+    """
     if same(text, right):
         return True
     stated = [*_ANSWER.finditer(text)]
-    results = [*_FORMULA.finditer(text, stated[-1].end() if stated else 0)]
+    start = stated[-1].end() if stated else 0
+    if stated and same(_SENTENCE.split(text[start:], maxsplit=1)[0].strip(":*= "), right):
+        return True
+    results = [*_FORMULA.finditer(text, start)]
     if not results:
         return False
     result = results[0 if stated else -1]
+    if stated and result[5] and "\\" in text[start : result.start()]:
+        return False  # a number within LaTeX that no delimiters mark
     return same(next(part for part in result.groups() if part is not None), right)

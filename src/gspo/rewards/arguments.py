@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gspo.data.messages import text_of
+
 NOT_SUPPLIED = ("log_extra", "log_metric", "environments")  # what TRL passes to reward functions and gspo does not
 TRL = {"completion_ids", "trainer_state", *NOT_SUPPLIED}  # parameters that mark a function as written for TRL
 
@@ -86,5 +88,5 @@ def _message(prompt: Any, text: str) -> Any:
     """A completion in TRL's form. A final assistant message, which it continues, moves from the prompt into it."""
     if isinstance(prompt, str):
         return text
-    begun = prompt.pop()["content"] if prompt and prompt[-1].get("role") == "assistant" else ""
+    begun = text_of(prompt.pop()["content"]) if prompt and prompt[-1].get("role") == "assistant" else ""
     return [{"role": "assistant", "content": begun + text}]

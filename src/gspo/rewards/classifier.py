@@ -65,6 +65,9 @@ class Classifier:
                 f"{WHERE} = {cfg.path!r}: {', '.join(lacking[:3])} is not among its weights and would be random. It is no "
                 f"sequence classifier (config.json: {', '.join(self.config.architectures or ['?'])}); give one with a head"
             )
+        for name, module in model.named_modules():  # RoBERTa numbers its positions from padding_idx + 1
+            if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+                self.longest = min(self.longest, module.num_embeddings - module.padding_idx - 1)
         self.model = model.to(self.device).eval().requires_grad_(False)
         self.pad = model.config.get_text_config().pad_token_id
 

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gspo.config.answer_format import tagged
+from gspo.config.answer_format import after_thinking, tagged
 from gspo.config.import_function import describe, load_function
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
@@ -215,7 +215,13 @@ def load(
     if name == "task":
         sources = [s for s in (task.source, task.eval_source) if s and s.startswith(reasoning_gym.PREFIX)]
         datasets = {source: reasoning_gym.open_task(source, task.config, seed=0, size=1) for source in sources}
-        return PerCompletion(lambda row: reasoning_gym.score(datasets[row.task], tagged(spoken(row)), row.columns))
+
+        def of_task(row: RewardInput) -> float:
+            if row.task not in datasets:  # of a stage
+                datasets[row.task] = reasoning_gym.open_task(row.task, {}, seed=0, size=1)
+            return reasoning_gym.score(datasets[row.task], tagged(spoken(row)), row.columns)
+
+        return PerCompletion(of_task)
     if name == "exact":
         return PerCompletion(lambda row: _exact(row, reward.answer_column))
     if name == "math":
@@ -234,10 +240,7 @@ def load(
 
 def spoken(row: RewardInput) -> str:
     """A completion without its thinking, which may have begun in the prompt; "" if the thinking never ends."""
-    completion = row.completion
-    if "</think>" in completion:
-        return completion.rpartition("</think>")[2]
-    return "" if row.opens_thinking or "<think>" in completion else completion
+    return after_thinking(row.completion, row.opens_thinking)
 
 
 def gold(row: RewardInput, column: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gspo.agents.trajectories import TrajectoryGroup, plain
+from gspo.config.answer_format import after_thinking
 
 Messages = list[dict[str, Any]]
 
@@ -36,12 +37,20 @@ def words_of(message: dict[str, Any]) -> str:
 
 
 def conversations(group: Any) -> list[Messages]:
-    """The messages of each trajectory; those of additional histories follow the main one's."""
+    """The messages of each trajectory, without thinking; those of additional histories follow the main one's."""
     transcripts = []
     for trajectory in group:
         histories = (trajectory, *(getattr(trajectory, "additional_histories", None) or ()))
-        transcripts.append([plain(item) for history in histories for item in history.messages_and_choices])
+        transcripts.append([_spoken(plain(item)) for history in histories for item in history.messages_and_choices])
     return transcripts
+
+
+def _spoken(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, if it is the model's without its thinking."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str):
+        return message
+    return {**message, "content": after_thinking(content)}
 
 
 def common_start(transcripts: Sequence[Messages]) -> int:

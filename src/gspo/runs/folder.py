@@ -23,7 +23,8 @@ FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 SMALLER = "micro_batches.json"  # written by ranks that ran out of memory (assembly/micro_batch_limit.py)
 # Left by a run that ended before or during create: a folder with nothing else counts as unused.
 _SKELETON = {".lock", ".config.toml.part", "checkpoints", SMALLER, f".{SMALLER}.part"}
-_REPLACED = {*FILES, "report.html", "figures", "vllm.log"}  # of a run that ended before its first update
+# Of a run that ended before its first update; beside the logs of vLLM.
+_REPLACED = {*FILES, "report.html", "figures", "tensorboard", "wandb", "run_id"}
 
 
 def folder_of(dir: str, resume: bool) -> str:
@@ -87,8 +88,7 @@ class RunFolder:
             folder.check_unused()  # again under the lock: another process may have been faster
             if folder._ended_at_once():
                 logger.info(f"{dir}: replaces a run that ended before its first update")
-                for name in _REPLACED:
-                    left = folder.path / name
+                for left in [*(folder.path / name for name in _REPLACED), *folder.path.glob("vllm*.log")]:
                     shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
             disk.write_text(folder.config, config_toml)  # last and atomically: a folder with config.toml is complete
         except BaseException:
@@ -153,7 +153,7 @@ class RunFolder:
 
     def _ended_at_once(self) -> bool:
         """Whether the folder holds a run without an update in its first step and without a checkpoint, and nothing else."""
-        names = {path.name for path in self.path.glob("*")}
+        names = {path.name for path in self.path.glob("*")} - {path.name for path in self.path.glob("vllm*.log")}
         whole = {"config.toml", "checkpoints", *FILES} <= names <= {"config.toml"} | _SKELETON | _REPLACED
         if not whole or any(self.checkpoints.glob("*")):
             return False

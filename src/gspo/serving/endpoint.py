@@ -115,7 +115,8 @@ def _described(app: FastAPI, name: str) -> dict[str, Any]:
     """The OpenAPI document, with the name of the only model, and without FastAPI's 422, in whose place we return 400."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        document["components"]["schemas"]["ChatRequest"]["properties"]["model"]["enum"] = [name]
+        names = rf"^{re.escape(name)}(@[0-9]{{1,9}})?$"  # with a step: that checkpoint
+        document["components"]["schemas"]["ChatRequest"]["properties"]["model"]["pattern"] = names
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)

@@ -173,8 +173,11 @@ def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[
     """The variables of each engine: GPUs of its own, which no rank uses, unless one engine is beside a single rank."""
     names, size = devices(), devices_each(arguments)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # the ranks on this machine, which use its first GPUs
-    if not names or given.engines == ranks == 1:
+    if not names:
         return [{} for _ in range(given.engines)]
+    if given.engines == ranks == 1:
+        shared = learner.type == "cuda" and size == 1
+        return [{"CUDA_VISIBLE_DEVICES": names[learner.index or 0]} if shared else {}]
     taken = [] if learner.type != "cuda" else range(ranks) if ranks > 1 else [learner.index or 0]
     free = [name for i, name in enumerate(names) if i not in taken]
     if len(free) < given.engines * size:
@@ -198,11 +201,12 @@ def devices() -> list[str]:
 def adapter_arguments(config: Config, policy: HFPolicy) -> dict[str, Any]:
     """vLLM's arguments for a policy with adapters; none for a policy without, or if the engine gets merged weights: for a
     mixture of experts on a CPU, where vLLM has no kernels for one with adapters, for adapters of stacked experts, which are
-    untested with vLLM, and where vLLM rounds: a reload leaves no old weights, but an old adapter could pass the check.
+    untested with vLLM, for ranks above those that vLLM takes, and where vLLM rounds: a reload leaves no old weights, but an
+    old adapter could pass the check.
     """
     lora = config.lora
     if not policy.model.adapted or EXPERTS in lora.targets or (policy.sparse and policy.device.type == "cpu"):
         return {}
-    if direct_arguments(config.sampler, PRECISION):
+    if direct_arguments(config.sampler, PRECISION) or lora.rank > RANKS[-1]:
         return {}
-    return {"enable_lora": True, "max_lora_rank": next((rank for rank in RANKS if rank >= lora.rank), RANKS[-1])}
+    return {"enable_lora": True, "max_lora_rank": next(rank for rank in RANKS if rank >= lora.rank)}
