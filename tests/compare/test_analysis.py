@@ -50,6 +50,8 @@ def test_a_collapse_is_a_fall_beyond_noise():
     assert measure(run([0.8] * 20 + low + [0.8] * 10), "", 10)["collapsed"] is False  # it came back
     assert measure(run([0.8] * 20 + low, reward_se=[0.4] * 30), "", 10)["collapsed"] is False
     assert measure(run([-0.1] * 20 + [-1.0] * 10), "", 10)["collapsed"] is True
+    turned = run([0.8] * 20 + low + [0.8] * 2, **{"guard/rewinds": [0] * 30 + [1] * 2})  # back to a good checkpoint
+    assert measure(turned, "", 10)["collapsed"] is False
     rare = np.random.default_rng(0).binomial(256, 0.01, 300) / 256  # ends below half of its best, by chance
     assert measure(run(rare.tolist()), "", 10)["collapsed"] is False
 

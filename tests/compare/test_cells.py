@@ -106,6 +106,11 @@ def test_what_is_finished_is_kept_and_what_fails_says_why(place, monkeypatch):
         other = dataclasses.replace(done, config=as_config(done.config, {section: {key: value}}))
         with pytest.raises(ValueError, match=rf"holds a cell of another study: {section}\.{key} = .* there, {value!r} in"):
             finished(other)
+    falling, longer = {"optimizer": {"schedule": "linear"}}, {"train": {"steps": 9}}
+    (folder / "config.toml").write_text(to_toml(as_config(done.config, falling)))
+    with pytest.raises(ValueError, match=r"holds a cell of another study: train\.steps = 3 there, 9"):  # two falls in a row
+        finished(dataclasses.replace(done, config=as_config(done.config, falling | longer)))
+    (folder / "config.toml").write_text(to_toml(done.config))
     shorter = dataclasses.replace(done, config=as_config(done.config, {"train": {"steps": 2}}))
     with pytest.raises(ValueError, match=r"holds a cell of 3 steps, more than train\.steps = 2\. Delete the folder"):
         finished(shorter)

@@ -48,6 +48,8 @@ def test_a_verdict_says_what_its_rewards_leave_out():
     rows = [row(v, seed, 0.5, unscored=0.25 * (v == "GSPO"), eval_unscored=2.0) for v in ("GSPO", "GRPO") for seed in (0, 1)]
     verdicts = [line["verdict"] for line in summarise(STUDY, rows, "reward") if "verdict" in line]
     assert verdicts[0].endswith(" Left out, as completions without a reward: GSPO 25.0%, GRPO 0.0%.")
+    alone = [line["verdict"] for line in summarise(STUDY, rows[:2], "reward") if "verdict" in line]
+    assert "nan" not in str(alone)
     rows = [each | {"metric": 0.5, "unscored": 0.0} for each in rows]
     assert "Left out" not in str(summarise(STUDY, rows, "reward"))
     for metric, said in (

@@ -42,6 +42,7 @@ def test_the_same_prompts_are_those_that_nothing_changes(subtests):
         ({"rollout": {"num_prompts": 4}}, {"rollout": {}}, False),
         (REFILL, {}, False), (REFRESH, {}, False), (AHEAD, {}, False),  # what is learned, or is done first, decides
         ({"task": {"too_long": "leave_out"}}, LENGTH, False),  # other rows have room
+        ({"task": {"too_long": "leave_out"}}, {"model": {"path": "other"}}, False),
         (PLAIN, TAGS, False), (PLAIN | {"task": {"system": ""}}, TAGS, True),  # `exact` asks for tags
     ):  # fmt: skip
         with subtests.test(base=base, changes=changes):

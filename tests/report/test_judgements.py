@@ -2,7 +2,8 @@
 
 import pytest
 
-from gspo.report.judgements import JUDGES, judge
+from gspo.objective.algorithms import ALGORITHMS
+from gspo.report.judgements import BY_TOKEN, JUDGES, OF_RANGE, judge
 from gspo.report.plots import PLOTS
 from gspo.report.read import RunMetrics
 from gspo.training.guard import SIGNALS
@@ -67,7 +68,7 @@ SAID = [  # the figure, the run, the sentence, whether it asks for a look
     ("kl", run(mismatch__kl=[5e-4]), "5.0e-04 between sampler and trainer: small.", False),
     ("truncated", run(completions__clipped_ratio=[0.2]), "20 % cut off: raise rollout.max_completion_length.", True),
     ("no_signal", run(frac_reward_zero_std=[0.25]), "25 % teach nothing: usual.", False),
-    ("time", run(time__sample=[3.0], time__train=[1.0]), "Most of it, 75 %, is sampling.", False),
+    ("time", run(time__sample=[3.0], time__train=[1.0]), "The largest part, 75 %, is sampling.", False),
 ]  # fmt: skip
 
 
@@ -76,7 +77,26 @@ def test_what_is_said(subtests):
         with subtests.test(name, text=text):
             found = judge(name, made)
             assert (found.text.replace("\u00a0", " "), found.concern) == (text, concern)
-    assert {name for name, *_ in SAID} == JUDGES.keys() <= {plot.name for plot in PLOTS}
+    assert {name for name, *_ in SAID} == {*JUDGES, *OF_RANGE} <= {plot.name for plot in PLOTS}
+
+
+def test_what_is_said_of_a_range_is_said_of_its_algorithm():
+    def said(figure, made, **algorithm):
+        found = judge(figure, made, {"algorithm": algorithm})
+        return found and found.text.replace("\u00a0", " ")
+
+    assert {name for name, row in ALGORITHMS.items() if row.level == "token" and row.epsilon is not None} == BY_TOKEN
+    wide = clipped(0.13, 0.058, learning=0.15)
+    assert said("clip", wide, name="gspo", epsilon="auto") == "13 % clipped: the range follows algorithm.clip_target."
+    assert said("clip", wide, name="gspo", epsilon=0.058) == "13 % clipped: usual for this range."
+    assert said("clip", clipped(0.25, 0.02), name="grpo").startswith("25 % clipped: much for this range")
+    assert said("noise", floor(1e-2, 0.2), name="grpo") is None  # the noise is that of s_i
+
+
+def test_nothing_is_judged_where_the_number_says_nothing():
+    assert judge("no_signal", run(frac_reward_zero_std=[1.0], teacher__kl=[0.1])) is None
+    assert judge("no_signal", run(frac_reward_zero_std=[1.0], value__loss=[0.1])) is None
+    assert judge("entropy", run(entropy=[2.0, 0.2], loss=[1.0, 0.5])) is None  # imitation
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e150])

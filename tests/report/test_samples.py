@@ -75,6 +75,7 @@ def test_the_list_has_the_wrong_ones_first_and_says_why(tmp_path):
         row(9, "failed", None, error="no server"),
         row(9, "none", 1.0, reward_parts={"right": None, "short": 1.0}),
     ]
+    assert samples._cause(row(9, "x", 1.0, reward_parts={"format": 0.0, "exact": 1.0}, answer="4"), 1.0) == "format below 1"
     rollouts(tmp_path, made)
     found = samples.listed(tmp_path, 1.0)
     assert [line["prompt"] for line in found["rows"]] == ["none", "failed", "part", "most", "cut", "shaped", "right", "old"]

@@ -2,7 +2,7 @@ import pytest
 
 from gspo.report.numbers import NBSP
 from gspo.report.read import RunMetrics
-from gspo.report.summary import RunSummary, headline, lead, origin, tiles
+from gspo.report.summary import RunSummary, headline, lead, origin, summarise, tiles
 
 CONFIG = {"algorithm": {"name": "gspo"}, "model": {"path": "m"}, "train": {"steps": 2}}
 
@@ -24,6 +24,10 @@ REWARDED = ({"reward": 0.25}, {"reward": 0.5})
         (summary(*REWARDED, collapsed=True, planned=9), "Collapsed: stopped after 2 of 9 steps"),
         (summary({"loss": 3.0}, supervised=True), "Supervised fine-tuning: loss 3.000 in 1 step, 1.0 s"),
         (summary({}), "1 step, 1.0 s"),
+        (
+            summary(*({"reward": 0.0, "teacher/kl": kl} for kl in (0.5, 0.125))),
+            "KL to the teacher 0.500 → 0.125 nats a token in 2 steps, 2.0 s",
+        ),
     ],
 )
 def test_what_went_wrong_comes_first(made, text):
@@ -35,6 +39,8 @@ def test_a_run_without_evaluations_says_so():
     assert told.startswith("Nothing was evaluated (eval.every = 0)") and "Set eval.every" in told and "`gspo eval`" in told
     assert lead(summary({"loss": 1.0}, supervised=True)).startswith("The model was trained to imitate completions.")
     assert lead(summary({"reward": 1.0, "eval/accuracy": 0.5}, planned=1)) == "Mean reward in training 1.00."
+    later = lead(summary(*REWARDED, config=CONFIG | {"eval": {"every": 10}}))
+    assert later.startswith("Nothing was evaluated yet: these are rewards") and "Set eval.every" not in later
     served = lead(summary(*REWARDED, served=True, planned=0))
     assert served == "These are rewards of the trajectories that it was trained on."
 
@@ -48,6 +54,15 @@ def test_a_failed_run_says_what_it_had_reached():
     assert told_of["Reward"] == "steps 1 and 2"
     assert {name: note for name, _, note in tiles(summary(*REWARDED))}["Reward"] == "first and last step"
     assert lead(summary(*REWARDED, planned=9)).endswith("Not finished: 2 of 9 steps.")
+
+
+def test_agents_decide_how_many_steps_there_are(tmp_path):
+    served = {"train": {"steps": 100}, "task": {"source": None}}
+    for line in ({"step": 1, "sft/loss": 1.0}, {"step": 1, "turns/trained": 3}):
+        found = summarise(tmp_path, RunMetrics("r", [line]), served)
+        assert (found.served, found.planned) == (True, 0)
+    rows = served | {"task": {"source": "rows.jsonl"}}
+    assert summarise(tmp_path, RunMetrics("r", [{"step": 1, "reward": 1.0}]), rows).planned == 100
 
 
 def test_a_supervised_run_is_not_labelled_by_an_algorithm():

@@ -53,10 +53,13 @@ def _mean(values: np.ndarray) -> float:
 
 def collapsed(run: RunMetrics, guard: GuardConfig = GUARD) -> bool:
     """Whether the guard's test finds a collapse at the end: a fall from the best since the queries last changed."""
-    test, fall, stage = RewardFall(guard.window), None, 0.0
+    test, fall, stage, rewinds = RewardFall(guard.window), None, 0.0, 0
     for line in run.lines:
         if other_queries(line, stage):
             test, fall, stage = RewardFall(guard.window), None, line.get("stage", stage)
+        if line.get("guard/rewinds", rewinds) > rewinds:
+            rewinds, fall = line["guard/rewinds"], None
+            test.rewound()
         if is_number(line.get("reward")):
             fall = test.observe(line)
     return fall is not None and fall.share < guard.collapse

@@ -40,7 +40,8 @@ def finished(cell: Cell) -> bool:
     remedy = "Delete the folder, or choose another --dir"
     begun = load_of_run(folder / "config.toml", remedy)
     for key, was, is_now in changed(begun, cell.config):
-        if not may_differ(key) or key.startswith(OF_ITS_NUMBERS):
+        rates = key == "train.steps" and cell.config.optimizer.schedule != "constant"  # would be those of two runs
+        if not may_differ(key) or key.startswith(OF_ITS_NUMBERS) or rates:
             raise ValueError(
                 f"{folder}: holds a cell of another study: {key} = {was!r} there, {is_now!r} in this one. {remedy}"
             )

@@ -88,7 +88,7 @@ def _unscored(metric: str, done: Mapping[str, Sequence[CellRow]]) -> str:
     if not metric.removeprefix("eval/").startswith("reward"):
         return ""
     key, form, what = ("eval_unscored", ".1f", "held-out completions") if held_out else ("unscored", ".1%", "completions")
-    shares = {name: interval([row[key] for row in rows]).mean for name, rows in done.items()}
+    shares = {name: interval([row[key] for row in rows]).mean for name, rows in done.items() if rows}
     if not any(share > 0 for share in shares.values()):
         return ""
     listed = ", ".join(f"{name} {share:{form}}" for name, share in shares.items())

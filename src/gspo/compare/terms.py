@@ -14,7 +14,8 @@ from gspo.config.schema import STAGE, Config
 
 # What decides which prompts a step has, and their order.
 PROMPTS = ("task.", "eval.num_prompts", "rollout.num_prompts", STAGE)
-LENGTH = "rollout.max_completion_length"  # in tokens: a prompt must leave room for it
+# What decides how much room a prompt leaves.
+ROOM = ("rollout.max_completion_length", "eval.max_completion_length", "model.", "sampler.engine_args")
 MODEL = ("model.", "lora.")
 
 
@@ -59,7 +60,7 @@ def _same_prompts(cells: Sequence[Cell], keys: Sequence[str]) -> bool:
         return False
     if any(key.startswith(PROMPTS) for key in keys):
         return False
-    if LENGTH in keys and any(config.task.too_long == "leave_out" for config in configs):
+    if any(key.startswith(ROOM) for key in keys) and any(config.task.too_long == "leave_out" for config in configs):
         return False
     return all(len({_system(cell.config) for cell in here}) == 1 for here in _by_setting(cells))
 

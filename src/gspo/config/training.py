@@ -53,7 +53,8 @@ class EvalConfig:
     every: int = opt(0, low=0, high=10**9)
     """Steps between evaluations during training, with one before the first step and one after the last. 0: no evaluation."""
     num_prompts: int = opt(256, low=0, high=10**6)
-    """Number of held-out prompts. 0: none are held out, so nothing can be evaluated."""
+    """Number of held-out prompts, of a source without held-out rows of its own at most a tenth of its rows. 0: none are held
+    out, so nothing can be evaluated."""
     num_generations: int = opt(1, low=1, high=10_000)
     """Completions per prompt."""
     temperature: float | None = opt(None, low=0, high=100)

@@ -5,8 +5,8 @@ The thresholds are those of the guard (docs/stability.md); what is usual is what
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,14 +22,21 @@ class Judgement(NamedTuple):
     concern: bool = False
 
 
-def judge(name: str, run: RunMetrics) -> Judgement | None:
-    """The judgement of the figure with this name in `plots.PLOTS`; None if it has none, or too few numbers."""
-    found = JUDGES[name](run) if name in JUDGES else None
+def judge(name: str, run: RunMetrics, config: Mapping[str, Any] = {}) -> Judgement | None:
+    """The judgement of the figure with this name in `plots.PLOTS`; None if it has none, or too few numbers. config: The
+    run's config.toml, as far as it is known.
+    """
+    if name in OF_RANGE:
+        found = OF_RANGE[name](run, config.get("algorithm", {}))
+    else:
+        found = JUDGES[name](run) if name in JUDGES else None
     return found and Judgement(*found)
 
 
 Found = tuple[str, bool] | None
 Judge = Callable[[RunMetrics], Found]
+BY_TOKEN = frozenset(("grpo", "grpo_dual", "dr_grpo", "dapo", "minirl", "ppo"))
+"""Algorithms with a ratio for each token, and a clip range to match."""
 
 
 def _accuracy(run: RunMetrics) -> Found:
@@ -56,15 +63,18 @@ def _reward(run: RunMetrics) -> Found:
     return ("Still rising at the end: more steps may help." if last - before > noise else "Level at the end."), False
 
 
-def _clip(run: RunMetrics) -> Found:
+def _clip(run: RunMetrics, algorithm: Mapping[str, Any]) -> Found:
     share, noise = mean(run, "clip_ratio/tokens"), mean(run, "clip_ratio/noise_only") or 0.0
     ranges = run.series("clip/epsilon")[1]
     if share is None or not len(ranges):
         return None
-    text, width = f"{percent(share)} clipped: ", float(np.median(ranges))  # a range below 0.05 is one for whole completions
-    low, high = (0.03, 1 / 3) if width < 1e-3 else (2e-3, 1 / 3) if width < 0.05 else (0.0, 0.02)
+    text, width = f"{percent(share)} clipped: ", float(np.median(ranges))
+    by_token = algorithm["name"] in BY_TOKEN if "name" in algorithm else width >= 0.05
+    low, high = (0.0, 0.02) if by_token else (0.03, 1 / 3) if width < 1e-3 else (2e-3, 1 / 3)
     if noise > max(0.01, share / 2):
         return f"{text}mostly by rounding. Raise the precision.", True
+    if algorithm.get("epsilon") == "auto":
+        return f"{text}the range follows algorithm.clip_target.", False
     if (learning := mean(run, "clip_ratio/with_advantage") or share) > high:  # as the guard counts
         where = "" if learning == share else f", and {percent(learning)} of those with an advantage"
         return f"{percent(share)} clipped{where}: much for this range; such runs learned more slowly. Widen it.", True
@@ -85,9 +95,9 @@ def _ratio(run: RunMetrics) -> Found:
     return f"The spread is {times:.2g} times the clip range: {where}.", times > 10
 
 
-def _noise(run: RunMetrics) -> Found:
+def _noise(run: RunMetrics, algorithm: Mapping[str, Any]) -> Found:
     share = _of_range(run, "ratio/noise_floor")
-    if share is None:
+    if share is None or algorithm.get("name") in BY_TOKEN:  # the noise is that of whole completions
         return None
     clipped = mean(run, "clip_ratio/noise_only")
     if share >= 1 and clipped is not None and clipped < 0.01:  # as with a recomputed pi_old
@@ -98,6 +108,8 @@ def _noise(run: RunMetrics) -> Found:
 
 
 def _entropy(run: RunMetrics) -> Found:
+    if not len(run.series("reward")[0]) and len(run.series("loss")[0]):  # imitation lowers it
+        return None
     first, last = ends(run, "entropy")[:2] if len(run.series("entropy")[0]) > 1 else (0.0, 0.0)
     if first <= 0:
         return None
@@ -118,7 +130,14 @@ def _experts(run: RunMetrics) -> Found:
 def _time(run: RunMetrics) -> Found:
     totals = {name: float(run.series(key)[1].sum()) for key, name in TIMES}
     name, most = max(totals.items(), key=lambda item: item[1])
-    return (f"Most of it, {percent(most / sum(totals.values()))}, is {name}.", False) if most > 0 else None
+    return (f"The largest part, {percent(most / sum(totals.values()))}, is {name}.", False) if most > 0 else None
+
+
+def _no_signal(run: RunMetrics) -> Found:
+    share = mean(run, "frac_reward_zero_std")
+    if share is None or any(len(run.series(key)[0]) for key in ("teacher/kl", "value/loss")):  # these teach all groups
+        return None
+    return f"{percent(share)} teach nothing: " + ("take other prompts." if share > 0.5 else "usual."), share > 0.5
 
 
 def _mean(key: str, limit: float, few: str, many: str, form: Callable[[float], str] = percent) -> Judge:
@@ -132,11 +151,11 @@ def _mean(key: str, limit: float, few: str, many: str, form: Callable[[float], s
 
 
 JUDGES: dict[str, Judge] = {
-    "accuracy": _accuracy, "reward": _reward, "clip": _clip, "ratio": _ratio, "noise": _noise, "entropy": _entropy,
-    "experts": _experts, "time": _time,
+    "accuracy": _accuracy, "reward": _reward, "ratio": _ratio, "entropy": _entropy, "experts": _experts, "time": _time,
+    "no_signal": _no_signal,
     "kl": _mean(
         "mismatch/kl", 1e-2, "between sampler and trainer: small.", "between sampler and trainer: large.", "{:.1e}".format
     ),
     "truncated": _mean("completions/clipped_ratio", 0.15, "cut off: few.", "cut off: raise rollout.max_completion_length."),
-    "no_signal": _mean("frac_reward_zero_std", 0.5, "teach nothing: usual.", "teach nothing: take other prompts."),
 }  # fmt: skip
+OF_RANGE = {"clip": _clip, "noise": _noise}

@@ -87,7 +87,7 @@ def _report(folders: list[Path], runs: list[RunMetrics], charts: list[Chart]) ->
     settings, text = _settings(folder)
     summary = summarise(folder, run, settings)
     title, threshold = headline(summary), get(settings, "reward", "correct_threshold")
-    judged = [chart._replace(judgement=judge(chart.name, run)) for chart in charts]
+    judged = [chart._replace(judgement=judge(chart.name, run, summary.config)) for chart in charts]
     names = [chart.name for chart in charts]
     first = [name for name in FIRST if name in names]
     first += [name for name in NEXT if name in names][: max(0, 2 - len(first))]

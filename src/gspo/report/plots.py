@@ -99,7 +99,7 @@ PLOTS = (
          "their length or, in an environment, of their turns.",
          (("completions/clipped_ratio", ""),), 100),
     Plot("no_signal", "Groups without a signal", "% of groups", "Groups whose completions all got the same reward: they "
-         "teach nothing.", (("frac_reward_zero_std", ""),), 100, top=102),
+         "teach nothing, unless a teacher or a critic does.", (("frac_reward_zero_std", ""),), 100, top=102),
     Plot("queries", "Queries", "queries", "Queries that are trained on, that a refresh has dropped, and that were never "
          "sampled.", (("queries/active", "active"), ("queries/resting", "dropped"), ("queries/unseen", "unseen"))),
     Plot("grad_norm", "Gradient norm", "L2 norm", "Before gradient clipping.", (("grad_norm", ""),)),

@@ -103,7 +103,8 @@ def _cause(row: dict[str, Any], threshold: float) -> str:
         return "no reward" if row["reward"] is None else f"not scored by {name}"
     if row.get("stop") == "length":
         return "cut off"
-    if _answer(row) and value <= 0:
+    graders = {"exact", "math", "task"} & parts.keys()
+    if _answer(row) and value <= 0 and (name in graders or not graders):
         return "not the right answer"
     return f"{name if len(parts) > 1 else 'reward'} below {threshold:g}"
 

@@ -30,9 +30,10 @@ class RunSummary(NamedTuple):
 def summarise(folder: Path, run: RunMetrics, config: dict[str, Any]) -> RunSummary:
     """Summarises the run in a folder."""
     keys = {key for line in run.lines for key in line}
-    served = "turns/trained" in keys  # agents decide how many steps there are
-    planned = 0 if served else get(config, "train", "steps") or 0
     supervised = "loss" in keys and "reward" not in keys
+    agents = "task" in config and not get(config, "task", "source") and not supervised
+    served = "turns/trained" in keys or agents  # agents decide how many steps there are
+    planned = 0 if served else get(config, "train", "steps") or 0
     error, collapsed = (ended(folder, kind, run) for kind in ("error", "collapse"))
     return RunSummary(run, config, supervised, served, error, collapsed, planned)
 
@@ -65,8 +66,13 @@ def headline(summary: RunSummary) -> str:
 
 
 def _main(run: RunMetrics) -> str:
-    """The metric that sums up the result: held-out accuracy, otherwise the reward, otherwise the loss; "" without any."""
-    return next((key for key in ("eval/accuracy", "reward", "loss") if len(run.series(key)[0])), "")
+    """The metric that sums up the result: held-out accuracy, otherwise the reward (the KL to a teacher, if only that
+    teaches), otherwise the loss; "" without any.
+    """
+    keys = ["eval/accuracy", "reward", "loss"]
+    if not run.series("reward")[1].any():
+        keys.insert(1, "teacher/kl")
+    return next((key for key in keys if len(run.series(key)[0])), "")
 
 
 def _result(summary: RunSummary) -> str:
@@ -77,6 +83,7 @@ def _result(summary: RunSummary) -> str:
     return {
         "eval/accuracy": f"held-out accuracy {numbers.accuracy(run)}" + (f", reward {graded}" if graded else ""),
         "reward": f"mean reward {change(ends(run, 'reward'), '{:.2f}')}",
+        "teacher/kl": f"KL to the teacher {change(ends(run, 'teacher/kl'), '{:.3f}')} nats a token",
         "loss": f"{loss} {change(ends(run, 'loss'), '{:.3f}')}",
         "": "",
     }[key]
@@ -94,8 +101,11 @@ def lead(summary: RunSummary) -> str:
     elif main == "reward" and summary.served:
         sentences.append("These are rewards of the trajectories that it was trained on.")
     elif main == "reward":
-        sentences.append("Nothing was evaluated (eval.every = 0): these are rewards of the prompts that it was trained on.")
-        sentences.append("Set eval.every to a number of steps, or measure the trained model with `gspo eval`.")
+        never = not get(summary.config, "eval", "every")
+        why = " (eval.every = 0)" if never else " yet"
+        sentences.append(f"Nothing was evaluated{why}: these are rewards of the prompts that it was trained on.")
+        if never:
+            sentences.append("Set eval.every to a number of steps, or measure the trained model with `gspo eval`.")
     elif summary.supervised:
         sentences.append("The model was trained to imitate completions. The loss says how well it predicts their tokens.")
     clipped = mean(run, "clip_ratio/tokens")

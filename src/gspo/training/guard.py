@@ -123,7 +123,8 @@ class Guard:
             warnings=[f"step {step}: {text}" for text in warnings],
             collapsed=collapsed if self._alarms >= self.config.patience else "",
             good=level < ALARM and reward is None and self._fall.holds(self._border),
-            metrics={"guard/level": level, "guard/signals": [name for name, _, _ in found]},
+            metrics={"guard/level": level, "guard/signals": [name for name, _, _ in found]}
+            | ({"guard/rewinds": self.rewinds} if self.rewinds else {}),
         )
 
     def _compare_anew(self, metrics: Mapping[str, Any]) -> None:

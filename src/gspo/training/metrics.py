@@ -68,7 +68,7 @@ def mean(values: list[Any]) -> Any:
 
 def warn_of_sampling(run: Run, metrics: Metrics) -> None:
     """Warns about steps that provide no learning signal. Each warning is shown only once."""
-    if metrics["frac_reward_zero_std"] == 1 and not run.config.teacher.path:
+    if metrics["frac_reward_zero_std"] == 1 and not run.config.teacher.path and not run.row.critic:
         run.log.warn(
             "in every group of a step all completions got the same reward, so nothing was learned from them. Is the "
             "task too easy or too hard, or does the reward never see what it looks for? Look at rollouts.jsonl. Rewards "
