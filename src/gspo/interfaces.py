@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -239,6 +239,9 @@ class PromptSource(Protocol):
     def observe(self, groups: Sequence[Group]) -> None:
         """Receives all groups that were sampled and scored."""
 
+    def forget(self, good: Mapping[str, Any]) -> None:
+        """Takes back how queries were answered, and which were dropped for it, since the state `good`."""
+
     def find(self, id: str) -> Prompt:
         """The prompt with this id, from those handed out."""
 
@@ -270,8 +273,8 @@ class RolloutSource(Protocol):
     def fresh(self) -> list[Rollout]:
         """Rollouts of the current weights, if the last batch is stale."""
 
-    def drop(self) -> None:
-        """Discards rollouts that wait or are in progress."""
+    def drop(self, good: Mapping[str, Any]) -> None:
+        """Discards rollouts that wait or are in progress, and how queries were answered since the state `good`."""
         return
 
     def state_dict(self) -> dict[str, Any]:

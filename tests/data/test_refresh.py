@@ -77,6 +77,19 @@ def test_dropped_queries_return_and_are_judged_anew():
     assert seen(pool(3), 4).refresh(100, RULES, 1).returned == 0
 
 
+def test_what_a_rewound_policy_answered_counts_no_more():
+    made = seen(pool(), 2, 0, None)
+    good = made.state_dict()
+    seen(made, 0, 0, 0)
+    made.refresh(5, RULES, 1)
+    assert made.resting
+    cursor = made.cursor
+    made.forget(good)
+    assert (made.state_dict()["seen"], made.resting, made.cursor) == (good["seen"], {}, cursor)
+    made.forget(None)  # the pool began after that state
+    assert not made.seen and not made.resting
+
+
 def test_keep_spares_those_nearest_to_the_limits():
     made = seen(pool(4), 10, 9, 1, 10, scored=10)
     assert made.refresh(1, RULES, 3) == Change(dropped=1, spared=3)

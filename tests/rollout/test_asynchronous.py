@@ -187,5 +187,5 @@ def test_what_is_dropped_is_cancelled():
     source = source_of(engine, stream(prompts(40)), 1)
     steps(source, engine, 1)
     jobs = [job for flight in source.flights for job in flight.jobs]
-    source.drop()
+    source.drop(source.state_dict())
     assert jobs and all(job.cancelled for job in jobs) and not source.state_dict()["flights"]

@@ -306,6 +306,6 @@ def test_what_is_dropped_is_ended():
     with playing(sampler, Counts, k=2, timeout=1e6) as source:
         steps(source, sampler, 1)
         assert all(Counts.there.acquire(timeout=PATIENCE) for _ in range(2 * P * G))
-        source.drop()
+        source.drop(source.state_dict())
         assert not source.state_dict()["flights"]
         assert all(Counts.ended.acquire(timeout=PATIENCE) for _ in range(2 * P * G))

@@ -1,11 +1,13 @@
 """The run folder: never overwritten, held by one process."""
 
+import errno
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -144,6 +146,35 @@ def test_a_run_that_ended_before_its_first_update_is_replaced(tmp_path):
             RunFolder.create(run, "")
         assert (run / "config.toml").read_text() == "old"
         shutil.rmtree(run)
+
+
+def test_without_locks_no_run_is_taken_for_one_that_has_ended(tmp_path, monkeypatch, caplog):
+    """As Lustre without -o flock: the run in its first step may be alive."""
+
+    def flock(*arguments):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with RunFolder.create(tmp_path / "run", "old") as folder:
+        RunLog(folder)
+        with pytest.raises(ValueError, match="the folder exists and is not empty"):
+            RunFolder.create(tmp_path / "run", "new")
+        assert (tmp_path / "run" / "config.toml").read_text() == "old" and "has no locks" in caplog.text
+
+
+def test_runs_that_begin_together_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import time; from gspo.config.schema import Config; from gspo.runs.folder import placed; "
+        "print(placed(Config(), False).log.dir, flush=True); input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    others = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
+    assert sorted(other.stdout.readline().strip() for other in others) == ["runs/run", "runs/run-2"]
+    assert folder_of("auto", False) == "runs/run-3"
+    for other in others:
+        other.communicate("\n")
+    assert not list(Path("runs").iterdir()) and folder_of("auto", False) == "runs/run"
 
 
 def test_folders_that_nobody_named_are_numbered(tmp_path, monkeypatch, caplog):

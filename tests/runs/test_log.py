@@ -1,5 +1,6 @@
 """The files of a run: cut back to a checkpoint, always valid JSON."""
 
+import datetime
 import json
 import logging
 import math
@@ -25,6 +26,13 @@ def read(folder, name="metrics.jsonl"):
 def test_arrays_are_written():
     row = {"logp": np.array([-0.5, -math.inf]), "n": np.int64(3), "x": np.float32(0.5)}
     assert json.loads(to_json(row)) == {"logp": [-0.5, None], "n": 3, "x": 0.5}
+
+
+def test_what_json_lacks_is_written_as_text():
+    """An environment may put anything into a message: its episode is lost, and not the run."""
+    for more, written in (({}, {}), ({"x": math.nan}, {"x": None})):
+        row = {"content": b"\xff", "when": datetime.date(2026, 1, 2)} | more
+        assert json.loads(to_json(row)) == {"content": "b'\\xff'", "when": "2026-01-02"} | written
 
 
 def test_a_prompt_is_shown_once_and_loses_its_middle(tmp_path):

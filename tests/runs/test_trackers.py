@@ -14,7 +14,7 @@ CONFIG = {"algorithm": {"name": "gspo", "epsilon": 3e-4}}
 def test_tensorboard_has_each_step_once_after_a_resume(tmp_path):
     pytest.importorskip("torch")
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    for begin, end in ((0, 4), (2, 6)):  # killed after step 4, resumed from a checkpoint at step 2
+    for begin, end in ((0, 3), (0, 4), (2, 6)):  # killed after steps 3 and 4, and resumed without and with a checkpoint
         (tracker,) = open_trackers(["tensorboard"], tmp_path, "gspo", CONFIG, step=begin)
         for step in range(begin + 1, end + 1):
             tracker.log({"reward": step / 10, "clip_ratio/low_mean": 0.1}, step)

@@ -1,7 +1,7 @@
 """The collapse guard: its judgements, and what a run does about them."""
 
 import re
-from types import SimpleNamespace
+from itertools import count
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from gspo.config.names import all_keys
 from gspo.config.training import GuardConfig
 from gspo.runs import checkpoint
-from gspo.training import trainer
 from gspo.training.guard import ALARM, QUIET, SIGNALS, WARNING, Guard
 from tests.runs.events import texts
 from tests.tiny_run import likes_a
@@ -211,6 +210,11 @@ def warned(tmp_path_factory):
     return run(tmp_path_factory.mktemp("warned") / "run", {}, steps=28)
 
 
+def collapse_of(run):
+    """The step in which the guard calls the run collapsed."""
+    return next(m["step"] for m in numbers(run.folder) if m["guard/level"] == ALARM) + GUARD["patience"] - 1
+
+
 def test_a_warning_changes_nothing(tmp_path, warned):
     found = numbers(warned.folder)
     plain = numbers(run(tmp_path / "off", {"action": "off"}, steps=28).folder)
@@ -223,6 +227,8 @@ def test_stop_ends_the_run_with_a_checkpoint(tmp_path):
     found = numbers(made.folder)
     assert not made.finished and 14 < len(found) < 40
     assert checkpoint.latest(made.folder / "checkpoints").name == f"step_{len(found):06d}"
+    good = checkpoint.marked(made.folder / "checkpoints", checkpoint.GOOD)  # to begin anew from: no later save deletes it
+    assert good is not None and int(good.name.removeprefix("step_")) <= 15
     said = "\n".join(texts(made.folder))
     assert "stopped, since the run collapsed (the reward" in said
     assert "start anew from an earlier checkpoint's model" in said and "goes on from the last checkpoint" not in said
@@ -262,22 +268,28 @@ def test_a_rewound_run_goes_on_through_the_prompts_and_resumes_bit_for_bit(tmp_p
 
 
 def test_a_run_that_collapses_in_its_last_step_has_not_finished(tmp_path, warned):
-    last = next(m["step"] for m in numbers(warned.folder) if m["guard/level"] == ALARM) + GUARD["patience"] - 1
+    last = collapse_of(warned)
     made = run(tmp_path / "run", {"action": "stop"}, steps=last)
     assert len(numbers(made.folder)) == last and made.collapsed and not made.finished
     assert not (made.folder / "model").exists()
 
 
-def test_the_best_evaluation_of_weights_that_a_rewind_dropped_is_none(monkeypatch):
-    """The evaluation of the collapsed step was the best: its weights are gone, so the one before stays the best."""
-    saved = []
-    made = SimpleNamespace(
-        step=7, best=0.9, best_step=7, guard=SimpleNamespace(rewinds=0), log=SimpleNamespace(warn=lambda text: None),
-        config=SimpleNamespace(guard=GuardConfig(action="rewind")),
-    )  # fmt: skip
-    monkeypatch.setattr(trainer, "rewind", lambda run: True)
-    monkeypatch.setattr(trainer, "save", lambda run: saved.append((run.best, run.best_step)))
-    assert not trainer.act(made, "why", (0.4, 3)) and saved == [(0.4, 3)]
+def test_the_best_evaluation_is_none_of_weights_that_a_rewind_dropped(tmp_path, warned):
+    """Each evaluation is better than the last, also that of the collapsed step, in which the run ends here."""
+    last = collapse_of(warned)
+    seen, scores = 0, count(1)
+
+    def reward(prompts, completions, **columns):
+        nonlocal seen
+        if len(prompts) == 4:  # held out
+            return [float(next(scores))] * 4
+        seen += len(completions)
+        return [r if seen <= 14 * 32 else 0.2 * (1 - r) for r in likes_a(prompts, completions)]
+
+    options = {"steps": last, "save_every": 4, "keep_checkpoints": 50, "keep_best": True}
+    made = train(tmp_path / "run", reward=reward, eval={"every": 1}, train=options, guard=GUARD | {"action": "rewind"})
+    assert numbers(made.folder)[-1]["eval/reward"] == last + 1 and "rewind 1 of" in str(texts(made.folder))
+    assert checkpoint.marked(made.folder / "checkpoints", checkpoint.BEST).name == f"step_{last - 1:06d}"
 
 
 def test_without_a_good_checkpoint_a_rewind_stops(tmp_path):

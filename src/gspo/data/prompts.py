@@ -115,6 +115,11 @@ def _load(
 ) -> tuple[list[Built], list[Built]]:
     """Builds the held-out rows, then the training rows that differ from them."""
     held_out = list(_built(task, tables[1], "eval", build))
+    if len(tables[1]) and not held_out:
+        raise ValueError(
+            f"{tables[1].label}: all {len(tables[1])} held-out rows are too long (task.too_long): lower "
+            "rollout.max_completion_length or eval.max_completion_length, or give shorter ones as task.eval_source"
+        )
     train = _training(task, tables[0], "train", build, held_out, overlap or Overlap(task, tables))
     _log_system(task, encoder, train[0])
     return train, held_out

@@ -11,7 +11,7 @@ and the rows that a function returned: it is not called again.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -115,6 +115,11 @@ class Pool:
         self.resting |= dict.fromkeys(dropped, done)
         return Change(len(dropped), len(back), len(wrong) - len(dropped))
 
+    def forget(self, good: Mapping[str, Any] | None) -> None:
+        """Counts and resting queries as in this earlier state of the pool; None: as at its beginning."""
+        self.seen = {query: Seen(*counts) for query, counts in good["seen"].items()} if good else {}
+        self.resting = dict(good["resting"]) if good else {}
+
     def counts(self) -> dict[str, float]:
         """The numbers of active queries, of resting ones, and of active ones that were never sampled."""
         active = self.active
@@ -140,6 +145,5 @@ class Pool:
                 f"the prompts of {self.name} are not those that this run has been trained on (another file, order or number "
                 "of rows): put them back, or start another run from the checkpoint's model"
             )
-        self.cursor = state["cursor"]
-        self.seen = {query: Seen(*counts) for query, counts in state["seen"].items()}
-        self.resting, self.known = dict(state["resting"]), set(state["known"])
+        self.cursor, self.known = state["cursor"], set(state["known"])
+        self.forget(state)

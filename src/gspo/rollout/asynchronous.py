@@ -116,8 +116,9 @@ class AsynchronousSource:
                 return batch
             time.sleep(POLL)
 
-    def drop(self) -> None:
+    def drop(self, good: Mapping[str, Any]) -> None:
         """Cancels everything in progress after a rewind. Its prompts are skipped for the rest of this pass."""
+        self.prompts.forget(good["prompts"])
         for flight in self.flights:
             for job in flight.jobs:
                 job.cancel()

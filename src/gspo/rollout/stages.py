@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gspo.config.rollout import RolloutConfig
@@ -113,6 +113,13 @@ class Curriculum:
             pool = next((pool for pool in self.pools.values() if group.prompt.id in pool.number), None)
             if pool is not None:
                 pool.observe(group.prompt, len(values), sum(value >= self.correct_threshold - 1e-9 for value in values))
+
+    def forget(self, good: Mapping[str, Any]) -> None:
+        """Takes back how queries were answered, and which were dropped for it, since the state `good`: by weights that are
+        gone.
+        """
+        for pool in self.pools.values():
+            pool.forget(next((saved for saved in good["pools"] if saved["name"] == pool.name), None))
 
     def find(self, id: str) -> Prompt:
         """The prompt with this id."""

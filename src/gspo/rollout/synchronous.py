@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,8 +92,9 @@ class SynchronousSource:
         """The sampler's completions of the current weights."""
         return self.sampler.probes
 
-    def drop(self) -> None:
+    def drop(self, good: Mapping[str, Any]) -> None:
         """Nothing waits."""
+        self.prompts.forget(good["prompts"])
 
     def state_dict(self) -> dict[str, Any]:
         """Position among the prompts, in plain types."""

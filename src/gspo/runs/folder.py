@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import fcntl
 import json
@@ -10,6 +11,7 @@ import os
 import re
 import shutil
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -21,8 +23,9 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 logger = logging.getLogger(__name__)
 FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 SMALLER = "micro_batches.json"  # written by ranks that ran out of memory (assembly/micro_batch_limit.py)
+RESERVED = ".reserved"  # holds the process that chose the folder for log.dir = "auto"
 # Left by a run that ended before or during create: a folder with nothing else counts as unused.
-_SKELETON = {".lock", ".config.toml.part", "checkpoints", SMALLER, f".{SMALLER}.part"}
+_SKELETON = {".lock", RESERVED, ".config.toml.part", "checkpoints", SMALLER, f".{SMALLER}.part"}
 # Of a run that ended before its first update; beside the logs of vLLM.
 _REPLACED = {*FILES, "report.html", "figures", "tensorboard", "wandb", "run_id"}
 
@@ -43,9 +46,42 @@ def folder_of(dir: str, resume: bool) -> str:
     if used and not resume:
         try:
             RunFolder(path(number)).check_free()
+            number += _chosen_by_another(Path(path(number)))
         except (ValueError, RuntimeError):
             number += 1
     return path(number)
+
+
+def _chosen_by_another(folder: Path) -> bool:
+    """Whether another process, which still runs, has chosen the folder and has not created its run yet."""
+    try:
+        owner = int((folder / RESERVED).read_text())
+        os.kill(owner, 0)
+    except (OSError, ValueError):
+        return False
+    return owner not in (os.getpid(), os.getppid())
+
+
+def _reserve(folder: Path) -> bool:
+    """Marks a folder as chosen by this process until it ends. Returns False if another was faster."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / RESERVED
+    try:
+        if not _chosen_by_another(folder):
+            mark.unlink(missing_ok=True)
+        with open(mark, "x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return False
+    atexit.register(_release, folder, os.getpid())
+    return True
+
+
+def _release(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        with suppress(OSError):
+            (folder / RESERVED).unlink(missing_ok=True)
+            folder.rmdir()  # if nothing has come of it
 
 
 def placed(config: AnyConfig, resume: bool) -> AnyConfig:
@@ -53,6 +89,8 @@ def placed(config: AnyConfig, resume: bool) -> AnyConfig:
     dir = folder_of(config.log.dir, resume)
     if dir == config.log.dir:
         return config
+    while not resume and not _reserve(Path(dir)):
+        dir = folder_of(config.log.dir, resume)
     logger.log(logging.INFO if dir == "runs/run" else logging.WARNING, f"log.dir is not set: the run folder is {dir}")
     return dataclasses.replace(config, log=dataclasses.replace(config.log, dir=dir))
 
@@ -67,6 +105,7 @@ class RunFolder:
         self.config = self.path / "config.toml"
         self.checkpoints = self.path / "checkpoints"
         self._lock: BinaryIO | None = None
+        self._locks = True  # whether the file system has locks, as far as is known
 
     @classmethod
     def create(cls, dir: str | Path, config_toml: str) -> RunFolder:
@@ -84,6 +123,7 @@ class RunFolder:
         except OSError as error:
             raise ValueError(f"log.dir = {str(dir)!r}: cannot make the run folder: {error}") from None
         folder._acquire_lock()
+        (folder.path / RESERVED).unlink(missing_ok=True)
         try:
             folder.check_unused()  # again under the lock: another process may have been faster
             if folder._ended_at_once():
@@ -94,6 +134,7 @@ class RunFolder:
         except BaseException:
             folder.close()
             raise
+        folder._warn_without_locks()
         return folder
 
     @classmethod
@@ -116,7 +157,12 @@ class RunFolder:
             raise ValueError(
                 f"log.dir = {str(dir)!r}: cannot be written to ({error}); give this user the right, or resume a copy"
             ) from None
+        folder._warn_without_locks()
         return folder
+
+    def _warn_without_locks(self) -> None:
+        if not self._locks:
+            logger.warning(f"{self.path}: this file system has no locks: nothing stops a second run in this folder")
 
     def close(self) -> None:
         """Release the lock."""
@@ -152,10 +198,12 @@ class RunFolder:
             )
 
     def _ended_at_once(self) -> bool:
-        """Whether the folder holds a run without an update in its first step and without a checkpoint, and nothing else."""
+        """Whether the folder holds a run without an update in its first step and without a checkpoint, and nothing else; never
+        on a file system without locks, where such a run may be alive.
+        """
         names = {path.name for path in self.path.glob("*")} - {path.name for path in self.path.glob("vllm*.log")}
         whole = {"config.toml", "checkpoints", *FILES} <= names <= {"config.toml"} | _SKELETON | _REPLACED
-        if not whole or any(self.checkpoints.glob("*")):
+        if not whole or not self._locks or any(self.checkpoints.glob("*")):
             return False
         try:
             steps = [json.loads(line) for line in (self.path / "metrics.jsonl").read_bytes().splitlines()]
@@ -175,7 +223,7 @@ class RunFolder:
                 "or stop it, or give another log.dir"
             ) from None
         except OSError:
-            pass  # a file system without locks
+            self._locks = False
         self._lock = lock
         _locks.add(lock)
 

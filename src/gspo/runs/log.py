@@ -212,15 +212,20 @@ def recorded(take: Callable[[logging.LogRecord], None]) -> Iterator[None]:
 
 
 def to_json(row: dict[str, Any]) -> bytes:
-    """One line of JSON, newline included. Tensors and arrays become lists; NaN and infinities null. All line separators of
-    Python's `splitlines` are escaped, so that any reader finds the same lines.
+    """One line of JSON, newline included. Tensors and arrays become lists; NaN and infinities null; what JSON lacks, such as
+    bytes in a message, becomes text. All line separators of Python's `splitlines` are escaped, so that any reader finds the
+    same lines.
     """
     try:
-        text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=lambda value: value.tolist())
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError:
-        text = json.dumps(finite(row), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(finite(row), ensure_ascii=False, allow_nan=False, default=str)
     # json.dumps escapes control characters. A lone surrogate is not valid UTF-8; its backslash form is its JSON escape.
     return text.translate(SEPARATORS).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def finite(value: Any) -> Any:

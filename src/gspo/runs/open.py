@@ -59,8 +59,11 @@ def saved_settings(folder: RunFolder, last: Path | None) -> Config:
 
 
 def last_sampled_step(config: Config, last: Path | None) -> int:
-    """The last step for which the run to resume may have sampled ahead, from its newest checkpoint; 0 without one."""
-    return 0 if last is None else int(last.name.removeprefix("step_")) + config.rollout.max_staleness
+    """The last step for which the run to resume may have sampled ahead, from its newest checkpoint, which may have been
+    written when the engine was lost in the next step; 0 without one.
+    """
+    ahead = config.rollout.max_staleness
+    return 0 if last is None else int(last.name.removeprefix("step_")) + ahead + (ahead > 0)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ class TensorBoard:
     def __init__(self, folder: Path, config: dict[str, Any], step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only needed here
 
+        if not step:  # purge_step = 0 would leave what a run wrote that was killed before its first checkpoint
+            shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None, flush_secs=10)
         if not step:
             self._writer.add_text("config", "```\n" + json.dumps(config, indent=2, default=str) + "\n```", 0)

@@ -50,6 +50,7 @@ class ServedModel:
         self.base_url, self.api_key, self.name = base_url, api_key, run.config.serve.name
         self.folder, self.earlier = run.log.folder.path, EarlierSteps(run, chat)
         self._trained: set[str] = set()  # ids of calls
+        self._restored = 0  # version of the weights after the last rewind: older turns were sampled by those that it dropped
         self._lock = threading.Lock()
         self.lost: RankLost | OutOfMemory | None = None
         self._ending, self.ended = False, False
@@ -194,7 +195,7 @@ class ServedModel:
                     f"importance_sampling_level = {level!r}: this run's algorithm, {run.config.algorithm.name}, is of level "
                     f'{run.row.level!r}; make the run with algorithm.name = "gspo" (sequence), "gspo_turn" or "grpo" (token)'
                 )
-            oldest = run.sampler.version - run.config.serve.max_age
+            oldest = max(run.sampler.version - run.config.serve.max_age, self._restored)
             result = matched(groups, self.chat.calls, self._trained, oldest)
             if not result.groups:
                 raise ValueError(f"there is nothing to train on: {result.reasons() or 'no trajectory was given'}")
@@ -205,7 +206,8 @@ class ServedModel:
                 "turns/left_out": float(sum(result.left_out.values())),
                 "trajectories/left_out": float(sum(result.unusable.values())),
             }
-            before, read = run.step, self.source.give(result.groups)  # a teacher reads them while agents go on
+            before, rewinds = run.step, run.guard.rewinds
+            read = self.source.give(result.groups)  # a teacher reads them while agents go on
             try:
                 with self.still:
                     run.learner.override_lr(config.learning_rate)
@@ -213,7 +215,9 @@ class ServedModel:
             finally:
                 if run.step > before:  # also after a failure: there may have been updates
                     self.earlier.newest = run.step, run.sampler.version
-                    self.chat.calls.evict(run.sampler.version - run.config.serve.max_age)
+                    if run.guard.rewinds > rewinds:
+                        self._restored = run.sampler.version
+                    self.chat.calls.evict(max(run.sampler.version - run.config.serve.max_age, self._restored))
                     self._trained = {id for id in self._trained | result.calls if id in self.chat.calls}
             if run.collapsed:
                 raise RunEnded(f"step {run.step}: {COLLAPSED}")

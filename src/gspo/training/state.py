@@ -47,6 +47,7 @@ class Run:
     equal_steps: int = 0  # in a row, since the start or a resume: those in which all rewards were the same
     best: float | None = None  # the highest eval/reward so far
     best_step: int = 0  # where it first was
+    unevaluated: bool = False  # the last step's evaluation is missing: the sampler was lost
 
 
 def save(run: Run, needed: bool = True) -> None:
@@ -64,11 +65,12 @@ def save(run: Run, needed: bool = True) -> None:
         "good": run.good,
         "old_logprobs": run.old_logprobs,
         "best": (run.best, run.best_step),
+        "unevaluated": run.unevaluated,
         "log": run.log.position(),
     }
     keep = run.config.train.keep_checkpoints
     done = checkpoint.save(checkpoints, run.step, run.learner.save, state, to_toml(run.config), keep, needed)
-    if done and run.good and run.config.guard.action == "rewind":
+    if done and run.good and run.config.guard.action in ("rewind", "stop"):  # what is gone back to, or begun from anew
         checkpoint.mark(checkpoints, run.step, checkpoint.GOOD, needed)
     if done and run.config.train.keep_best and run.best_step == run.step > 0:
         checkpoint.mark(checkpoints, run.step, checkpoint.BEST, needed)
@@ -89,6 +91,7 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.good = state["good"]
     run.old_logprobs = state["old_logprobs"]
     run.best, run.best_step = state["best"]
+    run.unevaluated = state.get("unevaluated", False)
     if run.config.train.keep_best and run.best_step == run.step > 0:  # it may have been killed between save and mark
         checkpoint.mark(run.log.folder.checkpoints, run.step, checkpoint.BEST)
     checkpoint.check_threads(state, run.config.model.device)
@@ -114,12 +117,12 @@ def enter_stage(run: Run) -> None:
         run.learner.enter(rollout.temperature, rollout.max_completion_length)
 
 
-def rewind(run: Run) -> bool:
+def rewind(run: Run, best: tuple[float | None, int]) -> bool:
     """Restores weights, optimizer and clip range from the last good checkpoint, and lowers the learning rate. False if there
-    is none.
+    is none. best: The best evaluation before this step, whose weights are dropped.
 
     Prompts, steps, versions and the log are not rewound: no prompt repeats within a pass, and no seed is reused. Rollouts
-    in progress are dropped.
+    in progress are dropped, and so is what a refresh would have judged queries by.
     """
     folder = checkpoint.marked(run.log.folder.checkpoints, checkpoint.GOOD)
     if folder is None:
@@ -129,8 +132,8 @@ def rewind(run: Run) -> bool:
         return False
     rest(run)  # loading needs memory
     run.learner.rewind(folder, run.config.guard.lr_factor)
-    run.source.drop()  # sampled by weights that are gone
-    load(run, run.sampler.version + 1)
+    run.source.drop(checkpoint.load_state(folder)["source"])  # sampled by weights that are gone
     run.guard.rewound()
-    run.good = True
+    run.good, (run.best, run.best_step) = True, best
+    load(run, run.sampler.version + 1)
     return True

@@ -85,11 +85,13 @@ def learn(run: Run, mini_batches: int) -> Metrics:
 def sync(run: Run, metrics: Metrics) -> None:
     """Gives the samplers the new weights, and evaluates if it is time to. Adds both to the step's metrics."""
     begin = time.perf_counter()
+    run.unevaluated = evaluates(run)
     enter_stage(run)  # what proves the weights is sampled as the next step is
     load(run, run.sampler.version + 1)
     metrics["time/sync"] = time.perf_counter() - begin
-    if evaluates(run):
+    if run.unevaluated:
         metrics |= held_out(run)
+        run.unevaluated = False
 
 
 def log(run: Run, lines: Sequence[Metrics], metrics: Metrics, seconds: float) -> str:

@@ -24,8 +24,11 @@ def train(run: Run) -> Metrics:
     metrics: Metrics = {}
     groups = iter(run.source)
     with stop_signals(run.log.note) as stop:
-        if run.step == 0 and evaluates(run):
-            run.log.metrics({"step": 0} | held_out(run))
+        if evaluates(run) and (run.step == 0 or run.unevaluated):
+            run.log.metrics({"step": run.step} | held_out(run))
+            if run.unevaluated:
+                run.unevaluated = False
+                save(run)
         while run.step < train.steps and not stop.asked:
             metrics, over = advance(run, groups, run.config.rollout.num_prompts)
             if over:
@@ -42,7 +45,7 @@ def advance(run: Run, groups: Iterable[Group], count: int | None = None) -> tupl
     with saved_before_loss(run):
         run.scorer.at(run.step, run.config.train.steps)
         metrics, collapsed = step(run, groups, count)
-    return metrics, bool(collapsed) and act(run, collapsed, best)
+        return metrics, bool(collapsed) and act(run, collapsed, best)
 
 
 @contextmanager
@@ -66,12 +69,11 @@ def act(run: Run, collapsed: str, best: tuple[float | None, int]) -> bool:
     guard = run.config.guard
     if guard.action == "warn":
         return False
-    if guard.action == "rewind" and run.guard.rewinds < guard.max_rewinds and rewind(run):
+    if guard.action == "rewind" and run.guard.rewinds < guard.max_rewinds and rewind(run, best):
         run.log.warn(
             f"step {run.step}: collapsed ({collapsed}). Back to the weights of the last good checkpoint, with the learning "
             f"rate times {guard.lr_factor:g}; rewind {run.guard.rewinds} of {guard.max_rewinds}"
         )
-        run.best, run.best_step = best  # the weights that this step evaluated are gone
         save(run)
         return False
     why = "" if guard.action == "stop" else " No good checkpoint or rewind is left."
