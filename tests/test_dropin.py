@@ -59,6 +59,16 @@ def test_value_and_gradient_are_the_learners(name):
         assert metrics[key] == pytest.approx(summary[key], rel=1e-6)
 
 
+def test_bfloat16_is_taken_as_what_it_says():
+    """Not computed in: its steps near 1 are wider than the clip range."""
+    generator = torch.Generator().manual_seed(0)
+    logp_old = (-torch.rand(8, 512, generator=generator)).bfloat16()
+    logp = (logp_old + 0.02 * torch.randn(8, 512, generator=generator)).bfloat16()
+    given = torch.tensor([1.0, -1.0] * 4), torch.ones(8, 512)
+    coarse, wide = (dropin.loss("gspo", a, b, *given)[1] for a, b in ((logp, logp_old), (logp.float(), logp_old.float())))
+    assert coarse == wide and coarse["clip_ratio/tokens"] > 0
+
+
 def test_uneven_micro_batches_need_the_whole_count_and_padding_does_not_count():
     _, built, out = given()
     wide, mask = rows(out.logp.detach())

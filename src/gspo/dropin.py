@@ -62,7 +62,8 @@ def loss(
     there = length > 0
     begins = sampled.int().diff(dim=1, prepend=sampled.new_zeros(len(sampled), 1).int()) == 1
     y = Completions.of(length[there], begins.cumsum(1)[sampled])  # a gap of unsampled tokens separates two turns
-    likelihoods = {"logp_old": logp_old[sampled], "logp_mu": (logp_old if logp_mu is None else logp_mu)[sampled]}
+    logp, logp_old, logp_mu = map(_wide, (logp, logp_old, logp_old if logp_mu is None else logp_mu))
+    likelihoods = {"logp_old": logp_old[sampled], "logp_mu": logp_mu[sampled]}
     A = advantages[there] if advantages.ndim == 1 else _given(row, name, advantages.expand(sampled.shape), sampled)
     objective = PolicyObjective(row, config, max_completion_length or 1)
     surrogate = objective.surrogate(logp[sampled], A.to(logp), y, likelihoods)
@@ -73,6 +74,11 @@ def loss(
     clipped = y.spread(surrogate.clipped_low | surrogate.clipped_high).float().mean()
     numbers = (low, high, low + high, clipped, ratio.detach().mean())
     return surrogate.loss.sum() / count, dict(zip(METRICS, map(float, numbers)))
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least float32: near 1 bfloat16 has steps of 4e-3, and a clip range may be 3e-4."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _resolved(name: str, settings: dict[str, Any]) -> tuple[Algorithm, ResolvedAlgorithm]:

@@ -187,8 +187,10 @@ class Learner(SupervisedLearner, Protocol):
     def finish(self) -> bool:
         """Ends a step: an automatic clip range moves. Returns whether the noise floor now bounds it from below."""
 
-    def compare(self, completions: Sequence[Completion]) -> Agreement:
-        """Mismatch between sampler and trainer on completions sampled by the current weights."""
+    def compare(self, completions: Sequence[Completion], batch: Sequence[Completion] = ()) -> Agreement:
+        """Mismatch between sampler and trainer on completions sampled by the current weights. batch: those that the ratio is
+        for, if they are others.
+        """
 
     def read(self, completions: Sequence[Completion]) -> list[Tensor]:
         """The log-probabilities of the sampled tokens of a few completions, each [|y|]."""

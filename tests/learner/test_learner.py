@@ -145,6 +145,24 @@ def test_numerics_of_a_stale_batch_show_on_fresh_completions():
     assert learner().compare(fresh).clipped == 0 and learner().compare(completions(shift=0.5)).clipped == pytest.approx(0.5)
 
 
+def four_times_as_long(completion):
+    tokens = torch.cat([completion.tokens[:2], completion.tokens[2:].repeat(4)])
+    columns = {name: getattr(completion, name).repeat(4) for name in ("logp_mu", "logp_old", "logp_ref")}
+    return replace(completion, tokens=tokens, sampled=torch.arange(len(tokens)) >= 2, **columns)
+
+
+def test_noise_of_short_probes_is_told_at_the_length_of_the_batch():
+    """Rounding spreads ratios as 1 / sqrt(length): four times as long, half as wide."""
+    fresh, batch = completions(3, shift=1e-3), parts(shift=0.5)
+    longer = [[four_times_as_long(completion) for completion in part] for part in batch]
+    noise = []
+    for given in (batch, longer):
+        made = learner()
+        made.prepare(given, recompute=False, fresh=fresh)
+        noise.append((made.update(0).agreement.noise, learner().compare(fresh, [*given[0], *given[1]]).noise))
+    assert noise[0] == pytest.approx([2 * value for value in noise[1]], rel=0.01) and min(noise[1]) > 0
+
+
 def test_a_saved_learner_goes_on_bit_for_bit(tmp_path):
     made = learner(epsilon="auto")
     for seed in (0, 1):

@@ -116,10 +116,10 @@ class LeadingLearner:
         """Ends a step."""
         return self.all_do("finish")
 
-    def compare(self, completions: Sequence[Completion]) -> Agreement:
+    def compare(self, completions: Sequence[Completion], batch: Sequence[Completion] = ()) -> Agreement:
         """Mismatch between sampler and trainer on some of these completions."""
         some = probed(completions)
-        return self.all_do("compare", some, to_followers=[unrouted(some)])
+        return self.all_do("compare", some, batch, to_followers=[unrouted(some)])
 
     def read(self, completions: Sequence[Completion]) -> list[Tensor]:
         """The log-probabilities of the sampled tokens of a few completions, each [|y|]."""

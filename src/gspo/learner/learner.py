@@ -17,7 +17,7 @@ from gspo.learner.interfaces import Objective, Policy
 from gspo.learner.memory import MicroBatches, Readers, outside_of_passes
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.scoring import collected, read, read_here, where_read
+from gspo.learner.scoring import collected, read, read_as_sampled, read_here, where_read
 from gspo.learner.update import Updater, active
 from gspo.learner.weights import PolicyWeights
 from gspo.objective.completions import Completions
@@ -207,6 +207,7 @@ class PolicyLearner(LocalLearner):
         self.take(mini_batches)
         self.objective.begin([completion for part in mini_batches for completion in part])
         self._disagreement = self._fresh = self._noise = None
+        others = bool(fresh)
         late = self.at[0][0] if self.at else 0  # that many updates read nothing, but AdamW's momentum may move the weights
         if recompute or self.router_replay == "R2":
             self._recall(recompute, late > 0)
@@ -215,7 +216,9 @@ class PolicyLearner(LocalLearner):
         if fresh and self.at:
             some, readings = self._probe(fresh)
             self._disagreement = disagreement(some, readings) if readings else {}
-            self._fresh = self._fresh if recompute or not readings else paired(some, readings)
+            if readings and not recompute:
+                logp, logp_mu, y = paired(some, readings)
+                self._fresh = self.objective.at_length_of_batch(logp, logp_mu, y) if others else logp, logp_mu, y
         if self.objective.critic:
             self._estimate(self.objective.critic)
         for column, policy in self.frozen.items():
@@ -225,13 +228,17 @@ class PolicyLearner(LocalLearner):
             mine = self._all_readers()[ranks.number]
             self._fill(token_marks.of_covariance(self._read_by_updates(), mine, self.objective, ranks, seed))
 
-    def compare(self, completions: Sequence[Completion]) -> Agreement:
-        """Mismatch between sampler and trainer on some completions of the current weights. Only rank 0 gets it."""
+    def compare(self, completions: Sequence[Completion], batch: Sequence[Completion] = ()) -> Agreement:
+        """Mismatch between sampler and trainer on some completions of the current weights. Only rank 0 gets it. batch: the
+        completions that the ratio is for, if they are others.
+        """
         some, readings = self._probe(completions)
         if not readings:
             return Agreement({}, 0.0, 0.0)
-        self.objective.begin(some)
+        self.objective.begin(batch or some)
         logp, logp_mu, y = paired(some, readings)
+        if batch:
+            logp = self.objective.at_length_of_batch(logp, logp_mu, y)
         clipped = self.objective.numerics(logp, logp_mu, y, torch.tensor([-1.0, 1.0]))
         noise = level_ratio(self.objective.row.level, logp, logp_mu, y)
         return Agreement(disagreement(some, readings), std(noise), clipped)
@@ -239,6 +246,8 @@ class PolicyLearner(LocalLearner):
     def _probe(self, completions: Sequence[Completion]) -> tuple[list[Completion], list[Reading]]:
         """Some of these completions, and the policy's readings of them."""
         some = probed(completions)
+        if self.router_replay == "R3":
+            return some, read_as_sampled(self.policy, some, self.micro_batches)
         return some, read(self.policy, some, self.micro_batches, routing=self.policy.sparse)
 
     def update(self, number: int) -> Update:

@@ -225,6 +225,15 @@ class PolicyObjective:
             share += float(clipped.double().mean() * (A * sign > 0).double().mean())
         return share
 
+    def at_length_of_batch(self, logp: Tensor, logp_mu: Tensor, y: Completions) -> Tensor:
+        """log pi [N] of short probes, as far from their log mu as rounding would put ratios over the batch's mean length:
+        its spread falls as 1 / sqrt(length).
+        """
+        if self.row.level == "token" or not self.length:
+            return logp
+        length = (y.turns() if self.row.level == "turn" else y).length.double().mean()
+        return logp_mu + (logp - logp_mu) * float((length / self.length).sqrt())
+
     def begin(self, completions: Sequence[Completion]) -> None:
         """Takes the mean length of the completions or turns of a batch, from which an automatic clip range starts."""
         if completions and self.row.level != "token":

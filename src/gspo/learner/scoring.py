@@ -25,6 +25,16 @@ def read(policy: Policy, completions: Sequence[Completion], micro_batches: Micro
     return collected(read_here(policy, completions, micro_batches, **options), completions, micro_batches.ranks)
 
 
+def read_as_sampled(policy: Policy, completions: Sequence[Completion], micro_batches: MicroBatches) -> list[Reading]:
+    """As `read`, replaying the experts that sampled the completions if all are known."""
+    known = all(completion.routes is not None for completion in completions)
+    follows = policy.sparse and micro_batches.ranks.gathered(known)[0]
+    readers = micro_batches.readers(completions, policy.shares_prompts)
+    if follows:
+        completions = where_read(completions, readers, micro_batches.ranks)
+    return read(policy, completions, micro_batches, routing=follows, replay=follows, readers=readers)
+
+
 @torch.no_grad()
 def read_here(
     policy: Policy,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gspo.learner.interfaces import Policy
 from gspo.learner.memory import MicroBatches, outside_of_passes
-from gspo.learner.scoring import read, where_read
+from gspo.learner.scoring import read_as_sampled
 from gspo.types import Completion, Reading
 
 T = TypeVar("T")
@@ -58,9 +58,4 @@ class PolicyWeights:
 
     def read(self, completions: Sequence[Completion]) -> list[Reading]:
         """Readings of a few completions under these weights, replaying the experts that sampled them if all are known."""
-        known = all(completion.routes is not None for completion in completions)
-        follows = self.policy.sparse and self._micro_batches.ranks.gathered(known)[0]
-        readers = self._micro_batches.readers(completions, self.policy.shares_prompts)
-        if follows:
-            completions = where_read(completions, readers, self._micro_batches.ranks)
-        return read(self.policy, completions, self._micro_batches, routing=follows, replay=follows, readers=readers)
+        return read_as_sampled(self.policy, completions, self._micro_batches)

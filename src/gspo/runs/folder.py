@@ -198,8 +198,8 @@ class RunFolder:
             )
 
     def _ended_at_once(self) -> bool:
-        """Whether the folder holds a run without an update in its first step and without a checkpoint, and nothing else; never
-        on a file system without locks, where such a run may be alive.
+        """Whether the folder holds a run without an update in its first step and without a checkpoint, and nothing else.
+        Never on a file system without locks, where such a run may be alive.
         """
         names = {path.name for path in self.path.glob("*")} - {path.name for path in self.path.glob("vllm*.log")}
         whole = {"config.toml", "checkpoints", *FILES} <= names <= {"config.toml"} | _SKELETON | _REPLACED

@@ -21,8 +21,9 @@ def of(run: Run, batch: TrainingBatch) -> tuple[bool, list[Completion]]:
     fresh: list[Completion] = []
     if run.source.stale:
         fresh = [completion_of(rollout, 0.0) for rollout in run.source.fresh() if rollout.sampled.any()]
-    known = fresh or [completion for group in batch.groups for completion in group]
-    return old_logprobs(run, known) == "recompute", known if run.source.stale else []
+    trained = [completion for group in batch.groups for completion in group]
+    recompute = old_logprobs(run, fresh or trained, trained if fresh else ()) == "recompute"
+    return recompute, (fresh or trained) if run.source.stale else []
 
 
 def weighed_by_group(groups: Sequence[Sequence[Completion]]) -> list[list[Completion]]:
@@ -34,13 +35,15 @@ def weighed_by_group(groups: Sequence[Sequence[Completion]]) -> list[list[Comple
     ]
 
 
-def old_logprobs(run: Run, fresh: Sequence[Completion]) -> str:
-    """algorithm.old_logprobs, "auto" resolved on the first batch. fresh: completions of the current weights."""
+def old_logprobs(run: Run, fresh: Sequence[Completion], batch: Sequence[Completion] = ()) -> str:
+    """algorithm.old_logprobs, "auto" resolved on the first batch. fresh: completions of the current weights. batch: those
+    that are trained on, if they are others.
+    """
     setting = run.config.algorithm.old_logprobs
     if setting != "auto":
         return setting
     if not run.old_logprobs:
-        agreement = run.learner.compare(fresh)
+        agreement = run.learner.compare(fresh, batch)
         kl = agreement.metrics.get("mismatch/kl", 0.0)
         kept = noise_is_tolerable(run.row, agreement.clipped, kl) or "logp_old" not in run.row.likelihoods
         run.old_logprobs = "sampler" if kept else "recompute"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, masking_utils
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, masking_utils
 
 from gspo.backends.hf import experts
 from gspo.backends.hf.load import wrap_model
@@ -14,6 +14,7 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from tests.backends.hf.families import FAMILIES, PIECES, TOKENIZER, tiny
 from tests.backends.hf.folders import copy, load
+from tests.backends.hf.test_routing import tiny as with_bias
 
 TOKENS = torch.arange(2, 11)[None]
 
@@ -35,6 +36,25 @@ class Odd(LlamaForCausalLM):
         out = super().forward(*args, **kwargs)
         out.logits = out.logits + torch.arange(out.logits.shape[-1])
         return out
+
+
+def test_what_transformers_keeps_in_float32_stays(tmp_path):
+    """Rotary frequencies, without which far positions are others, and the bias that chooses experts."""
+    tiny("qwen3").save(tmp_path / "dense")
+    with_bias("glm4_moe", vocab_size=len(TOKENIZER)).save_pretrained(tmp_path / "moe")
+    TOKENIZER.save_pretrained(tmp_path / "moe")
+    for name, kept in (("dense", "inv_freq"), ("moe", "e_score_correction_bias")):
+        ours = load(tmp_path / name, dtype="bfloat16").model
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.bfloat16).eval()
+        dtypes = [{n: x.dtype for n, x in (*m.named_parameters(), *m.named_buffers())} for m in (ours, theirs)]
+        assert dtypes[0] == dtypes[1] and any(kept in n and t == torch.float32 for n, t in dtypes[0].items())
+    ours, theirs = (
+        load(tmp_path / "dense", dtype="bfloat16").model.eval(),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.bfloat16).eval(),
+    )
+    far = torch.arange(200, 209)[None]
+    logits = [model(input_ids=TOKENS, position_ids=far, use_cache=False).logits for model in (ours, theirs)]
+    assert torch.equal(*logits)
 
 
 def test_a_model_that_cannot_be_scored_exactly_is_refused():

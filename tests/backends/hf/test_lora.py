@@ -58,6 +58,7 @@ def test_a_saved_adapter_is_a_model_path_also_below_another_and_from_anywhere(tm
         made[name].save(name)
         path = str(tmp_path / name)
         assert torch.allclose(logits(read_model(ModelConfig(path))), logits(made[name]), atol=1e-5)
+        assert all(p.requires_grad for p in read_model(ModelConfig(path)).model.parameters())  # to be trained as a whole
     monkeypatch.chdir("/")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
     assert torch.allclose(loaded(IDS).logits, logits(made["first"]), atol=1e-5)

@@ -188,6 +188,17 @@ def test_a_checkpointed_layer_replays_what_its_forward_pass_did(family, within):
     assert torch.equal(results[0][0], results[1][0]) and equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma4_text", "llama4_text"])
+def test_a_checkpointed_layer_is_recorded(family):
+    """What the hook computes is none of the layer's own, which is computed again without it."""
+    plain, results = tiny(family), []
+    for model in (plain, checkpointed(plain)):
+        with routing.record(model, entropy=True, logits=True) as recording:
+            loss = scored(model).sum() + recording.take("logits").square().sum()
+        results.append(gradients(model, loss))
+    assert equal(*results)
+
+
 def test_the_innermost_of_two_replays_counts():
     model = tiny("qwen3_moe")
     outer, inner = (recorded(tiny("qwen3_moe", seed=seed)) for seed in (1, 2))

@@ -78,11 +78,24 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
     not fit together, and RuntimeError if trial forward passes show that the model cannot be scored exactly.
     """
     if cfg is not None:
-        nn.Module.to(model, device=pick_device(cfg.device), dtype=DTYPES[cfg.dtype])
+        move(model, pick_device(cfg.device), DTYPES[cfg.dtype])
         key, remedy = ("autocast", "auto") if cfg.dtype == "float32" else ("dtype", "float32")
         products = autocast_type(cfg.autocast, model.device.type, model.dtype) or model.dtype
         warn_if_slow(f'model.{key} = "{getattr(cfg, key)}"', f'"{remedy}"', products, model.device)
     return ready(HFModel, model, tokenizer, cfg or ModelConfig())
+
+
+def move(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
+    """Moves a model to a device and its weights to a dtype, in place, as `from_pretrained` reads them. What transformers
+    keeps in float32 stays so: the bias that chooses experts, and buffers that no checkpoint holds, such as rotary
+    frequencies.
+    """
+    nn.Module.to(model, device=device)
+    kept = tuple(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    weights = model.state_dict().keys()
+    for name, x in (*model.named_parameters(), *model.named_buffers()):
+        if name in weights and x.is_floating_point() and not any(part in name for part in kept):
+            x.data = x.data.to(dtype)
 
 
 def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig) -> M:

@@ -221,6 +221,7 @@ def read_model(cfg: ModelConfig) -> HFModel:
         return load_model(cfg)
     below = of_base(cfg, read_model)
     whole = peft().PeftModel.from_pretrained(below.model, cfg.path).merge_and_unload()
+    whole.requires_grad_(True)  # PEFT has frozen the base
     whole.name_or_path = cfg.path  # base model of any adapter trained on top of it
     if hasattr(whole, "peft_config"):
         del whole.peft_config

@@ -33,7 +33,11 @@ class Record:
 
     def note(self, layer: int, router: nn.Module, inputs: Any, outputs: Any) -> None:
         """The forward hook of this layer's router."""
-        raw, chosen = answer(router, outputs)
+        # A layer that is computed again for its backward pass has no hook, so nothing here may count as saved in it.
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+            self._note(layer, *answer(router, outputs))
+
+    def _note(self, layer: int, raw: Tensor, chosen: Tensor) -> None:
         self.experts = raw.shape[-1]
         if self._with_logits:
             self._layers["logits"][layer] = raw.reshape(-1, self.experts)
