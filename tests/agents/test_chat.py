@@ -97,6 +97,39 @@ def test_tool_calls_become_messages_and_malformed_ones_stay_text():
     assert turns(talk, ASK)[0].message["content"] == CALL  # nobody offered a tool
 
 
+OPENS = "{%- if add_generation_prompt %}{{ '<think>\\n' }}{% endif %}"
+THOUGHT = f"I could {CALL} but"
+
+
+@pytest.mark.parametrize(
+    ("said", "more", "begun", "words"),
+    [
+        (f"{THOUGHT} no.</think>5", OPENS, "", None),
+        (f"{THOUGHT} now:</think>\n\nso {CALL}", OPENS, "", f"{THOUGHT} now:</think>\n\nso"),
+        (f"{THOUGHT} </think>is none", OPENS, "", None),
+        (THOUGHT, OPENS, "", None),
+        (CALL, OPENS, "", None),
+        (f"<think>{THOUGHT} no.</think>5", "", "", None),
+        (f"<think>{THOUGHT} now:</think>\n\nso\n{CALL}", "", "", f"<think>{THOUGHT} now:</think>\n\nso"),
+        ("<think>The <tool_call> tag.</think>5", "", "", None),
+        (CALL, "", "<think>so", None),
+        (CALL, "", "<think>so</think>", ""),
+    ],
+)
+def test_a_call_in_thinking_is_none(said, more, begun, words):
+    """more: of the template; begun: of the turn; words: beside its call, None without one."""
+    talk = chat("chatml", completer=Says("chatml", (said, "eos"), ("done", "eos")))
+    encoder = Encoder(copy.copy(talk.encoder.tokenizer), TaskConfig())
+    encoder.tokenizer.chat_template = encoder.template = encoder.template + more
+    talk = Chat(talk.completer, encoder, talk.sampling, 4096)
+    (first,) = turns(talk, [*ASK, {"role": "assistant", "content": begun}] if begun else ASK, tools=TOOLS)
+    assert ("tool_calls" in first.message) == (words is not None) and not talk.malformed
+    assert first.message["content"] == (said if words is None else words)
+    if not more and not begun:  # the same tokens are read again, thoughts and all
+        (second,) = turns(talk, [*ASK, first.message, {"role": "tool", "content": "go on"}], tools=TOOLS)
+        assert second.prompt_text.startswith(first.text)
+
+
 def test_the_schema_of_a_tool_says_what_an_argument_in_tags_is():
     said = "<tool_call><function=lookup><parameter=key>42</parameter><parameter=n>42</parameter></function></tool_call>"
     talk = chat("chatml", completer=Says("chatml", (said, "eos")))

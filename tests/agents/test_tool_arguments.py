@@ -52,6 +52,8 @@ SAYS = [
     ({"type": ["integer", "null"]}, "None", None),
     ({"type": "integer"}, "several", "several"),  # the tool is to say what is wrong
     ({"type": "string"}, "None", "None"),
+    *(({"type": "integer", keyword: None}, "several", "several") for keyword in ("enum", "anyOf", "oneOf", "allOf", "$ref")),
+    ({"type": None, "enum": ["1"]}, "1", "1"), ({"type": None}, "1", 1), ({"const": None}, "null", None),
     ({}, "12", 12), ({}, "True", "True"), (None, "12", 12), (True, "null", None), ({"description": "d"}, "a b", "a b"),
 ]  # fmt: skip
 
@@ -66,5 +68,5 @@ def test_what_a_schema_says():
 
 def test_arguments_that_no_property_names():
     calls = [("f", {"x": Untyped("1"), "y": "2"}), ("unknown", {"x": Untyped("1")})]
-    for nothing in (tool({}), {"function": {"name": "f"}}):
+    for nothing in (tool({}), tool(None), {"function": {"name": "f"}}, {"function": {"name": "f", "parameters": None}}):
         assert typed(calls, [nothing]) == [("f", {"x": 1, "y": "2"}), ("unknown", {"x": 1})]

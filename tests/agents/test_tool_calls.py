@@ -75,6 +75,7 @@ def test_what_a_family_writes_is_read_back(subtests):
             assert (before, typed(found, ())) == (beside, calls)
 
 
+NO_JSON = "{1, 2}", "b'a'", "1j", "...", "{(1, 2): 3}", "{[1]: 2}", f"[0x1{'0' * 5000}]"
 MALFORMED = [
     ("qwen3", "<tool_call>"), ("qwen3", "<tool_call>{}</tool_call>"), ("qwen3", "<tool_call>[1]</tool_call>"),
     ("qwen3", '<tool_call>{"name": "f", "arguments": "x"}</tool_call>'), ("qwen3 coder", "<tool_call>f(x)</tool_call>"),
@@ -90,6 +91,8 @@ MALFORMED = [
     ("mistral small 3.2", "[TOOL_CALLS] f"), ("mistral small 3.2", '[TOOL_CALLS]{"name": "f"}'),
     ("granite 3", "<|tool_call|>f"), ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|>"),
     ("lfm2", "<|tool_call_start|>[f(x=y)]<|tool_call_end|>"), ("lfm2", "<|tool_call_start|>[1]<|tool_call_end|>"),
+    *(("lfm2", f"<|tool_call_start|>[f(x={value})]<|tool_call_end|>") for value in NO_JSON),
+    *(("olmo 3", f"<function_calls>f(x={value})</function_calls>") for value in NO_JSON),
     ("llama 3", '{"name": "f", '), ("llama 4", '<|python_start|>{"name": "f", "parameters": 3}<|python_end|>'),
 ]  # fmt: skip
 
@@ -107,6 +110,41 @@ def test_thoughts_about_a_call_are_none():
     assert convention(FAMILIES["gpt-oss"])(final) == (final, [])
     call = "<|start|>assistant<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}"
     assert convention(FAMILIES["gpt-oss"])(thought + call) == (thought, [("g", {})])
+
+
+SAYS = "The answer is 5."
+ENDS = "<think>{}</think>\n\n", "<think>a</think>b<think>{}</think>", "{}</think>"  # the last: it began in the prompt
+
+
+def test_a_call_in_thinking_is_none(subtests):
+    """And what calls after it has its thinking before the words, to the letter."""
+    for family, thinking in product([*FAMILIES, *BARE], ENDS):
+        if family.startswith("gpt-oss"):  # it thinks in a channel
+            continue
+        with subtests.test(family=family, thinking=thinking):
+            thought, template = written(family, "" if family in BARE else "I could call", TWO)
+            parse, marker = convention(template), thought[:20]
+            for inside in (f"{thought} but no.", f"The {marker} tag </think> is not needed.", f"{marker} and {thought}"):
+                before = thinking.format(inside)
+                assert parse(before + SAYS, True) == (before + SAYS, [])
+                words, _ = written(family, "" if family in BARE else SAYS, TWO[:1])
+                beside, calls = parse(before + words, True)
+                assert beside == (before if family in BARE else before + SAYS).strip() and typed(calls, ()) == TWO[:1]
+            for never, thinks in ((thought, True), (f"<think>{thought}", False), (f"a</think>b<think>{thought}", True)):
+                assert parse(never, thinks) == (never, [])
+
+
+def test_thinking_that_is_only_named_hides_no_call():
+    unended = "gpt-oss", "mistral", "magistral", "granite", "minimax m1", "llama"  # no mark ends a call
+    for words in ("<think>", "</think>", "<think>a</think>", "</think><think>"):
+        arguments = {"text": words}
+        for family, before in product(FAMILIES | BARE, ("", "<think>a</think>\n")):
+            text, template = written(family, "", [("f", arguments)])
+            if before and family.startswith(unended):
+                continue
+            assert typed(convention(template)(before + text)[1], ()) == [("f", arguments)], (family, before, words)
+    with pytest.raises(Malformed):  # cut off in its argument
+        tagged('<tool_call>{"name": "f", "arguments": {"text": "a</think>b')
 
 
 RESPONSE = {

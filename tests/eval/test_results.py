@@ -4,7 +4,7 @@ import math
 import pytest
 
 from gspo.eval.replies import Mark, Reply
-from gspo.eval.results import LIKE, THESE, describe, figures, problem_rows, write
+from gspo.eval.results import LIKE, PAIRS, THESE, describe, figures, pool, problem_rows, write
 from gspo.types import Prompt
 
 PROMPTS = [Prompt(name, f"{name}?", (), {"answer": answer}) for name, answer in (("a", "33"), ("b", "7"))]
@@ -34,6 +34,41 @@ def test_figures_of_a_benchmark():
     text = "\n".join(describe(found))
     assert "avg@4   37.50 %" in text and f"interval {LIKE}" in text
     assert "1 reply could not be scored and counts as wrong; the commonest reason: too slow" in text
+
+
+def marks(right, wrong):
+    votes = [(vote, True) for vote in right] + [(vote, False) for vote in wrong]
+    return [Mark("a", i, good, vote) for i, (vote, good) in enumerate(votes)]
+
+
+@pytest.mark.parametrize(
+    "right, wrong, share, majority",
+    [
+        (["7", "14/2"], ["0.5", "\\frac{1}{2}", "1/2"], 0.0, "0.5"),
+        (["7", "14/2"], ["0.5", "\\frac{1}{3}", "1/2"], 0.5, "7"),
+        (["7", "14/2", "21/3"], ["0.5", "0.5", "1/2"], 0.5, "7"),
+        (["7"], ["8", "16/2", None], 0.0, "8"),
+        (["7"], ["33\\%", "33"], 0.0, "33\\%"),  # right if 33 % were
+        (["7"], ["", "{", "8"], 0.25, "7"),  # nothing that could be compared
+        ([None, "7"], [None], 1.0, "7"),
+        ([], [None], 0.0, None),
+    ],
+)
+def test_a_wrong_answer_is_one_answer_however_it_is_written(right, wrong, share, majority):
+    prompt = Prompt("a", "?", (), {"answer": "7"})
+    given = {("a", mark.sample): mark for mark in marks(right, wrong)}
+    (row,) = problem_rows([prompt], len(given), {key: Reply(*key, "", 1, "eos") for key in given}, given)
+    assert (figures([row])["maj"][len(given)].mean, row["majority"]) == (share, majority)
+    assert row["answered"] == sum(vote is not None for vote in right + wrong)
+
+
+def test_votes_that_all_differ_cost_little(monkeypatch):
+    compared = []
+    monkeypatch.setattr("gspo.eval.results.same", lambda *pair: compared.append(pair))
+    integers = [str(i) for i in range(300)]
+    assert pool(marks([], integers)) == integers and not compared
+    others = [f"1/{i}" for i in range(300)] + ["x" * 10**5, "x" * 10**5 + "+0"]
+    assert pool(marks([], others)) == others and len(compared) == 2 * PAIRS
 
 
 def test_one_reply_a_problem():

@@ -103,6 +103,21 @@ def test_answering_204_everywhere_scores_one_problem_of_thirty(place, tmp_path, 
     assert "avg@2   3.33 %" in text and "with an answer 100.0 %" in text
 
 
+def test_an_endpoint_whose_template_begins_the_thinking_is_scored_as_a_model_here(place, tmp_path):
+    """A reply that was cut off in its thoughts is wrong, also if the right answer is in them."""
+
+    def answer(body):
+        ends = body["messages"][0]["content"].startswith("0 + 1?")
+        thought = "So try 101: \\boxed{101}? Wait, that"
+        return said(thought + " is 100.</think>\\boxed{100}") if ends else said(thought, finish_reason="length")
+
+    rows = [json.loads(line) for line in (place / "aime.jsonl").read_text().splitlines()[:2]]
+    with listening(answer) as server:
+        assert main([*of_rows(tmp_path, "aime24", rows, "--eval.num_generations", "1"), server.url]) == 0
+    problems = json.loads((tmp_path / "out" / "results.json").read_text())["problems"]
+    assert [(row["correct"], row["majority"]) for row in problems] == [(1, "100"), (0, None)]
+
+
 def test_an_endpoint_that_fails_keeps_what_it_gave_and_goes_on(place, tmp_path, capsys):
     out, served = tmp_path / "failing", []
 

@@ -9,8 +9,8 @@ from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.eval import sampling
 from gspo.eval.endpoint import EndpointReply
-from gspo.eval.replies import Lines, Mark, Reply, read
-from gspo.eval.sampling import mark, missing_keys, sample, vote
+from gspo.eval.replies import REFUSED, Lines, Mark, Reply, read
+from gspo.eval.sampling import mark, missing_keys, sample, vote, with_thinking
 from gspo.interfaces import RewardsFailed
 from gspo.rewards.scorer import Rewards
 from gspo.types import Prompt, Rollout
@@ -122,3 +122,28 @@ def test_one_reply_that_cannot_be_scored_does_not_stop_an_evaluation_whose_rewar
 def test_neither_programs_nor_thinking_vote():
     assert vote(Rollout.begun(Prompt("a", "?", (), {"tests": []}))) is None
     assert vote(replace(Rollout.begun(PROMPTS[0]), text="<think>\\boxed{1}</think> \\boxed{2}")) == "2"
+
+
+ENDED, CUT, WHOLE = ("thus</think>\\boxed{33}", "eos"), ("try \\boxed{33}? Wait, that", "length"), ("\\boxed{33}", "eos")
+
+
+@pytest.mark.parametrize(
+    "said, opens, right",
+    [
+        ([ENDED, CUT], True, [True, False]),
+        ([ENDED, WHOLE], True, [True, False]),
+        ([CUT, CUT], False, [True, True]),
+        ([("<think>a" + ENDED[0], "eos"), ("<think>" + CUT[0], "length")], False, [True, False]),
+        ([ENDED, CUT, WHOLE, WHOLE], False, [True] * 4),  # a stray one, of a model that does not think
+        ([ENDED, CUT, ("", REFUSED), ("", REFUSED)], True, [True, False, False, False]),
+    ],
+)
+def test_replies_of_an_endpoint_show_that_its_template_begins_the_thinking(tmp_path, said, opens, right):
+    replies = [Reply("a", i, text, 1, stop) for i, (text, stop) in enumerate(said)]
+    prompts = with_thinking(PROMPTS, replies)
+    assert [prompt.opens_thinking for prompt in prompts] == [opens] * 2
+    rewards = Rewards(RewardConfig(functions=["math"]), TaskConfig(source="benchmark:aime24"))
+    with rewards as scorer, Lines(tmp_path / "marks.jsonl", Mark) as marks:
+        mark(marks, replies, prompts, scorer, 1.0, quiet)
+        assert [marks.lines["a", i].right for i in range(len(said))] == right
+        assert [marks.lines["a", i].vote for i in range(len(said))] == ["33" if good else None for good in right]

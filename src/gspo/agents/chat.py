@@ -149,17 +149,19 @@ class Chat:
         content = words
         for end in sampling.stop if rollout.stop == "stop" else ():
             content = content.partition(end)[0]
-        message = self._message(id, content, tools) if tools else {"role": "assistant", "content": content}
+        message = {"role": "assistant", "content": content}
+        if tools:
+            message = self._message(id, content, tools, _opens_thinking(asked))
         used, trained = ({name: getattr(one, name) for name in DISTRIBUTION} for one in (sampling, self.sampling))
         untrainable = ", ".join(f"sampled at {name} {value:g}" for name, value in used.items() if value != trained[name])
         sampled_text = self.decode(sampled)
         return Call(id, list(asked.messages), message, asked.rendered, asked.text, sampled_text, words, rollout, untrainable)
 
-    def _message(self, id: str, content: str, tools: Tools) -> Message:
-        """A turn as a chat message, with its tool calls parsed."""
+    def _message(self, id: str, content: str, tools: Tools, thinks: bool) -> Message:
+        """A turn as a chat message, with its tool calls parsed. thinks: whether it begins inside an open <think>."""
         assert self._parse is not None  # else `encoded` has rejected the tools
         try:
-            beside, parsed = self._parse(content)
+            beside, parsed = self._parse(content, thinks)
             parsed = typed(parsed, tools)
             texts = [json.dumps(arguments) for _, arguments in parsed]
         except (Malformed, RecursionError) as error:  # RecursionError: a thousand opening brackets
@@ -174,3 +176,10 @@ class Chat:
     def decode(self, tokens: list[int]) -> str:
         """The text of these tokens, special tokens included."""
         return decoded(self.encoder.tokenizer, tokens)
+
+
+def _opens_thinking(asked: Encoded) -> bool:
+    """Whether a prompt ends inside an open <think>, of the template or of the unfinished turn that it ends with."""
+    last = asked.rendered[-1]
+    begun = str(last["content"]) if last["role"] == "assistant" else ""
+    return asked.text.rstrip().endswith("<think>") or "<think>" in begun.rpartition("</think>")[2]

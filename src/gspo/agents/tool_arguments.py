@@ -34,7 +34,8 @@ def typed(calls: Sequence[tuple[str, Arguments]], tools: Tools) -> list[tuple[st
 def _value(value: Any, key: str, schema: dict[str, Any]) -> Any:
     if not isinstance(value, Untyped):
         return value
-    text, types = str(value), _types(schema.get("properties", {}).get(key), schema)
+    properties = schema.get("properties")
+    text, types = str(value), _types(properties.get(key), schema) if isinstance(properties, dict) else None
     if types == {"string"}:
         return text
     try:
@@ -57,19 +58,21 @@ def _types(schema: Any, root: dict[str, Any]) -> set[str] | None:
         return None
     each: list[set[str] | None] = []  # what each keyword says; None: nothing
     for keyword, value in schema.items():
-        match keyword:
-            case "type":
-                each.append(set(value) if isinstance(value, list) else {value})
-            case "enum":
+        match keyword, value:  # a keyword with null, or anything else that it cannot have, says nothing
+            case "type", str():
+                each.append({value})
+            case "type", list():
+                each.append({name for name in value if isinstance(name, str)})
+            case "enum", list():
                 each.append({name for one in value for name in _of(one)})
-            case "const":
+            case "const", _:
                 each.append(_of(value))
-            case "$ref":
+            case "$ref", str():
                 each.append(_types(_referred(value, root), root))
-            case "anyOf" | "oneOf":
+            case "anyOf" | "oneOf", list():
                 choices = [_types(one, root) for one in value]
                 each.append(None if None in choices else {name for types in choices for name in types or ()})
-            case "allOf":
+            case "allOf", list():
                 each += [_types(one, root) for one in value]
     known = [types for types in each if types is not None]
     return set.intersection(*known) if known else None

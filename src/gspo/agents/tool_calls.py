@@ -1,7 +1,8 @@
 """Parses the tool calls in a completion, in the formats of common chat templates.
 
 A marker in the template identifies the format. If there is none, the tokenizer's response template is used, which
-transformers parses. Arguments in tags are `Untyped` here; tool_arguments.py gives them their types.
+transformers parses. Arguments in tags are `Untyped` here; tool_arguments.py gives them their types. A call within
+<think>...</think> is a thought: only what follows the thinking is parsed.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from gspo.agents.tool_arguments import Untyped
 
 Named = tuple[str, dict[str, Any]]  # name and arguments of a call
 Found = tuple[str, list[Named]]  # the text outside the calls, and the calls
-Parse = Callable[[str], Found]
+
+
+class Parse(Protocol):
+    """Parser of a format."""
+
+    def __call__(self, text: str, thinks: bool = False) -> Found:
+        """Parses a completion. thinks: whether its prompt ends inside an open <think>. Raises Malformed."""
+        ...
 
 
 class Malformed(ValueError):
@@ -40,11 +48,12 @@ class Marked:
     read: Callable[[str], list[Named]]
     begins: str = ""
 
-    def __call__(self, text: str) -> Found:
-        """Parses a completion. Raises Malformed."""
-        calls = [call for body in self._between(text) for call in self.read(body)]
-        before, begun, _ = text.partition(self.begins or self.opens)
-        return before.strip() if begun else text, calls
+    def __call__(self, text: str, thinks: bool = False) -> Found:
+        """Parses a completion, as every Parse does."""
+        start = _after_thinking(text, thinks, self.opens, self.closes)
+        calls = [call for body in self._between(text[start:]) for call in self.read(body)]
+        before, begun, _ = text[start:].partition(self.begins or self.opens)
+        return (text[:start] + before).strip() if begun else text, calls
 
     def _between(self, text: str) -> Iterator[str]:
         for part in text.split(self.opens)[1:]:
@@ -52,6 +61,21 @@ class Marked:
             if not closed:
                 raise Malformed(f"{self.opens} is never closed")
             yield body
+
+
+def _after_thinking(text: str, thinks: bool, opens: str, closes: str = "") -> int:
+    """Where the thinking in a completion ends: 0 if there is none, the completion's end if it never ends. A </think> in a
+    whole call, from `opens` to `closes`, is part of an argument.
+    """
+    first, last = re.escape(opens), re.escape(closes)
+    whole = re.compile(f"{first}(?:(?!{first}).)*?{last}", re.DOTALL)
+    outside = whole.sub(lambda call: " " * len(call[0]), text) if closes else text
+    if not thinks and "think>" not in outside.partition(opens)[0]:
+        return 0
+    end = outside.rfind("</think>")
+    start = 0 if end < 0 else end + len("</think>")
+    never_ends = (thinks and end < 0) or "<think>" in text[start:].partition(opens)[0]
+    return len(text) if never_ends else start
 
 
 def _object(body: str) -> list[Named]:
@@ -159,15 +183,17 @@ def _pythonic(body: str) -> list[Named]:
         lines = [line.value for line in ast.parse(body.strip()).body if isinstance(line, ast.Expr)]
         for call in [one for line in lines for one in (line.elts if isinstance(line, ast.List) else [line])]:
             assert isinstance(call, ast.Call) and not call.args
-            calls.append((ast.unparse(call.func), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}))
-    except (SyntaxError, ValueError, AssertionError, MemoryError):
+            arguments = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+            json.dumps(arguments)  # raises for what JSON has not: sets, bytes, integers of thousands of digits
+            calls.append((ast.unparse(call.func), arguments))
+    except (SyntaxError, ValueError, TypeError, AssertionError, MemoryError):
         raise Malformed(f"no calls as Python writes them: {body!r:.80}") from None
     return calls
 
 
-def harmony(text: str) -> Found:
+def harmony(text: str, thinks: bool = False) -> Found:
     """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>` (gpt-oss). The recipient may also
-    precede the channel; `<|call|>` ends the turn.
+    precede the channel; `<|call|>` ends the turn. Thinking has its own channel.
     """
     calls, beside = [], len(text)
     at = 0
@@ -183,10 +209,11 @@ def harmony(text: str) -> Found:
     return (text[:beside].removesuffix("<|start|>").strip() if calls else text), calls
 
 
-def bare(text: str) -> Found:
+def bare(text: str, thinks: bool = False) -> Found:
     """`{"name": ..., "parameters": {...}}` as the whole completion, one or more (Llama 3 and 4)."""
-    body = re.sub(r"<\|python_(?:tag|start|end)\|>", "", text).strip()
-    return ("", _objects(body)) if re.match(r'\{\s*"(?:name|type)"', body) else (text, [])
+    start = _after_thinking(text, thinks, "{")
+    body = re.sub(r"<\|python_(?:tag|start|end)\|>", "", text[start:]).strip()
+    return (text[:start].strip(), _objects(body)) if re.match(r'\{\s*"(?:name|type)"', body) else (text, [])
 
 
 # The formats by the markers that identify them in a template, the most specific first.
@@ -226,7 +253,8 @@ def convention(template: str | None, tokenizer: Any = None) -> Parse | None:
     return known
 
 
-def _by_response_template(tokenizer: Any, text: str) -> Found:
+def _by_response_template(tokenizer: Any, text: str, thinks: bool = False) -> Found:
+    """What is thinking, a response template says itself."""
     try:
         message = tokenizer.parse_response(text, prefix="")
         calls = [_checked(call["function"]) for call in message.get("tool_calls") or []]

@@ -12,6 +12,7 @@ from typing import Any
 
 from gspo.eval.faults import named
 from gspo.eval.replies import REFUSAL, REFUSED, Key, Mark, Reply
+from gspo.rewards.answers import integer, same
 from gspo.rollout.failures import commonest
 from gspo.runs.log import finite, to_json
 from gspo.safe import replace_file, visible
@@ -22,6 +23,7 @@ from gspo.types import Prompt
 THESE, LIKE = "over these problems", "over problems like these"
 """Names of the two intervals."""
 NEEDS_TWO = "needs 2 replies to a problem"
+LONGEST, PAIRS = 100, 1000  # characters of a vote that is compared with others, and comparisons for a problem
 
 
 def problem_rows(
@@ -44,15 +46,47 @@ def problem_rows(
             "refused": sum(reply.stop == REFUSED for reply in given),
         }
         if "answer" in prompt.columns:
-            votes = Counter(mark.vote for mark in marked if mark.vote is not None)
+            pooled = pool(marked)
+            votes = Counter(vote for vote in pooled if vote is not None)
             row |= {
                 "answer": str(prompt.columns["answer"]),
                 "majority": votes.most_common(1)[0][0] if votes else None,
                 "answered": votes.total(),
-                "votes": [mark.vote for mark in marked],
+                "votes": pooled,
             }
         rows.append(row)
     return rows
+
+
+def pool(marks: Sequence[Mark]) -> list[str | None]:
+    """The votes of the replies to a problem, where all that is the same answer has one text: what is right, and wrong
+    answers one of which would be right if the other were.
+    """
+    right, wrong = (Counter(m.vote for m in marks if m.right == good and m.vote is not None) for good in (True, False))
+    texts: dict[str | None, str] = {}  # of a wrong answer by its vote
+    distinct: dict[str, int | None] = {}  # texts that later ones are compared with, and the integers that they are
+    left = PAIRS
+    for vote, _ in wrong.most_common():
+        texts[vote] = vote
+        if len(vote) > LONGEST:
+            continue
+        number = integer(vote)
+        for other in [text for text, known in distinct.items() if number is None or known is None][:left]:
+            left -= 1
+            if _same(vote, other) or _same(other, vote):
+                texts[vote] = other
+                break
+        else:
+            distinct[vote] = number
+    of_right = next((vote for vote, _ in right.most_common(1)), None)
+    return [of_right if mark.right and mark.vote is not None else texts.get(mark.vote) for mark in marks]
+
+
+def _same(answer: str, right: str) -> bool:
+    try:
+        return same(answer, right)
+    except (ValueError, RecursionError):  # there is nothing to compare
+        return False
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from gspo.eval import page, paired, rating, results
 from gspo.eval.endpoint import Endpoint
 from gspo.eval.manifest import begin, begun_on, manifest
 from gspo.eval.replies import REFUSED, Key, Lines, Mark, Reply
-from gspo.eval.sampling import mark, missing_keys, sample, shuffle_problems
+from gspo.eval.sampling import mark, missing_keys, sample, shuffle_problems, with_thinking
 from gspo.eval.settings import Options, folder_of
 from gspo.rewards import programs
 from gspo.rewards.http_client import api_key_of
@@ -69,6 +69,7 @@ def evaluate(options: Options, config: Config) -> int:
                     with open_sampler(config, prompts, options, key) as (ask, most):
                         _sampled(replies, todo, ask, most, screen.phase, options)
                 ordered = [replies.lines[each] for each in missing_keys(prompts, samples, ())]
+                prompts = with_thinking(prompts, ordered) if options.url else prompts
                 mark(marks, ordered, prompts, scorer, config.reward.correct_threshold, screen.phase)
             table = results.problem_rows(prompts, samples, replies.lines, marks.lines)
             made = results.figures(table)

@@ -73,6 +73,16 @@ def sample(
             future.cancel()
 
 
+def with_thinking(prompts: Sequence[Prompt], replies: Sequence[Reply]) -> list[Prompt]:
+    """The prompts of an endpoint, with `opens_thinking` if its replies show that its template opens <think>: some end a
+    thinking that they did not begin, and no more than these were not cut off and have no </think>.
+    """
+    ended = sum("</think>" in reply.text and "<think>" not in reply.text.partition("</think>")[0] for reply in replies)
+    without = sum("</think>" not in reply.text and reply.stop not in ("length", REFUSED) for reply in replies)
+    opens = ended and ended >= without
+    return [dataclasses.replace(prompt, opens_thinking=True) for prompt in prompts] if opens else list(prompts)
+
+
 def mark(
     marks: Lines[Mark],
     replies: Sequence[Reply],
