@@ -45,7 +45,8 @@ def test_tags_come_before_boxes_and_may_hold_one():
         ("$33$", 33), ("33.", 33), ("33.0", 33), (r"\mathbf{\text{33}}", 33), ("33.5", None), (r"33\%", None),
         ("1,23", None), ("x", None), ("", None), ("٣", 3), ("0 123", None), ("0,123", None), ("x₁", None),
         ("１２", 12), ("1 000", 1000), ("1 00", None), ("−5", -5),
-        ("1" * 5000, None), ("33 34", None), (" 33 ", 33),
+        ("1" * 5000, None), ("33 34", None), (" 33 ", 33), ("120, 240", None), ("120,\n240", None), (r"120,\ 240", None),
+        (r"1,\!000", 1000), (r"\text{120, }240", None),
     ],
 )  # fmt: skip
 def test_integers_as_people_write_them(text, number):
@@ -55,6 +56,7 @@ def test_integers_as_people_write_them(text, number):
 def test_equal_integers_vote_alike():
     assert normal("033") == normal(r"\text{33}") == "33"
     assert normal(r"\frac{1}{2} ") == r"\frac{1}{2}"
+    assert normal("10,100") == "10100" != normal("10, 100")
 
 
 PAIRS = [line.split(" ;; ") for line in Path(__file__).with_name("pairs.txt").read_text(encoding="utf-8").splitlines()]
@@ -72,6 +74,10 @@ def test_equality_has_two_sides():
     assert [text for pair in PAIRS for text in pair[1:] if not same(text, text)] == []
 
 
+def test_an_equation_for_a_right_answer_is_more_than_its_right_side():
+    assert same("x+y=5", "5") and not same("5", "x+y=5")
+
+
 HOSTILE = (
     "10^{10^{10}}", "2^{2^{2^{2^{2^{2}}}}}", "(9^{9^{9}})!", "5000!!!", "1e99999999", "\\tan(10^{900})",
     "x^{100000}+y^{99999}",
@@ -80,7 +86,8 @@ HOSTILE = (
     "-" * 900 + "1",
     "5" + "!" * 900, "5" + "%" * 900, "5" + " abcd" * 180, "|x" * 200, "9" * 4500, ",".join(["\\sqrt{2}"] * 100),
     "+".join(["\\frac{1}{4000!}"] * 50), "+".join(["e^{100x}"] * 100), "\\sqrt{" * 40 + "2" + "}" * 40, "<".join("x" * 400),
-    "\\text{" * 100, "5 \\text{" + "a/" * 300 + "}", "1" + "\\pm1" * 8,
+    "\\text{" * 100, "5 \\text{" + "a/" * 300 + "}", "1" + "\\pm1" * 8, "3!" * 99, "x" + "\\approx1" * 90, "x'" * 99,
+    "5" + "\\mathrm{i}" * 90,
 )  # fmt: skip
 
 
@@ -104,6 +111,9 @@ def test_a_result_without_a_box_is_the_last_one_or_the_one_that_is_called_the_an
         ("The answer is x^2+1.", "x^2+1", 1), ("The answer is x^2+1.", "1", 0), ("The answer is 3 + 4 = 7", "7", 1),
         ("the answer is 5\\text{ cm}.", "5", 1), ("it costs 5/day", "5", 1), ("so 7+5=12", "12", 1),
         ("it is 5 m", "m", 0), ("it is -3", "3", 0), ("about 1e-3", "0.001", 1), ("v2 is x1", "1", 0),
+        ("So it is 3 / 4.", "3/4", 1), ("So it is 3 / 4.", "4", 0), ("The answer is 3 / 4.", "3", 0), ("x / 4", "4", 0),
+        ("it is 3/4x", "3", 0), ("it is 1.5/2.5", "0.6", 1), ("it is 1/1,000", "0.001", 1), ("it is 3 + 4", "4", 0),
+        ("so 7 + 5 = 12", "12", 1), ("it is 5 / day", "5", 1),
     ):  # fmt: skip
         assert found(text, right) == is_right, text
 
@@ -116,7 +126,8 @@ def test_the_reward_math_reads_the_last_box(subtests):
         (r"\boxed{33} and so \boxed{3", "33", 0), (r"<think>\boxed{33}</think> \boxed{12}", "33", 0),
         (r"<think>\boxed{33}", "33", 0), (r"\boxed{33}", r"It is $\boxed{033}$.", 1), (r"<think>8</think> \boxed{7}", 7, 1),
         ("<answer>1234</answer>", "1,234", 1), ("first 3, then the answer is 72.", "why\n#### 72", 1), ("", "7", 0),
-        (r"\boxed{x^2+2x+1}", "$(x+1)^2$", 1), (r"\boxed{(1, 2]}", "(1,2)", 0),
+        (r"\boxed{x^2+2x+1}", "$(x+1)^2$", 1), (r"\boxed{(1, 2]}", "(1,2)", 0), ("<answer>$5/2$</answer>", "2.5", 1),
+        (r"\boxed{5}", r"2+3\mathrm{i}", 0), (r"\boxed{10100}", "10, 100", 0), (r"\boxed{m+n = 113}", "113", 1),
     ):  # fmt: skip
         with subtests.test(completion):
             assert score(graders.RewardInput("?", completion, "", {"answer": answer})) == right

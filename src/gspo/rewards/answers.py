@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Collection
 
 from gspo.config.answer_format import tagged
-from gspo.rewards.notation import CONSTANTS, WRAPPED, Tree, UnreadableAnswer, bare, tidy
+from gspo.rewards.notation import CONSTANTS, WRAPPED, Tree, UnreadableAnswer, bare, tidy, unwrapped
 
 DIGITS = 4000  # Python parses no longer integers
 _BOX = re.compile(r"\\(?:fbox|boxed)(?![a-zA-Z])\s*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped one does not nest
 _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+))(?:\.0*)?")
-_DOLLARS = re.compile(r"^\s*(-?)\\?\$ ?(-?[0-9.][0-9.,{}]*)(?= ?(?:[mb]illion|thousand|hundred|per |/|\\text|$))")
+_DOLLARS = re.compile(
+    r"^\s*(-?)\\?\$ ?(-?[0-9.][0-9.,{}]*)(?= ?(?:[mb]illion|thousand|hundred|per |/|\\text|$))(?!.*(?<!\\)\$)", re.DOTALL
+)
+_DECIMAL = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _FORMULA = re.compile(
     r"\$\$([^$]+)\$\$|(?<!\\)\$((?:\\\$|[^$\n])+)(?<!\\)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]|"
-    r"(?<![\w.,^_])(?<![\w)}][+*/])"  # nor within a sum or a product
-    r"([-+−]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?:/[0-9]+)?(?: ?\\?%)?)"
-    r"(?![\w^_]|\\[a-zA-Z]|[+*][\w(])",
+    r"(?<![\w.,^_])(?<![\w)}][+*/])(?<![\w)}] [+*/] )"  # nor within a sum or a product
+    rf"([-+−]?{_DECIMAL}(?:[eE][-+]?[0-9]+)?(?: ?/ ?{_DECIMAL})?(?: ?\\?%)?)"
+    r"(?![\w^_]|\\[a-zA-Z]|[+*][\w(]| ?/ ?[0-9(])",
     re.DOTALL,
 )
 _ANSWER = re.compile(r"(?i)answer[^.\n:=]{0,40}?(?:\bis\b|:|=)")
 _SENTENCE = re.compile(r"\n|[.!?](?:\s|$)")
-_WORDS = re.compile(r"[^\W\d_]{2,}(?:[ ,'-]+[^\W\d_]+)*")
+_FACTORS = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]{4,}|([fgh])(?![(_'])|.")  # f, g and h that are no functions
+_WORDS = re.compile(r"(?![xyz]+$)[^\W\d_]{2,}(?:[ ,'-]+[^\W\d_]+)*")
 
 
 def boxed(text: str) -> str | None:
@@ -64,7 +69,9 @@ def normal(answer: str) -> str:
 def integer(answer: str) -> int | None:
     """The integer that a text denotes, such as `+033`, `1,234` or `\\text{33}`; None for anything else, or beyond DIGITS."""
     plain = bare(answer).replace("{,}", ",") if len(answer) <= DIGITS else ""
-    return int(re.sub("[, ]", "", plain.partition(".")[0])) if _INTEGER.fullmatch(plain) else None
+    if not _INTEGER.fullmatch(plain) or ("," in plain and ", " in unwrapped(answer)):  # 120, 240 are two
+        return None
+    return int(re.sub("[, ]", "", plain.partition(".")[0]))
 
 
 def same(answer: str, right: str) -> bool:
@@ -86,24 +93,31 @@ def same(answer: str, right: str) -> bool:
         return False
     from gspo.rewards.equality import equal
 
-    wanted = _trees(right)
+    names = {name for text in (one, two) for name in _FACTORS.findall(text) if name}
+    wanted = _trees(right, names)
     several = any(tree[0] == "list" for tree in wanted)
     try:
-        return any(equal(a, b) for b in wanted for a in _trees(answer, comma=not several))
+        return any(equal(a, b) for b in wanted for a in _trees(answer, names, "list" if several else "decimal"))
     except RecursionError:  # hundreds of signs in a row
         return False
 
 
-def _trees(text: str, comma: bool = False) -> list[Tree]:
-    """How a text can be read: 2e-1 is a power of ten, or e less 1. comma: 3,14 may be a decimal number, as may 0,5."""
+def _trees(text: str, factors: Collection[str], comma: str = "") -> list[Tree]:
+    """How a text can be read: 2e-1 is a power of ten, or e less 1. factors: names that may stand before brackets as factors.
+    comma: 3,14 may be a "decimal" number, as may 0,5; and 120,240 a "list".
+    """
     from gspo.rewards.reader import read
 
     text = tidy(_DOLLARS.sub(r"\1\2\\text{ dollars}", text.strip()))
     if (whole := WRAPPED.fullmatch(text)) is not None:
         text = tidy(whole[1])
     texts = [text, re.sub(r"(?<=[0-9])e(?=[+-])", " e ", text)]
+    if factors:
+        texts.append(re.sub(rf"(?<=[{''.join(factors)}])\(", " (", text))
+    if comma == "list":
+        texts.append(re.sub("(?<=[0-9]),(?=[0-9])", ", ", text))
     if re.fullmatch(
-        r"[+-]?0,[0-9]+" if not comma else r"[+-]?(0|[0-9]+(?=,([0-9]{1,2}|[0-9]{4,})\b)),[0-9]+( ?\\?%)?", text
+        r"[+-]?0,[0-9]+" if comma != "decimal" else r"[+-]?(0|[0-9]+(?=,([0-9]{1,2}|[0-9]{4,})\b)),[0-9]+( ?\\?%)?", text
     ):
         texts.append(text.replace(",", "."))
     trees = []

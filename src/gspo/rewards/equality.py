@@ -1,8 +1,8 @@
 """Whether two answers, as trees (notation.py), are equal: exactly where both are exact, else within a relative 1e-6.
 
 Numbers are fractions as long as they can be, and else floats of so many digits that rounding is far below each of their
-parts. Expressions with variables are compared at fixed random points. Work is bounded: what would be too large to compute
-equals only what is written alike.
+parts. Expressions with variables are compared at fixed points, some of them whole numbers. Work is bounded: what would be
+too large to compute equals only what is written alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from gspo.rewards.notation import Tree
 CLOSE = Fraction(1, 10**6)  # relative difference of decimals
 DIGITS = 60  # of floats, beside twice the magnitude of what they are computed from
 MOST = 64  # items that are compared in any order
-_POINTS = ("positive", "positive", "signed", "signed", "whole", "whole", "small", "large")
+_SCALES = {"positive": 0, "signed": 0, "small": -6, "hundred": 2, "thousand": 3, "large": 6}  # powers of ten
+_POINTS = ("positive", "signed", *_SCALES)
+# Whole numbers for the first four names. A name is odd at four of the eight points, no two names at the same four, and at
+# two, where it is odd and even, it is larger than the others together.
+_WHOLE = (
+    (35, 6, 5, 4, 26, 8, 1, 7), (3, 29, 2, 4, 5, 40, 6, 1), (4, 5, 37, 8, 6, 7, 28, 1), (3, 7, 4, 34, 6, 2, 5, 33)
+)  # fmt: skip
+_ASKED = ("sin", "cos", "tan", "cot", "sec", "csc", "max", "min", "gcd", "lcm")
 _INFINITE: Tree = ("constant", "infinity")
 _REALS: Tree = ("sequence", "(", ")", ("product", ("number", Fraction(-1), 0), _INFINITE), _INFINITE)
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "!=": "!=", "=": "="}
@@ -33,6 +40,9 @@ def equal(a: Tree, b: Tree) -> bool:
     if {a[0], b[0]} == {"both", "either"}:
         return False
     a, b = _plain(a), _plain(b)
+    for stated in (a, b):
+        if stated[0] == "relation" and "≈" in stated[1]:
+            return any(equal(each, b) if stated is a else equal(a, each) for each in _approximations(stated))
     if b[0] == "percent" and a[0] != "percent" and equal(a, b[1]):
         return True
     if "quantity" in (a[0], b[0]):
@@ -65,17 +75,48 @@ def _plain(tree: Tree) -> Tree:
     return ("list", *tree[1:]) if tree[0] in ("both", "either") else tree
 
 
+def _approximations(tree: Tree) -> list[Tree]:
+    """What a relation with ≈ says: what is before it or what is after it, if there is one and these are about equal."""
+    signs, members = tree[1], tree[2:]
+    at = signs.index("≈")
+    equals = ("=",) * (len(signs) - 1)
+    if {*signs} <= {"=", "≈"} and signs.count("≈") == 1 and _near(members[at], members[at + 1]):
+        name = members[:1] if _symbols(members[0]) else ()
+        parts = members[: at + 1], (*name, *members[at + 1 :])
+        return [("relation", equals[: len(part) - 1], *part) if len(part) > 1 else part[0] for part in parts]
+    return [("relation", tuple("=" if sign == "≈" else sign for sign in signs), *members)]
+
+
+def _near(a: Tree, b: Tree) -> bool:
+    """Whether one of two values is the other one, rounded to its last digit."""
+    a, b = (tree[1] if tree[0] == "quantity" else tree for tree in (a, b))
+    places = [
+        literal[1] * scale
+        for tree in (a, b)
+        for part, scale in [(tree[1], Fraction(1, 100)) if tree[0] == "percent" else (tree, Fraction(1))]
+        if (literal := _literal(part)) is not None
+    ]
+    if not places or _symbols(a) | _symbols(b):
+        return False
+    try:
+        return any(abs(as_float(x) - as_float(y)) * 2 <= as_float(max(places)) for x, y, _ in _at_points(a, b))
+    except Undefined:
+        return False
+
+
 def _relations(a: Tree, b: Tree) -> bool:
     if a[0] != b[0]:
         stated, other = (a, b) if a[0] == "relation" else (b, a)
-        if (members := _defined(stated)) is not None:
+        if (members := _defined(stated)) is None and (stated is a or stated[2][0] != "sum"):
+            members = _asked(stated)
+        if members is not None:
             return all(equal(member, b) if stated is a else equal(a, member) for member in members)
         ends = _interval(stated)
         return ends is not None and other[0] == "sequence" and (equal(ends, b) if stated is a else equal(a, ends))
     for stated, other in ((a, b), (b, a)):
         if stated[1] == ("in",) != other[1]:
             return stated[2] in other[2:] and (equal(stated[3], b) if stated is a else equal(a, stated[3]))
-    if a[2] == b[2] and (one := _defined(a)) is not None and (two := _defined(b)) is not None:
+    if a[2] == b[2] and (one := _defined(a) or _asked(a)) and (two := _defined(b) or _asked(b)):
         return all(equal(x, y) for x in one for y in two)
     if (one_interval := _interval(a)) is not None and (two_interval := _interval(b)) is not None:
         return _symbols(a) == _symbols(b) and equal(one_interval, two_interval)
@@ -94,6 +135,30 @@ def _defined(tree: Tree) -> Sequence[Tree] | None:
     if {*tree[1]} == {"="}:
         return tree[3:] if named else tree[2:] if not _symbols(tree) else None
     return tree[3:] if named and tree[1] == ("in",) else None
+
+
+def _asked(tree: Tree) -> Sequence[Tree] | None:
+    """The values that a relation gives what a problem asks for, as in m + n = 113 or P(X = 2) = 1/6; None for others, such
+    as x^2 = 4 and 2x = 6, which have another solution than their right side.
+    """
+    left, values = tree[2], tree[3:]
+    if {*tree[1]} != {"="} or any(_symbols(value) for value in values):
+        return None
+    if left[0] == "sequence":  # (x, y) = (3, 4)
+        return values if left[1:3] == ("(", ")") and all(part[0] == "symbol" for part in left[3:]) else None
+    if left[0] == "call":  # |AB| or \cos A
+        asked = _capitals(left[2]) if left[1] == "abs" else left[1] in _ASKED and all(map(_named, left[2:]))
+    elif left[0] == "product":  # P(X = 2)
+        word = left[2][0] == "symbol" and left[2][1].isalpha() and len(left[2][1]) > 1
+        asked = _capitals(left[1]) and (word or left[2][0] in ("relation", "union", "intersection", "number"))
+    else:
+        asked = left[0] == "sum" and _named(left)
+    return values if asked else None
+
+
+def _named(tree: Tree) -> bool:
+    """Whether a tree is a name or a sum of names."""
+    return all(map(_named, tree[1:])) if tree[0] == "sum" else tree[0] == "symbol" or _capitals(tree)
 
 
 def _capitals(tree: Tree) -> bool:
@@ -206,11 +271,15 @@ def _values(a: Tree, b: Tree) -> bool:
     exact = not any(part[0] == "number" and part[2] for tree in (a, b) for part in _walk(tree))
     if not exact and (one := _literal(a)) and (two := _literal(b)) and abs(one[0] - two[0]) * 2 >= max(one[1], two[1]):
         return False  # two numbers that differ in the last digit that both have
+    agreed = 0
     try:
-        agreed = [_agree(*pair, exact) for pair in _at_points(a, b)]
+        for pair in _at_points(a, b):
+            if not _agree(*pair, exact):
+                return False
+            agreed += 1
     except Undefined:
         return False
-    return all(agreed) and len(agreed) >= (2 if _symbols(a) | _symbols(b) else 1)
+    return agreed >= (2 if _symbols(a) | _symbols(b) else 1)
 
 
 def _proportional(a: Tree, b: Tree, sign: int) -> bool:
@@ -239,13 +308,14 @@ def _agree(x: Any, y: Any, size: int, exact: bool) -> bool:
 
 def _at_points(a: Tree, b: Tree) -> Iterator[tuple[Any, Any, int]]:
     """Both values where both exist and are real, unless there is an i in one of them, with the size of their parts."""
-    names = _symbols(a) | _symbols(b)
+    names = sorted(_symbols(a) | _symbols(b))
     if any(name.startswith(("\\mathbb", "\\emptyset")) for name in names):
         raise Undefined
     complex_ = any(part == ("constant", "i") or part[:2] == ("call", "cis") for tree in (a, b) for part in _walk(tree))
-    work = [WORK]
-    for k, kind in enumerate(_POINTS if names else _POINTS[:1]):
-        point = {name: _coordinate(k, kind, name) for name in names}
+    reals = [{name: _coordinate(k, kind, name) for name in names} for k, kind in enumerate(_POINTS)]
+    whole = [{name: Fraction(_WHOLE[i % 4][(k + i // 4) % 8]) for i, name in enumerate(names)} for k in range(8)]
+    work = [WORK * 2 if names else WORK]
+    for point in [*reals, *whole] if names else [{}]:
         try:
             values, size = _both(a, b, point, work)
         except Undefined:
@@ -270,7 +340,5 @@ def _both(a: Tree, b: Tree, point: dict[str, Fraction], work: list[int]) -> tupl
 
 def _coordinate(k: int, kind: str, name: str) -> Fraction:
     rng = random.Random(f"{k} {name}")
-    if kind == "whole":
-        return Fraction(rng.randint(2, 12))
     value = Fraction(rng.randint(2 * 10**5, 3 * 10**6), 10**6 + 3)
-    return value * {"positive": 1, "signed": rng.choice((-1, 1)), "small": Fraction(1, 10**6), "large": 10**6}[kind]
+    return value * Fraction(10) ** _SCALES[kind] * (rng.choice((-1, 1)) if kind == "signed" else 1)

@@ -30,7 +30,7 @@ _CHARACTERS = str.maketrans(
         "−": "-", "‐": "-", "‑": "-", "⁄": "/", "∕": "/", "∶": ":", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
         "∙": r"\cdot ", "∗": "*", "÷": r"\div ", "±": r"\pm ", "∓": r"\mp ", "√": " sqrt ", "π": r"\pi ", "∞": r"\infty ",
         "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ", "∖": r"\setminus ",
-        "∅": r"\emptyset ", "∈": r"\in ", "°": r"^\circ ", "٫": ".", "٬": ",",
+        "∅": r"\emptyset ", "∈": r"\in ", "°": r"^\circ ", "′": "'", "’": "'", "٫": ".", "٬": ",",
     }
 )  # fmt: skip
 _LAYOUT = re.compile(
@@ -59,6 +59,8 @@ _SAME = tuple(
             r" ?((?!.*\\text)(?=.*(?:[<>=]|\\[lg][et])).*\1.*)\\\}$",
             r"\2",
         ),
+        (r"(?:(?<![a-zA-Z\\])m ?)?\\(?:measured)?angle(?![a-zA-Z])", r"\\angle"),  # m\angle A
+        (r" ?\^ ?(?:\\prime(?![a-zA-Z])|\{((?: ?\\prime)+) ?\})", lambda m: "'" * m[0].count("prime")),
         (r"(?<=m) s ?\^ ?\{-(?:1|(2))\}", lambda m: f"/s^{m[1]}" if m[1] else "/s"),
         (r"^(?:=|\\approx) ?", ""),
         (r"(?<=[0-9])(?=(?:[ckm]m|kg|mph|hrs?|ft|lbs?|oz|yd|[a-z]{5,})(?![a-zA-Z]))", " "),  # 5cm
@@ -98,12 +100,17 @@ def _plain(text: str) -> str:
     return text if text.isascii() else "".join(str(unicodedata.decimal(each, each)) for each in text)
 
 
-def bare(text: str) -> str:
-    """The text, tidy and without text wrappers and spaces, except spaces between digits."""
+def unwrapped(text: str) -> str:
+    """The text, tidy and without text wrappers."""
     text = tidy(text)
     while (plain := WRAPPED.sub(r"\1", text)) != text:
         text = plain
-    text = re.sub(r"(?<![0-9]) | (?![0-9])", "", _ended(text))
+    return _ended(text)
+
+
+def bare(text: str) -> str:
+    """The text, tidy and without text wrappers and spaces, except spaces between digits."""
+    text = re.sub(r"(?<![0-9]) | (?![0-9])", "", unwrapped(text))
     return re.sub(r"mod\{([0-9]+)\}", r"mod\1", text)
 
 
@@ -117,7 +124,7 @@ _GREEK = (
 )
 SYMBOLS = {f"\\{name}": f"\\{name}" for name in _GREEK.split()} | {r"\varnothing": r"\emptyset", r"\R": r"\mathbb{R}"}
 RELATIONS = {
-    "=": "=", r"\approx": "=", "<": "<", r"\lt": "<", ">": ">", r"\gt": ">", "<=": "<=", r"\le": "<=", r"\leq": "<=",
+    "=": "=", r"\approx": "≈", "<": "<", r"\lt": "<", ">": ">", r"\gt": ">", "<=": "<=", r"\le": "<=", r"\leq": "<=",
     r"\leqslant": "<=", ">=": ">=", r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=", "!=": "!=", r"\ne": "!=", r"\neq": "!=",
     r"\in": "in",
 }  # fmt: skip
@@ -138,22 +145,29 @@ BASE = re.compile(
     rf" ?_ ?(?:\{{ ?(?:{WRAP}\{{ ?)?\(?(?:base ?)?\}}? ?(?P<base>\w+)\)?\}}? ?\}}|(?P<digit>[0-9]))"
 )
 BASES = {name: base for base, name in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], 2)}
+STARTS = {*RIGHT, *AROUND, *SYMBOLS, *CONSTANTS, *FRACTIONS, *BINOMIALS, "{", r"\sqrt", r"\mathbb", r"\angle"}
+STARTS |= {f"\\{name}" for name in FUNCTIONS}  # tokens with which a factor begins
 FACTORIALS = {"!": "factorial", "!!": "double factorial"}
 MIXED = re.compile(r" ?([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])")
 TOKEN = re.compile(r" ?(\\[a-zA-Z]+|\\.|\*\*|<=|>=|!=|!!+|.)")
 NAME = re.compile(r" ?([A-Za-zͰ-Ͽ]+)")
+ANGLE = re.compile(r" ?\\angle ?\{? ?([A-Z]+|[a-z0-9]|\\[a-z]+) ?\}?(?![A-Za-z])")
+DEFINED = re.compile(r"\([a-z](?:, ?[a-z])*\) ?=")  # P(x) = ... defines a function
+PRIMES = re.compile("'+")
 SUBSCRIPT = re.compile(r" ?_ ?(?:\{([^{}]*)\}|([0-9A-Za-z])|(\\[a-zA-Z]+))")
 AND = re.compile(
     rf" ?[,;]? ?(?:{WRAP}\{{ ?(?:and|or) ?\}}|(?:and|or)(?![a-zA-Z])|\\(?:lor|land|vee|wedge)(?![a-zA-Z]))| ?[,;]"
 )
-WORD = re.compile(rf" ?([A-Za-z]{{2,3}})(?= ?(?:$|[,;)\]}}]|\\[}}]|(?:{WRAP}\{{ ?)?(?:and|or)(?![a-zA-Z])))")
+WORD = re.compile(
+    rf" ?(?![xyz]+(?![A-Za-z]))([A-Za-z]{{2,3}})(?= ?(?:$|[,;)\]}}]|\\[}}]|(?:{WRAP}\{{ ?)?(?:and|or)(?![a-zA-Z])))"
+)
 
 
 def listed(items: list[Tree], words: str) -> Tree:
     """The tree of items beside each other. words: What stood between them."""
     if len(items) == 1:
         return items[0]
-    inequalities = all(item[0] == "relation" and {*item[1]}.isdisjoint(("=", "in")) for item in items)
+    inequalities = all(item[0] == "relation" and {*item[1]}.isdisjoint(("=", "≈", "in")) for item in items)
     logical = "\\" in words and all(item[0] == "symbol" for item in items)
     kinds = [kind for kind, sign in (("both", "and|wedge"), ("either", r"\bor|lor|vee")) if re.search(sign, words)]
     return (kinds[0] if (inequalities or logical) and len(kinds) == 1 else "list", *items)

@@ -11,8 +11,6 @@ from gspo.rewards.notation import Tree, UnreadableAnswer, bare
 from gspo.rewards.units import measured, unit
 
 _PM, _MP = (re.compile(rf"\\{name}(?![a-zA-Z])") for name in ("pm", "mp"))
-_STARTS = {*n.RIGHT, *n.AROUND, *n.SYMBOLS, *n.CONSTANTS, *n.FRACTIONS, *n.BINOMIALS, "{", r"\sqrt", r"\mathbb"}
-_STARTS |= {f"\\{name}" for name in n.FUNCTIONS}  # tokens with which a factor begins
 
 
 def read(text: str) -> Tree:
@@ -118,12 +116,14 @@ class _Reader:
                 return tree
 
     def more(self, token: str) -> bool:
-        """Whether another factor begins without a sign between. A number does not: 2 3 and x2 are not read."""
-        if not token or token[0].isdigit() or token in self.closing[-1:]:
+        """Whether another factor begins without a sign between. A number does after ! alone: 2 3 and x2 are not read."""
+        if not token or token in self.closing[-1:]:
             return False
+        if token[0].isdigit():
+            return self.text[self.at - 1] == "!"
         if n.AND.match(self.text, self.at) or unit(self.text, self.at):
             return False
-        return token in _STARTS or token.isalpha() or bool(n.NAMED.match(self.text, self.at))
+        return token in n.STARTS or token.isalpha() or bool(n.NAMED.match(self.text, self.at))
 
     def power(self) -> Tree:
         tree = self.atom()
@@ -182,6 +182,8 @@ class _Reader:
         if token == r"\mathbb":
             found = self.match(re.compile(r" ?\\mathbb ?(?:\{ ?([A-Z]) ?\}|([A-Z]))"))
             return self.named(f"\\mathbb{{{found[1] or found[2]}}}" if found else token)
+        if angle := self.match(n.ANGLE):
+            return ("symbol", rf"\angle {angle[1]}")
         if word := self.match(n.NAMED):
             return self.named(" ".join(word[1].split()))
         return self.word()
@@ -202,14 +204,15 @@ class _Reader:
             return self.function(name)
         if not re.fullmatch(r"\\?[^\W\d_ ]+( [^\W\d_ ]+)*|\\mathbb\{\w\}", n.SYMBOLS.get(name, name)):
             raise UnreadableAnswer(name)
-        index = self.match(n.SUBSCRIPT)
-        if index is None and name in n.CONSTANTS:
+        index, primes = self.match(n.SUBSCRIPT), self.match(n.PRIMES)
+        if index is None and primes is None and name in n.CONSTANTS:
             return ("constant", n.CONSTANTS[name])
         name = n.SYMBOLS.get(name, name if len(name) == 1 else name.casefold() if name[0] != "\\" else name)
         name += f"_{bare(index[1] or index[2] or index[3] or '')}" if index else ""
-        if name[0] in "fgh" and self.text[self.at : self.at + 1] == "(":
-            return ("call", f"function {name}", *self.arguments())
-        return ("symbol", name)
+        called = name[0] in "fgh" or (len(name) == 1 and n.DEFINED.match(self.text, self.at))
+        called = called and self.text.startswith("(", self.at)
+        name = (primes[0] if primes else "") + name
+        return ("call", f"function {name}", *self.arguments()) if called else ("symbol", name)
 
     def function(self, name: str) -> Tree:
         base: Tree | None = None

@@ -19,11 +19,14 @@ _NAMES = {
     }.items()
     for name in (short, *names.split())
 }  # fmt: skip
+_LETTERS = "ABCFGHJKLMNSTVWdghlmstu"  # that are units in \text or \mathrm; others are names and constants, such as i and e
 # Words that change what a number beside them is worth are no unit.
 _WORTH = re.compile(
-    r"\b(squared|cubed|factorial|hal(f|ves)|thirds?|quarters?|below|less|more|not|minus|plus|times|root|of|pi|and|or)\b"
+    r"\b(squared|cubed|factorial|hal(f|ves)|thirds?|quarters?|below|less|least|fewer|more|most|greater|negative|not|minus|"
+    r"plus|times|root|of|pi|and|or|"
+    r"(four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|\w+illion)ths?)\b"
 )
-_WRAPPED, _CIRCLE = rf"{WRAP}\{{((?:[^{{}}]|\{{[^{{}}]*\}})*+)\}}", r"\^ ?\{? ?\\circ ?\}?|\\degree"
+_WRAPPED, _CIRCLE = rf"(?!\\(?:mathb|bm|bold)){WRAP}\{{((?:[^{{}}]|\{{[^{{}}]*\}})*+)\}}", r"\^ ?\{? ?\\circ ?\}?|\\degree"
 _WORD = rf"(?>{_WRAPPED}| [A-Za-z]++|(?:{_CIRCLE})(?: ?[CF](?![a-z]))?)(?: ?\^ ?\{{?-?[0-9]\}}?)?+"
 _UNIT = re.compile(rf" ?{_WORD}(?>(?> ?/ ?|\\cdot)?+ ?{_WORD}|/[A-Za-z]++(?: ?\^ ?\{{?-?[0-9]\}}?)?+)*+")
 _RATE = re.compile(r" ?(?:[ckm]?m|mi|ft|k?g)(?:/| per )(?:s|h|l|min|sec|hour|second)(?![a-zA-Z])")  # such as 5 m/s
@@ -48,6 +51,8 @@ def unit(text: str, at: int) -> tuple[list[str], int] | None:
         known = plain.casefold().removesuffix("s") in _NAMES if len(plain) > 1 else plain in "CF" and "degree" in words
         function = any(plain[:-1] == name for name in FUNCTIONS)  # sinx is none
         if plain and not known and not rate and (len(plain) < 4 or function):
+            return None
+        if re.fullmatch(f" *(?![{_LETTERS}])[A-Za-z] *", wrapped):
             return None
         words += ["degree"] if circle else re.findall(r"[^\W\d_]+|[€£¥₹¢°/0-9-]", wrapped or plain or sign)
     return None if not words or _WORTH.search(" ".join(words).casefold()) else (words, found.end())
