@@ -2,14 +2,18 @@ from contextlib import contextmanager
 
 import pytest
 
+from gspo.agents.environment import Step
 from gspo.agents.episodes import Episodes
 from gspo.assembly.samplers import EVAL_SEED, evaluator_of, samplers_of, samplings
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.vllm.process import free_port
 from gspo.config.files import from_dict
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
 from tests import tiny_run
+from tests.backends.vllm.engines import Bigrams, Engines
+from tests.serving import served
 from tests.training.whole import numbers, train
 
 
@@ -20,6 +24,16 @@ class Room:
 
     def __init__(self, row):
         self.row = row
+
+
+class Endless(Room):
+    """One that always asks on."""
+
+    async def start(self):
+        return [{"role": "user", "content": "what is in the box"}]
+
+    async def step(self, turn):
+        return Step([{"role": "user", "content": "and then"}])
 
 
 def opened(policy, **sections):
@@ -103,3 +117,21 @@ def test_a_task_with_an_environment_is_played(policy):
         assert isinstance(train, Episodes) and train is held_out
     with pytest.raises(ValueError, match="has no function 'Roam', did you mean Room"):
         opened(policy, task=task | {"environment": f"{__name__}:Roam"}).__enter__()
+
+
+def test_an_episode_ends_where_the_context_of_its_engine_does():
+    """Which refuses the turn after that; the model reads on."""
+    engines, policy = Engines(), HFPolicy(served.tiny())
+    short, long = free_port(), free_port()
+    try:
+        config = from_dict({
+            "sampler": {"engine": "vllm", "urls": [engines.start(short, "--context=70"), engines.start(long)]},
+            "task": {"source": "rows.jsonl", "environment": f"{__name__}:Endless", "max_turns": 100},
+        })  # fmt: skip
+        with samplers_of(config, policy, Bigrams(1, policy.model.config.vocab_size)) as (sampler, _):
+            (one,) = sampler.generate([Prompt("p", "", (2, 3))], 1, Sampling(8, seed=0, stop_ids=policy.model.stop_ids))
+    finally:
+        for port in engines.processes:
+            engines.kill(port)
+    assert one.stop == "length" and one.reward_parts["turns/context_full"] == 1 and one.error is None
+    assert 50 < len(one.tokens) <= 70 == policy.model.context_length

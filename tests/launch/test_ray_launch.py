@@ -3,13 +3,16 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from gspo.launch.ray_launch import numbered
+from gspo.config.rollout import SamplerConfig
+from gspo.launch.ray_launch import connected, numbered
 from tests.launch.ray_cluster import OWN, cluster_of
 from tests.launch.started import apart, begin, completions, finished, steps, wait_for
 
@@ -130,3 +133,28 @@ def test_what_cannot_be_done_with_ray_is_refused(place):
 def test_ranks_of_a_machine_are_numbered_in_a_row():
     assert numbered([("a", "3"), ("b", "0"), ("a", "1")]) == [(0, 2, 0, "3,1"), (2, 2, 1, "3,1"), (1, 1, 0, "0")]
     assert numbered([("a", "")] * 2) == [(0, 2, 0, ""), (1, 2, 1, "")]
+
+
+@pytest.mark.parametrize(("has", "then", "kind"), [(4.0, 0.0, "GPU"), (0.0, 4.0, "CPU")])
+def test_a_restart_asks_for_what_the_run_began_with(monkeypatch, has, then, kind):
+    """It waits for a machine with GPUs instead of going on with CPUs. What Ray would tell is given: no GPU is needed."""
+    resources, asked = {"CPU": 8.0, "GPU": has}, []
+
+    def placement_group(bundles, strategy):
+        asked.append(bundles)
+        raise InterruptedError
+
+    places = SimpleNamespace(placement_group=placement_group, remove_placement_group=None)
+    util = SimpleNamespace(placement_group=places, get_node_ip_address=lambda: "10.0.0.1")
+    nothing = lambda **options: None  # noqa: E731
+    ray = SimpleNamespace(init=nothing, shutdown=nothing, cluster_resources=lambda: resources, util=util)
+    for name, module in (("ray", ray), ("ray.util", util), ("ray.util.placement_group", places)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with connected(1.0, SamplerConfig()) as (start, address):
+        for _ in range(2):
+            with pytest.raises(InterruptedError), start(["gspo"], 2, {}):
+                pass
+            resources["GPU"] = then
+    assert asked == [[{kind: 1}] * 2] * 2 and address == "10.0.0.1"

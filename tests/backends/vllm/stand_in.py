@@ -1,6 +1,7 @@
 """A program that answers as vLLM's server does and samples from a table of bigrams: it starts at once.
 
-With --stale it keeps the first weights that it is given, and says that it has the new ones.
+With --stale it keeps the first weights that it is given, and says that it has the new ones; with --context=N it refuses
+prompts of N tokens.
 """
 
 import argparse
@@ -24,8 +25,8 @@ GENERATE = "/inference/v1/generate"
 class Engine:
     """Its weights, the requests under way, and what was counted."""
 
-    def __init__(self, pace, stale):
-        self.pace, self.stale = pace, stale
+    def __init__(self, pace, stale, context=None):
+        self.pace, self.stale, self.context = pace, stale, context
         self.table, self.version, self.swaps = None, "default", 0
         self.asleep = set()
         self.running = threading.Event()
@@ -128,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
         path, engine = urlsplit(self.path).path, self.server.engine
         query = dict(parse_qsl(urlsplit(self.path).query))
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
-        if path == GENERATE and not body:
+        if path == GENERATE and (not body or len(body["token_ids"]) >= (engine.context or 1e9)):
             self.answer(400, {})
             return
         try:
@@ -139,7 +140,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         engine = self.server.engine
         asleep = {"is_sleeping": bool(engine.asleep) or not engine.running.is_set()}
-        self.answer(200, asleep if self.path == "/is_sleeping" else engine.counts)
+        known = {"/is_sleeping": asleep, "/v1/models": {"data": [{"id": "model", "max_model_len": engine.context}]}}
+        self.answer(200, known.get(self.path, engine.counts))
 
     def answer(self, status, body):
         sent = json.dumps(body).encode()
@@ -173,7 +175,8 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int)
     parser.add_argument("--pace", type=float)
     parser.add_argument("--stale", action="store_true")
+    parser.add_argument("--context", type=int)
     given = parser.parse_args()
     server = Listening(("127.0.0.1", given.port), Handler)
-    server.engine = Engine(given.pace, given.stale)
+    server.engine = Engine(given.pace, given.stale, given.context)
     server.serve_forever(0.05)

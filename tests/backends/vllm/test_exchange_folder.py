@@ -22,17 +22,22 @@ with exchange(SamplerConfig(weight_dir={place!r}), Path({run!r})) as folder:
     (folder / "next" / "model.safetensors").write_bytes(b"half of it")
     for log in (Path({tmp!r}) / f"{{folder.name}}-vllm-0.log", Path({place!r}) / f"{{folder.name}}-vllm-1.log"):
         log.write_text("vLLM starts")
-    print(folder, flush=True)
+    child = os.fork() if {forks} else 0
+    if {forks} and not child:
+        os.closerange(0, 3)
+        signal.pause()
+    print(folder, child, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def killed(place, run):
-    """The folder that a process has left which was killed in it."""
-    script = DIES.format(place=str(place), run=str(run), tmp=tempfile.gettempdir())
+def killed(place, run, forks=False):
+    """The folder that a process has left which was killed in it. forks: also its child, which lives on."""
+    script = DIES.format(place=str(place), run=str(run), tmp=tempfile.gettempdir(), forks=forks)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    return Path(done.stdout.strip())
+    folder, child = done.stdout.split()
+    return (Path(folder), int(child)) if forks else Path(folder)
 
 
 @pytest.fixture
@@ -52,6 +57,15 @@ def test_what_a_killed_run_has_left_is_deleted_when_another_begins(tmp_path, giv
         sweep(given, tmp_path / "other")
         assert folder.exists()  # its lock is held
     assert not os.listdir(given.weight_dir) and not os.listdir(tmp_path / "tmp")
+
+
+def test_a_child_that_a_killed_run_has_forked_keeps_nothing(tmp_path, given):
+    left, child = killed(given.weight_dir, tmp_path / "run", forks=True)
+    try:
+        sweep(given, tmp_path / "other")
+        assert not left.exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,21 @@ def test_one_that_always_fails_is_given_up(fleet_of):
     assert [("left out" in note, "is back" in note) for note in sampler.notes[:2]] == [(True, False), (False, True)]
 
 
+def test_one_comes_back_though_nobody_can_be_told(fleet_of):
+    """As with a full disk."""
+    sampler, _ = fleet_of(1)
+    (member,), told = sampler.fleet.members, []
+
+    def full(text):
+        told.append(text)
+        raise OSError(28, "No space left on device")
+
+    sampler.fleet.notify = full
+    sampler.fleet.evict(member, member.generation, EngineError("status 500: out of luck"))
+    until(lambda: sampler.fleet.serving)
+    assert ["is left out" in text for text in told] == [True, False] and "is back" in told[1]
+
+
 def test_all_that_it_was_asked_moves_when_one_request_fails(fleet_of):
     """The others need not wait until they time out."""
     sampler, _ = fleet_of(3, timeout=1e6)

@@ -45,13 +45,14 @@ def test_what_is_refused_before_a_run_has_a_folder(tmp_path, changes, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_one_server_of_several_copies_gets_no_broadcast():
-    args = {"data_parallel_size": 2}
+@pytest.mark.parametrize("name", ["data_parallel_size", "data-parallel-size"])
+def test_one_server_of_several_copies_gets_no_broadcast(name):
+    args = {name: 2}
     given = SamplerConfig(engine="vllm", python=sys.executable, weight_transfer="broadcast", engine_args=args)
     message = r"data_parallel_size = 2\} and sampler.weight_transfer = .*: .* set sampler.engines instead, or set .*"
     with pytest.raises(ValueError, match=message):
         check_sampler(given)
-    for other in ({"weight_transfer": "folder"}, {"engine_args": {"data_parallel_size": 1}}):
+    for other in ({"weight_transfer": "folder"}, {"engine_args": {name: 1}}):
         check_sampler(replace(given, **other))
 
 
@@ -139,6 +140,16 @@ def test_an_engine_that_rounds_gets_adapters_merged(tmp_path, rounded):
     sampler = sampler_of(config, policy, PolicyWeights(policy, 0), tmp_path)
     (member,) = sampler.fleet.members
     assert member.engine.adapters == (not rounded) == ("--enable-lora" in member.engine.command)
+    sampler.close()
+
+
+def test_an_argument_with_dashes_goes_before_ours(tmp_path):
+    given = SamplerConfig(engine="vllm", python="py", engine_args={"enable-lora": False})
+    config = Config(sampler=given, lora=LoraConfig(rank=2))
+    policy = HFPolicy(adapted(build_tiny(DENSE, longest_match_tokenizer(PIECES)), config.lora))
+    sampler = sampler_of(config, policy, PolicyWeights(policy, 0), tmp_path)
+    (member,) = sampler.fleet.members
+    assert not member.engine.adapters and "--enable-lora" not in member.engine.command
     sampler.close()
 
 

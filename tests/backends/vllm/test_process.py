@@ -56,19 +56,26 @@ def test_an_end_takes_what_the_server_has_started(tmp_path):
     until(lambda: not stat.exists() or " Z " in stat.read_text())
 
 
-def test_its_standard_input_closes_when_its_trainer_is_gone(tmp_path):
-    """By that a server of ours ends, whatever has killed the trainer."""
+@pytest.mark.parametrize("forks", [False, True])
+def test_its_standard_input_closes_when_its_trainer_is_gone(tmp_path, forks):
+    """By that a server of ours ends, whatever has killed the trainer; also where a child that it forked lives on."""
     reads = "import sys; sys.stdin.read(); print('closed', flush=True)"
     begins = (
         "import os, sys, time; from pathlib import Path; from gspo.backends.vllm.process import LocalHost\n"
         f"LocalHost().begin([sys.executable, '-c', {reads!r}], Path('log'), {{}})\n"
-        "print('begun', flush=True)\ntime.sleep(10_000)"
+        f"child = os.fork() if {forks} else os.getpid()\n"
+        "if not child:\n    os.close(1)\n    time.sleep(10_000)\n"
+        "print(child, flush=True)\ntime.sleep(10_000)"
     )
     trainer = subprocess.Popen([sys.executable, "-c", begins], cwd=tmp_path, stdout=subprocess.PIPE)
-    assert trainer.stdout.readline() == b"begun\n"
-    trainer.kill()
-    trainer.communicate()
-    until(lambda: (tmp_path / "log").read_text() == "closed\n")
+    child = int(trainer.stdout.readline())
+    try:
+        trainer.kill()
+        trainer.communicate()
+        until(lambda: (tmp_path / "log").read_text() == "closed\n")
+    finally:
+        if forks:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_free_port_can_be_listened_at():

@@ -14,8 +14,10 @@ from gspo.backends.vllm.server import GENERATE
 from gspo.interfaces import SamplerError
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Rollout, Sampling
+from tests.backends.vllm.engines import Bigrams
 from tests.backends.vllm.tools import PROMPTS, choice, part, sampler_of
 from tests.patience import PATIENCE
+from tests.tiny_run import model
 
 
 @pytest.fixture(autouse=True)
@@ -148,3 +150,12 @@ def test_no_room_for_the_weights_is_said_with_the_remedy(engine, tmp_path):
 
     with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.weight_dir"):
         sampler.transfer.prepare(Full())
+
+
+def test_weights_that_cannot_be_put_in_place_end_the_run_with_a_checkpoint(engine, tmp_path):
+    """For a SamplerError it saves, if the version is that of its weights."""
+    sampler, weights = sampler_of(engine, tmp_path), Bigrams(4, model().config.vocab_size)
+    sampler.transfer.prepare = lambda weights: None  # as if somebody had deleted what it wrote
+    with pytest.raises(SamplerError, match=r"cannot take the place of the old ones in .*No such file"):
+        sampler.load(weights)
+    assert sampler.version == 4

@@ -1,11 +1,12 @@
 import asyncio
+import json
 import socket
 import sys
 
 import pytest
 
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.server import GENERATE, KEY, SIDE, Server, Swap
+from gspo.backends.vllm.server import GENERATE, KEY, SIDE, TAIL, Server, Swap
 from gspo.config.rollout import SamplerConfig
 from gspo.interfaces import SamplerError
 from tests.backends.vllm.tools import sampler_of
@@ -41,6 +42,43 @@ def test_a_server_with_a_key_answers_nobody_else(tmp_path):
         ours.stop()
 
 
+def test_how_much_a_request_may_have(engine):
+    """Adapters have no limit of their own, and not every server says what it is."""
+    told = [
+        ([{"id": "m", "max_model_len": 40}, {"id": "policy", "max_model_len": None}], 40), ([{"id": "m"}], None), ([], None),
+        (None, None), (["m"], None),
+    ]  # fmt: skip
+    for cards, limit in told:
+        text = json.dumps({"data": cards}).encode()
+        engine.handler.do_GET = lambda handler, text=text: answer(handler, text, "application/json")
+        assert Server(engine.url).context() == limit
+    engine.handler.do_GET = engine.handler.do_POST
+    assert Server(engine.url).context() is None
+    engine.lacks.add("/v1/models")
+    assert Server(engine.url).context() is None
+
+
+def test_what_a_server_said_last_is_read_once_for_all_requests(tmp_path, monkeypatch):
+    """And no more than the end of it, however long its log is."""
+    log, read, output = tmp_path / "vllm.log", [], Server._output
+    monkeypatch.setattr(Server, "_output", lambda server: read.append(output(server)) or read[-1])
+    log.write_text("Error: long ago\n" + "a line\n" * TAIL + "Error: the cause\nand so on\n")
+    server = Server("http://127.0.0.1:9", ["vllm"], log)
+
+    async def many():
+        found = await asyncio.gather(*[server.ask({}, 10.0) for _ in range(20)], return_exceptions=True)
+        await server.hang_up()
+        return found
+
+    assert all(str(error).endswith("vllm.log says: Error: the cause") for error in asyncio.run(many()))
+    assert [len(text) for text in read] == [TAIL]
+    with open(log, "a") as file:
+        file.write("Error: the end\n")
+    assert server.last_words().endswith("Error: the cause | Error: the end")
+    server._begun = log.stat().st_size  # as it starts again
+    assert server.last_words().endswith("says: ")
+
+
 COUNTED = """# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.
 vllm:spec_decode_num_draft_tokens_created{engine="0"} 1.7e+09
 vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} %s
@@ -69,8 +107,9 @@ def test_how_many_drafted_tokens_were_accepted(engine, tmp_path):
     assert "engines/draft_acceptance" not in sampler.counts()  # nobody was asked
 
 
-def answer(handler, text):
+def answer(handler, text, kind="text/plain"):
     handler.send_response(200)
+    handler.send_header("Content-Type", kind)
     handler.end_headers()
     handler.wfile.write(text)
 

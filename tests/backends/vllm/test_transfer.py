@@ -16,7 +16,7 @@ from gspo.backends.vllm.process_groups import Link
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
 from gspo.interfaces import SamplerError
-from tests.backends.vllm.engines import CPU, LONG, PROMPTS, tokens, until
+from tests.backends.vllm.engines import CPU, LONG, PROMPTS, Bigrams, tokens, until
 from tests.patience import PATIENCE
 
 
@@ -58,6 +58,20 @@ def test_engines_sample_as_through_the_folder(fleet_of, tmp_path):
             sampled.append(tokens(sampler.generate(PROMPTS, 4, LONG)))
     assert sampled[0] == sampled[2] != sampled[1] == sampled[3] and not sampler.notes
     assert sampler.counts()["sync/copies"] == 0
+
+
+def test_an_old_folder_that_cannot_be_deleted_is_in_nobodys_way(tmp_path, monkeypatch):
+    """NFS keeps files that an engine reads; it goes with a later update."""
+    transfer, weights = FolderTransfer(tmp_path, False), Bigrams(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda path, **options: None)
+        for _ in range(3):
+            transfer.prepare(weights)
+            transfer.commit(weights)
+    assert len(list(tmp_path.iterdir())) == 3
+    transfer.prepare(weights)
+    transfer.commit(weights)
+    assert [path.name for path in tmp_path.iterdir()] == ["weights"] and transfer.copies == 4
 
 
 @pytest.mark.parametrize("fleet_of", [IpcTransfer], indirect=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.process_groups import LAYER, apart, obstacle
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer, Transfer
+from gspo.config.engines import parallel_size
 from gspo.config.rollout import SamplerConfig
 
 
@@ -44,6 +44,6 @@ def check(transfer: str, engines: Sequence[Server], obstacles: Sequence[str]) ->
             raise ValueError(f'sampler.weight_transfer = "{transfer}": {engine.name}: {why}, or set "folder"')
 
 
-def copies_of(given: SamplerConfig) -> Any:
+def copies_of(given: SamplerConfig) -> int:
     """Data-parallel copies of the model in a server to start: vLLM has only the first copy join a group."""
-    return given.engine_args.get("data_parallel_size", 1)
+    return parallel_size(given.engine_args, "data")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gspo.backends.vllm.process import close_in_children
 from gspo.config.rollout import SamplerConfig
 
 MEMORY, LOCK = Path("/dev/shm"), "lock"
@@ -34,6 +35,7 @@ def exchange(given: SamplerConfig, run: Path | None) -> Iterator[Path]:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             json.dump(owner(run), lock)
             lock.flush()
+            close_in_children(lock)
             begun.rename(begun.with_name(LOCK))  # renamed last, so that nobody sees it unlocked
             yield Path(scratch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,6 +17,8 @@ from gspo.agents.threads import begin
 from gspo.backends.vllm.errors import EngineError, blamed
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.weight_check import Check
+
+logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3  # consecutive failures, without an answer in between, after which an engine is given up
 PAUSE = 0.5  # seconds before a failed engine is restarted or polled again
@@ -212,7 +215,7 @@ class Fleet:
             if member.generation == generation and member.state in (State.PAUSED, State.READMITTING):
                 if member.evicted_at:
                     away = time.monotonic() - member.evicted_at
-                    self.notify(f"the vLLM engine {member.engine.name} is back after {away:.1f} s, and was proven")
+                    self._report(f"the vLLM engine {member.engine.name} is back after {away:.1f} s, and was proven")
                 member.evicted_at = 0.0
                 self._set(member, State.SERVING)
             return True
@@ -231,9 +234,16 @@ class Fleet:
             self._set(member, State.STARTING if again else State.LOST)
         self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in member.requests])
         count = f"failure {member.failures} in a row"
-        self.notify(f"the vLLM engine {member.engine.name} is left out and {then} ({count}): {error}")
         if again:
             begin(partial(self._bring_back, member, generation + 1))
+        self._report(f"the vLLM engine {member.engine.name} is left out and {then} ({count}): {error}")
+
+    def _report(self, text: str) -> None:
+        """Calls `notify`. If that fails, as with a full disk, the engine must come back nevertheless."""
+        try:
+            self.notify(text)
+        except Exception as error:
+            logger.debug(f"{text}; this could not be reported: {error}")
 
     def _bring_back(self, member: Member, generation: int) -> None:
         """Restarts the engine, or waits until it answers, and readmits it."""

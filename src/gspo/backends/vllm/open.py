@@ -20,13 +20,14 @@ from gspo.backends.hf.lora import EXPERTS
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.choose_transfer import choose_transfer, copies_of
 from gspo.backends.vllm.exchange_folder import exchange
+from gspo.backends.vllm.open_files import allow_connections
 from gspo.backends.vllm.process import EngineHost, LocalHost
 from gspo.backends.vllm.process_groups import LAYER
 from gspo.backends.vllm.routed_experts import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import KEY, SIDE, Server
 from gspo.backends.vllm.transfer import WEIGHTS
-from gspo.config.engines import PRECISION, devices_each, direct_arguments
+from gspo.config.engines import PRECISION, devices_each, direct_arguments, underscored
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.interfaces import Weights
@@ -70,6 +71,9 @@ def opened(
         try:
             sampler.fleet.start()
             engines = [member.engine for member in sampler.fleet.members]
+            # Conversations end at the shortest context, as at the model's own: vLLM would refuse the next turn.
+            limits = policy.model.most, *(engine.context() for engine in engines)
+            policy.model.most = min((limit for limit in limits if limit is not None), default=None)
             check_sleep(config.sampler, engines)
             layer = min(LAYER, config.scale.timeout / 2)  # other ranks wait for the next layer, and must not time out
             sampler.transfer = choose_transfer(config.sampler, policy, engines, scratch, layer)
@@ -112,6 +116,7 @@ def sampler_of(
 ) -> VLLMSampler:
     """The sampler and its engines, not yet started. Engines of ours find their first weights in `exchange`."""
     given, model, routers = config.sampler, policy.model, Routers.of(policy)
+    allow_connections(given)
     if given.quantization.startswith("int8") and routers is None:
         raise ValueError(
             f"sampler.quantization = {given.quantization!r}: vLLM rounds experts alone to it, and this model has none: "
@@ -127,7 +132,8 @@ def sampler_of(
         sleeps = {SLEEP: True} if given.sleep_level else {}
         # Not for every mixture: 34 MB for 32k tokens of 48 layers, and vLLM refuses it beside pipeline parallelism.
         experts = {FLAG: True} if routers and config.algorithm.router_replay == "R3" else {}
-        arguments = experts | sleeps | adapter_arguments(config, policy) | direct_arguments(given) | given.engine_args
+        ours = experts | sleeps | adapter_arguments(config, policy) | direct_arguments(given)
+        arguments = ours | underscored(given.engine_args)
         routers = routers if arguments.get(FLAG) else None
         adapters = model.adapted and bool(arguments.get("enable_lora")) and not direct_arguments(given, PRECISION)
         first = exchange / (BASE if adapters else WEIGHTS)

@@ -7,9 +7,10 @@ import os
 import signal
 import socket
 import subprocess
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Any, Protocol
 
 from gspo.distributed.environment import without_ranks
 
@@ -58,6 +59,8 @@ class LocalEngine(subprocess.Popen[bytes]):
                 command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 env=environment(os.environ if machine is None else machine, variables),
             )  # fmt: skip
+        assert self.stdin is not None
+        close_in_children(self.stdin)
 
     def end(self, grace: float = GRACE) -> None:
         """Ends the process and all its descendants. grace: seconds between SIGTERM and SIGKILL."""
@@ -93,3 +96,19 @@ def free_port(address: str = HERE) -> int:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         listener.bind((address, 0))
         return int(listener.getsockname()[1])
+
+
+_files: weakref.WeakSet[IO[Any]] = weakref.WeakSet()
+
+
+def close_in_children(file: IO[Any]) -> None:
+    """Has forked children close this file at once, which a child would otherwise keep open after this process was killed."""
+    _files.add(file)
+
+
+def _close_in_child() -> None:
+    for file in list(_files):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -122,8 +122,8 @@ class VLLMSampler:
             raise
         with self._control:
             self.fleet.pause_all()
+            self.version, self.temperature = weights.version, weights.temperature  # first, since `commit` may fail
             self.transfer.commit(weights)
-            self.version, self.temperature = weights.version, weights.temperature
             while not self.fleet.serving:
                 self._update(weights, self.fleet.paused())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import threading
 import time
@@ -29,6 +30,7 @@ SAMPLED = re.compile(r"^vllm:generation_tokens_total\b.* (\S+)$", re.MULTILINE) 
 DRAFTS = [
     re.compile(rf"^vllm:spec_decode_num_{kind}_tokens_total\b.* (\S+)$", re.MULTILINE) for kind in ("draft", "accepted")
 ]  # in the same answer
+TAIL = 1 << 18  # bytes of a log that are looked at, from its end
 IDLE = 2.0  # seconds until an idle connection is dropped: the server closes it after 5, possibly during a request
 
 
@@ -82,6 +84,7 @@ class Server:
         self._over = self._asleep = False
         self._drafts = 0.0, 0.0  # at the last look
         self._begun = 0  # offset in the log of the current process's output
+        self._quoted = (0, -1), ""  # the last words, and the offset and the size of the log that they are of
 
     @property
     def name(self) -> str:
@@ -153,6 +156,14 @@ class Server:
                 raise ValueError(f"sampler.urls: {self.name!r}: nothing answers ({error}): {remedy}") from None
             if answer.status_code in (403, 404, 405, 501):
                 raise ValueError(f"sampler.urls: {self.name!r}: {path} answers with {answer.status_code}: {remedy}")
+
+    def context(self) -> int | None:
+        """Tokens that a prompt and its completion may have together; None if the server does not say."""
+        try:
+            limits = [card.get("max_model_len") for card in self.call("/v1/models")["data"]]
+        except (EngineError, LookupError, TypeError, AttributeError):
+            return None
+        return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """A completion, or a part of one. Raises Refused if the server rejects the request, and EngineError for other
@@ -265,18 +276,27 @@ class Server:
         return send_request(method, f"{self.url}{path}", seconds, not self.ours, headers=self.headers, **options)
 
     def _output(self) -> bytes:
-        """The output of its current process; nothing if it runs elsewhere."""
-        return self.log.read_bytes()[self._begun :] if self.log is not None and self.log.exists() else b""
+        """The end of its current process's output; nothing if it runs elsewhere."""
+        if self.log is None or not self.log.exists():
+            return b""
+        with open(self.log, "rb") as file:
+            file.seek(max(self._begun, file.seek(0, os.SEEK_END) - TAIL))
+            return file.read(TAIL)
 
     def last_words(self) -> str:
-        """The first and last error lines of its log, or its last lines if there are none."""
+        """The first and last error lines at the end of its log, or its last lines if there are none."""
         if self.log is None:
             return "it runs elsewhere: look at its log"
+        of = self._begun, self.log.stat().st_size if self.log.exists() else 0
+        if of == self._quoted[0]:  # all requests of an engine that died ask for the same
+            return self._quoted[1]
         lines = self._output().decode("utf-8", errors="replace").strip().splitlines()
         # The first error is the cause, the last ones are consequences.
         errors = [line for line in lines if re.search(r"rror[:,] ", line) and " WARNING " not in line]
         quoted = [*errors[:1], *errors[1:][-2:]] or lines[-3:]
-        return f"{self.log} says: " + " | ".join(line[-300:] for line in quoted)
+        words = f"{self.log} says: " + " | ".join(line[-300:] for line in quoted)
+        self._quoted = of, words
+        return words
 
     def stop(self) -> None:
         """Stops a server of ours for good, even during its start. Wakes a server that is not ours."""

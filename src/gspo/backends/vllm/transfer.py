@@ -5,6 +5,7 @@ with the trainer.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
 import time
 import weakref
@@ -27,7 +28,7 @@ from gspo.backends.vllm.process_groups import LAYER, Link, joined
 from gspo.backends.vllm.server import Swap
 from gspo.interfaces import SamplerError, Weights
 
-WEIGHTS, NEXT, OLD = "weights", "next", "old"  # folders of the exchange: current, being written, previous
+WEIGHTS, NEXT, OLD = "weights", "next", "old"  # folders of the exchange: current, being written, previous ones
 Packed = tuple[tuple[int, int], Tensor]  # sizes and payload of a layer (plugin/gspo_transfer.py)
 Message = tuple[tuple[int, int], Tensor | None]  # a layer, or the end marker
 
@@ -42,7 +43,9 @@ class Transfer:
         """Prepares new weights while the engines still sample with the old ones. Raises SamplerError."""
 
     def commit(self, weights: Weights) -> None:
-        """Makes these the weights that engines get from now on. A returning engine may still be getting the old ones."""
+        """Makes these the weights that engines get from now on. A returning engine may still be getting the old ones. Raises
+        SamplerError.
+        """
         raise NotImplementedError
 
     def send(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
@@ -77,12 +80,16 @@ class FolderTransfer(Transfer):
 
     def commit(self, weights: Weights) -> None:
         """Replaces the old weights with the ones written; an engine may be starting from the old ones right now."""
-        shutil.rmtree(self.exchange / OLD, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):  # before the first update
-            (self.exchange / WEIGHTS).rename(self.exchange / OLD)
-        (self.exchange / NEXT).rename(self.exchange / WEIGHTS)
-        shutil.rmtree(self.exchange / OLD, ignore_errors=True)
-        self.bytes = sum(file.stat().st_size for file in (self.exchange / WEIGHTS).glob("*.safetensors"))
+        current = self.exchange / WEIGHTS
+        try:
+            with contextlib.suppress(FileNotFoundError):  # before the first update
+                current.rename(self.exchange / f"{OLD}-{secrets.token_hex(4)}")
+            (self.exchange / NEXT).rename(current)
+            self.bytes = sum(file.stat().st_size for file in current.glob("*.safetensors"))
+        except OSError as error:
+            raise SamplerError(f"new weights cannot take the place of the old ones in {self.exchange}: {error}") from None
+        for old in self.exchange.glob(f"{OLD}-*"):  # one whose files are still being read may stay until the next update
+            shutil.rmtree(old, ignore_errors=True)
         self.copies += 1
 
     def send(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:

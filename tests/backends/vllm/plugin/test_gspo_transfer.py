@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -134,6 +135,22 @@ def test_a_broadcast_that_nobody_takes_has_a_limit():
 
     with pytest.raises(RuntimeError, match="was not done in time"):
         wire.ended([Never()], 0.1)
+
+
+def test_an_error_is_heard_of_a_broadcast_that_tells_it_only_to_who_waits_with_a_limit():
+    """As NCCL's does, which cannot run here."""
+
+    class Broken:
+        def is_completed(self):
+            return True
+
+        def wait(self, timeout=timedelta(0)):
+            if timeout > timedelta(0):
+                raise RuntimeError("a peer is gone")
+
+    for seconds in (PATIENCE, 0.0):
+        with pytest.raises(RuntimeError, match="a peer is gone"):
+            wire.ended([Broken()], seconds)
 
 
 def test_nothing_listens_beyond_the_address_that_is_needed():

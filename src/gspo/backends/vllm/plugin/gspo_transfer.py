@@ -107,7 +107,8 @@ def ended(works: Iterable[Any], seconds: float, check: Callable[[], Any] = lambd
             if time.monotonic() > until:
                 raise RuntimeError("a broadcast of weights was not done in time")
             time.sleep(PAUSE)
-        work.wait()  # raises the error, if any
+        # Raises the error, if any. NCCL's does so only with a timeout, says its source: it has not run with NCCL.
+        work.wait(timedelta(seconds=max(seconds, PAUSE)))
 
 
 def packed(
