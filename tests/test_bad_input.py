@@ -235,11 +235,12 @@ def test_a_data_set_that_the_hub_does_not_have(place, weights_read, monkeypatch,
     refuses(words, message, capsys)
 
 
-def test_debug_shows_where_it_happened(place, monkeypatch):
+def test_debug_shows_where_it_happened_and_changes_no_status(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     for words in (["--debug", "train", "recipe.toml"], ["train", "recipe.toml", "--debug"]):
-        with pytest.raises(ValueError, match=r"task\.source = 'x\.jsonl': there is no such file"):
-            main([*words, "--task.source=x.jsonl"])
+        assert main([*words, "--task.source=x.jsonl"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("Traceback") and "ValueError: task.source = 'x.jsonl': there is no such file" in error
 
 
 TINY = model()

@@ -50,6 +50,28 @@ def test_a_folder_is_made_last(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+STOPS = {"rollout": {"max_completion_length": 8, "stop": ["<eos>\n"]}}
+
+
+@pytest.mark.parametrize(
+    ("begin", "sections", "message"),
+    [
+        (assemble.training, STOPS, r"rollout.stop, .*: '<eos>\\n' has the special token '<eos>' and more"),
+        (assemble.evaluating, STOPS, "rollout.stop"),
+        (assemble.serving, STOPS, "rollout.stop"),
+        (assemble.serving, {"task": {"template_args": {"enable": True}}}, "task.template_args.enable: has no effect"),
+        (assemble.serving, {"task": {"date": "2026-01-31"}}, "task.date = '2026-01-31' has no effect"),
+    ],
+)
+def test_what_the_tokenizer_rules_out_is_refused_before_weights_are_read(tmp_path, begin, sections, message):
+    tiny_run.model().save(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_text("what has another error")
+    rows = CallInputs(rows=tiny_run.ROWS, functions=(tiny_run.likes_a,))
+    made = configured(tiny_run.settings(tmp_path / "run", **sections), {}, tmp_path / "model", None, tiny_run.ROWS)
+    with pytest.raises(ValueError, match=message), begin(made, given=rows):
+        pass
+
+
 def test_what_imitates_has_completions_and_no_rewards(tmp_path):
     tiny = tiny_run.model()
     with assemble.imitating(config(tmp_path / "run", tiny), given=given(tiny, (), IMITATED)) as (run, _):

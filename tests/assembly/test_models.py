@@ -7,6 +7,7 @@ from gspo.assembly.assemble import note_limits
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.models import (
     check_experts,
+    check_fit,
     check_routers,
     models_of,
     named,
@@ -20,6 +21,7 @@ from gspo.config.files import from_dict
 from gspo.config.policy import ModelConfig
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
+from gspo.types import Prompt
 from tests import tiny_run
 from tests.backends.hf.families import TOKENIZER, tiny
 from tests.data.tools import TEMPLATE, characters, text
@@ -33,6 +35,15 @@ def saved(tmp_path_factory):
     tiny_run.model().save(folder / "own")
     tiny_run.model(seed=1).save(folder / "step_000002" / "model")
     return folder
+
+
+def test_a_prompt_has_room_in_the_context_of_the_engine():
+    config, prompts = from_dict({"rollout": {"max_completion_length": 30}}), [Prompt(f"{n}", "", (0,) * n) for n in (5, 10)]
+    check_fit(config, prompts, 40)
+    check_fit(config, prompts, None)
+    check_fit(config, [], 20)  # agents bring theirs
+    with pytest.raises(ValueError, match="leaves 9 tokens for a prompt, and the longest has 10: start it with a longer one"):
+        check_fit(config, prompts, 39)
 
 
 def of(saved, **sections):

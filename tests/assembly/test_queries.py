@@ -155,6 +155,8 @@ def test_a_stage_must_fit_vllms_context_too():
     with pytest.raises(ValueError, match=message):
         room(from_dict({"rollout": SHORT, "sampler": vllm, "stage": [stage]}), 64)
     assert room(from_dict({"rollout": SHORT, "sampler": vllm}), 64) == 40
+    dashes = vllm | {"engine_args": {"max-model-len": 40}}
+    assert room(from_dict({"rollout": SHORT, "sampler": dashes}), 64) == 32
 
 
 RUN = {"train": {"steps": 6, "save_every": 3}, "eval": {"every": 0, "num_prompts": 4}}

@@ -26,10 +26,19 @@ def test_without_its_model_the_demo_trains_a_mixture_of_experts(tmp_path, monkey
     def fetch(show):
         raise smollm2.Unavailable("no network")
 
+    def begin(folder, seed, resume, kind):
+        if kind == "sums":
+            return run(folder, seed, resume, kind)
+        begun.append((folder, seed, resume, kind))
+        Path("runs/demo-moe-cold-start").mkdir(parents=True)
+        raise KeyboardInterrupt
+
     begun, run = [], stages.run_demo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(smollm2, "fetch_smollm2", fetch)
-    monkeypatch.setattr(stages, "run_demo", lambda *args: run(*args) if args[-1] == "sums" else begun.append(args) or 0)
-    assert main(["demo", "--seed=3"]) == 0
+    monkeypatch.setattr(stages, "run_demo", begin)
+    assert main(["demo", "--seed=3"]) == 130
     assert begun == [(Path("runs/demo-moe"), 3, False, "moe")]
-    assert "warning: no network; the demo trains a tiny mixture of experts instead" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "warning: no network; the demo trains a tiny mixture of experts instead" in error
+    assert error.endswith("gspo: interrupted; start it again with --moe --resume\n")  # without, it would be the other demo

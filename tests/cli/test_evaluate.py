@@ -35,6 +35,26 @@ def test_rows_of_a_task_are_a_field_and_those_of_a_python_call_are_gone(place, m
         assert message in capsys.readouterr().err
 
 
+def test_a_file_for_the_completions_is_opened_before_they_are_sampled(place, monkeypatch, capsys):
+    """And does not stay, empty, if they do not come; the metrics come first, so that a full disk takes no evaluation."""
+    monkeypatch.chdir(place)
+    (place / "broken_grader.py").write_text("def broken(prompts, completions): raise OSError('no such judge')\n")
+    words = ["eval", "train.toml", "--model.path=run/model"]
+    fails = "--reward.functions=broken_grader:broken"
+    for out, why in (("rows.jsonl", "exists already"), ("rows.jsonl/a", "cannot be"), ("/proc/a", "cannot be written")):
+        assert main([*words, f"--out={out}", fails]) == 2
+        assert f"--out {out}: {why}" in capsys.readouterr().err
+    assert main([*words, "--out=not/made.jsonl", fails]) == 1
+    assert "no such judge" in capsys.readouterr().err and not list((place / "not").iterdir())
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("gspo.runs.log.to_json", full)
+    assert main([*words, "--out=not/made.jsonl"]) == 1
+    assert "\naccuracy " in capsys.readouterr().out
+
+
 def test_eval_says_how_many_completions_were_not_scored(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     scores = "[None if i % 3 == 0 else 1.0 for i in range(len(completions))]"

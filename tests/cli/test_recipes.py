@@ -56,7 +56,7 @@ def test_its_model_is_fetched_to_where_it_names_it(tmp_path, monkeypatch):
     assert place.resolve() == smollm2.folder() == fetched[1]
 
 
-def test_a_benchmark_fetches_the_model_of_its_recipe(tmp_path, monkeypatch, capsys):
+def test_an_evaluation_fetches_the_model_of_its_recipe(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -66,6 +66,7 @@ def test_a_benchmark_fetches_the_model_of_its_recipe(tmp_path, monkeypatch, caps
 
     monkeypatch.setattr(smollm2, "fetch_smollm2", fetch)
     (tmp_path / "rows.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
+    assert main(["eval", "recipe:smollm2-words"]) == 1 and "no network" in capsys.readouterr().err
     words = ["eval", "recipe:smollm2-suite", "--benchmark", "rows.jsonl"]
     assert main(words) == 1 and "no network" in capsys.readouterr().err
     endpoint = ["--url", "http://127.0.0.1:9/v1", "--key-variable", "NOT_SET"]  # whose own error comes

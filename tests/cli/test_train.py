@@ -129,7 +129,8 @@ def test_ctrl_c_while_loading_says_what_works(place):
         ("report run", ""),
         ("compare study.toml", "; the same command goes on with what is left"),
         ("demo --dir nowhere", "; start it again without --resume"),
-        ("demo --dir old --moe", "; start it again with --resume"),
+        ("demo --dir run", "; start it again with --resume"),
+        ("demo --dir old --moe", "; start it again with --moe --resume"),
     ],
 )
 def test_an_interrupted_command_says_how_to_go_on(place, monkeypatch, words, way):

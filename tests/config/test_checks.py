@@ -32,3 +32,13 @@ READ = [
 
 def test_what_is_refused_as_it_is_read(refuses):
     refuses(from_dict, READ)
+
+
+def test_a_module_of_the_users_own_is_no_misspelt_library(tmp_path, monkeypatch, refuses):
+    source = {"task": {"source": "reasoning:rows"}}
+    monkeypatch.chdir(tmp_path)
+    refuses(from_dict, [("reasoning is unknown, did you mean reasoning_gym:rows", source)])
+    (tmp_path / "reasoning.py").write_text("raise SystemExit('imported')")
+    assert from_dict(source).task.source == "reasoning:rows"
+    (tmp_path / "reasoning-gym").mkdir()  # a folder, perhaps of the library's own sources
+    refuses(from_dict, [("did you mean reasoning_gym:gcd", {"task": {"source": "reasoning-gym:gcd"}})])

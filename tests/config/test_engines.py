@@ -13,6 +13,22 @@ def test_the_servers_that_a_run_starts():
 def test_the_gpus_that_a_server_uses():
     assert devices_each({}) == 1 and devices_each({"tensor_parallel_size": 4, "max_model_len": 9}) == 4
     assert devices_each({"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "data_parallel_size": 3}) == 12
+    assert devices_each({"tensor-parallel-size": 2, "pipeline_parallel-size": 3, "tensor": 5}) == 6
+
+
+def test_a_size_that_is_none_is_refused_as_it_is_read(refuses):
+    def read(arguments):
+        from_dict({"sampler": {"engine": "vllm", "engine_args": arguments}})
+
+    table = [
+        (r"sampler.engine_args = {tensor_parallel_size = '2'}: expected a whole number", {"tensor_parallel_size": "2"}),
+        (r"{pipeline_parallel_size = 0}", {"pipeline-parallel-size": 0}),
+        (r"{data_parallel_size = 2.0}", {"data_parallel_size": 2.0}),
+        (r"{data_parallel_size = True}", {"data_parallel_size": True}),
+    ]
+    refuses(read, table)
+    own = {"engine": f"{__name__}:mine", "engine_args": {"data_parallel_size": "all"}}  # means what its function says
+    assert from_dict({"sampler": own}).sampler.engine_args == own["engine_args"]
 
 
 def mine(config, model, a=0):

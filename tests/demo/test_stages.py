@@ -45,5 +45,6 @@ def test_a_demo_from_start_to_end(kind, short, model, tmp_path, capsys, monkeypa
     for name, _ in stages.DEMOS[kind].watched.values():
         assert re.search(rf"{name} +-?[\d.]+%? -> -?[\d.]+%?", printed)
     assert "A held-out question:" in printed and "Before:" in printed and (folder / "report.html").exists()
-    with pytest.raises(ValueError, match="exists: give another --dir, or go on with a stopped demo by --resume"):
+    way = "--resume" if kind == "sums" else f"--{kind} --resume"
+    with pytest.raises(ValueError, match=f"exists: give another --dir, or go on with a stopped demo by {way}"):
         stages.run_demo(folder, kind=kind)

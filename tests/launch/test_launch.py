@@ -4,13 +4,15 @@ import os
 import resource
 import shutil
 import signal
+import stat
 import sys
 from pathlib import Path
 
 import pytest
 
+from gspo.config.files import load
 from gspo.distributed.environment import LOST, SHORT
-from gspo.launch.launch import launch, outcome
+from gspo.launch.launch import copied, launch, outcome
 from gspo.launch.processes import here
 from tests.launch.started import apart, begin, completions, finished, ranks_of, steps, wait_for
 
@@ -70,6 +72,39 @@ def test_a_run_that_does_not_go_on_is_reported_where_its_leader_was_lost(
     assert not written or "Not finished: 2 of 6 steps." in (tmp_path / "report.html").read_text()
 
 
+def test_ranks_of_nohup_stay_without_a_terminal():
+    """SIGHUP is ignored by the launcher, and by what it starts."""
+    script = "import signal, sys; sys.exit(signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN)"
+
+    def start(command, ranks, variables):
+        os.kill(os.getpid(), signal.SIGHUP)
+        return here([sys.executable, "-c", script], ranks, variables)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert launch([], 2, 0, start) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_restart_reads_the_settings_as_they_were(tmp_path, monkeypatch):
+    """Secrets too, which nobody else may read. They are gone at the end."""
+    monkeypatch.chdir(tmp_path)
+    text = "[optimizer]\nlr = 1e-3\n[task]\nconfig = {api_key = 'sk-1'}\n[[stage]]\nat = 2\ntemperature = 0.5\n"
+    (tmp_path / "run.toml").write_text(text)
+    config = load("run.toml", {"train.steps": "9"})
+    given = ["train", "--resume", "run.toml", "--train.steps=9"]
+    for shared in (None, tmp_path / "runs"):
+        with copied(config, given, "run.toml", shared) as words:
+            copy = Path(words[2])
+            assert words == ["train", "--resume", str(copy), "--train.steps=9"] and load(copy) == config
+            assert stat.S_IMODE(copy.stat().st_mode) == 0o600 and (shared is None or copy.parent == shared)
+        assert not copy.exists()
+    for settings in (None, "recipe:smollm2-words"):
+        with copied(config, given, settings) as words:
+            assert words == given
+
+
 def test_ranks_meet_at_one_address_alone():
     """Whoever reaches the store can end the run, so it listens for this machine alone unless told otherwise."""
     found = []
@@ -103,13 +138,17 @@ def test_a_rank_that_hangs_is_lost_after_the_time_limit(place, unbroken):
     assert completions(place, "hangs") == completions(place, unbroken)
 
 
-def test_ctrl_c_finishes_the_step_and_saves(place):
-    process = begin(place, "stopped", "--scale.ranks=2", "--train.steps=1000", "--train.save_every=500")
-    wait_for(lambda: steps(place, "stopped") >= 1, process=process)
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_ctrl_c_finishes_the_step_and_saves(place, number):
+    """So does a scheduler, which tells all processes: the leader hears it twice."""
+    name = f"stopped-{number:d}"
+    process = begin(place, name, "--scale.ranks=2", "--train.steps=1000", "--train.save_every=500")
+    wait_for(lambda: steps(place, name) >= 1, process=process)
+    for pid in [process.pid, *(ranks_of(process).values() if number == signal.SIGTERM else ())]:
+        os.kill(pid, number)
     status, output = finished(process)
-    assert status == 130 and "SIGINT: finishing this step, then saving" in output, output
-    assert list((place / "stopped" / "checkpoints").glob("step_*/state.pt")) and not ranks_of(process)
+    assert status == 130 and f"{signal.Signals(number).name}: finishing this step, then saving" in output, output
+    assert list((place / name / "checkpoints").glob("step_*/state.pt")) and not ranks_of(process)
 
 
 def test_ranks_end_with_whoever_started_them(place):
@@ -123,8 +162,10 @@ def test_ranks_end_with_whoever_started_them(place):
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_while_it_loads_costs_a_restart(place, unbroken):
-    process = begin(place, "loading", "--scale.ranks=2", "--train.steps=6")
+    shutil.copy(place / "run.toml", place / "edited.toml")
+    process = begin(place, "loading", "--scale.ranks=2", "--train.steps=6", settings="edited.toml")
     wait_for(lambda: len(ranks_of(process)) == 2, process=process)
+    (place / "edited.toml").write_text("settings of the next run, [half written")
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     status, output = finished(process)
     assert status == 0 and "rank 1 was ended by SIGKILL" in output, output

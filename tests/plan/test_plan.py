@@ -180,6 +180,28 @@ def test_what_sampling_takes_and_whether_it_fits(tmp_path):
         assert text in shown and fits == (room > standing), (room, shown)
 
 
+def test_an_evaluation_may_take_more_than_a_step(tmp_path):
+    folder = shallow(tmp_path)
+    tables = {"model": {"path": folder, "autocast": "none"}, "rollout": {"max_completion_length": 246}}
+
+    def sampling(**more):
+        return plan(config(folder, **tables, **more), Lengths(10)).memory.sampling
+
+    def taken(tokens):
+        return tokens * 2 * 4 * 512 * 4 + 3 * 4 * 151936  # keys and values in 4 layers, logits
+
+    held_out = {"every": 5, "num_prompts": 100, "num_generations": 2, "max_completion_length": 990}
+    assert sampling() == sampling(eval={"every": 5, "num_prompts": 60}) == 64 * taken(256)
+    assert sampling(eval=held_out) == 200 * taken(1000) and sampling(eval=held_out | {"every": 0}) == 64 * taken(256)
+    assert sampling(eval=held_out | {"max_completion_length": 10**6}) == 200 * taken(32_768)  # no more can be read
+    assert sampling(eval=held_out, sampler={"batch_size": 20}) == 20 * taken(1000)
+    assert sampling(eval=held_out, sampler={"engine": "vllm"}) == 0
+    stage = [{"at": 5, "max_completion_length": 90, "num_generations": 16}]
+    text, _ = render(config(folder, **tables, eval={"every": 5}, stage=stage), Lengths(10), None)
+    assert "16 completions each, all of 90" in text
+    assert "evaluations: 256 completions at once, all of 246 (option completion-tokens)" in text
+
+
 def test_layers_that_stay_wide_have_copies_on_ranks_too(tmp_path):
     sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4, "vocab_size": 300}  # 3 of linear attention
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_text", **sizes}))

@@ -16,6 +16,10 @@ def test_what_the_fullest_rank_reads():
     # 2 epochs; likelihoods of the whole batch, 8 completions a rank in 2 micro-batches, by the policy and the reference
     more = {"algorithm": {"mini_batches": 2, "epochs": 2, "old_logprobs": "recompute", "beta": 0.1}}
     assert work_of(checked(config("m", **more)), 8, LENGTHS)[0] == Work(4, 4, 4 * 4 * 256, 2 * 8 * 256)
+    more["algorithm"] |= {"name": "grpo", "old_logprobs": "sampler", "beta": 0.0}
+    for where, passes in (({}, 1), ({"url": "http://127.0.0.1:1"}, 0)):  # a teacher's here, or not
+        taught = checked(config("m", teacher={"path": "t"} | where, **more))
+        assert work_of(taught, 8, LENGTHS)[0] == Work(4, passes * 2, 4 * 4 * 256, passes * 8 * 256)
     # a prompt is read once by each rank that has completions of it
     shared = config("m", train={"micro_batch_tokens": 1024, "layout": "shared"})
     assert work_of(checked(shared), 8, LENGTHS) == (Work(2, 0, 2 * 724, 0), MicroBatch(724, 4 * 156, 1))

@@ -174,7 +174,7 @@ def test_runs_that_begin_together_get_folders_of_their_own(tmp_path, monkeypatch
     assert folder_of("auto", False) == "runs/run-3"
     for other in others:
         other.communicate("\n")
-    assert not list(Path("runs").iterdir()) and folder_of("auto", False) == "runs/run"
+    assert not Path("runs").exists() and folder_of("auto", False) == "runs/run"
 
 
 def test_folders_that_nobody_named_are_numbered(tmp_path, monkeypatch, caplog):

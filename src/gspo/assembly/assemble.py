@@ -18,8 +18,10 @@ from gspo.assembly.dates import dated, of_its_day, on_date
 from gspo.assembly.host_memory import check_copies
 from gspo.assembly.learners import LEARNERS, learning_rate, size
 from gspo.assembly.models import (
+    check_fit,
     check_here,
     check_offload,
+    check_stops,
     evaluated_prompts,
     loaded_model,
     models_of,
@@ -201,11 +203,18 @@ def serving(
         sources.append(ExternalSource(sampler, sampling, None if start.teacher is None else start.teacher.read))
         return sources[0]
 
-    with (
-        started(config, resume, given, allowed, "serve", odd) as start,
-        assembled(start, source, AlreadyScored()) as (run, model),
-    ):
-        yield run, sources[0], model
+    with started(config, resume, given, allowed, "serve", odd) as start:
+        with recorded(start.heard.append):
+            check_chats(start)
+        with assembled(start, source, AlreadyScored()) as (run, model):
+            yield run, sources[0], model
+
+
+def check_chats(start: Start) -> None:
+    """Raises ValueError for settings of served chats that the tokenizer rules out, before the model is loaded."""
+    config, tokenizer = start.config, trained_outline(start.config, start.given, start.last).tokenizer
+    Encoder(tokenizer, dated(config, tokenizer).task)
+    check_stops(config, tokenizer)
 
 
 @contextmanager
@@ -235,6 +244,7 @@ def assembled(
         )  # fmt: skip
         if state is not None:
             restore(run, state)
+        check_fit(config, [*prompts, *held_out], model.context_length)
         if isinstance(learner, LeadingLearner):
             longest = max((len(prompt.tokens) for prompt in prompts), default=1)
             tokens = longest + rollout_at(config.rollout, config.stage, log.step + 1).max_completion_length

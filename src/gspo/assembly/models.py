@@ -5,18 +5,31 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
 
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.teacher import load_teacher
 from gspo.backends.hf import routers, routing
-from gspo.backends.hf.files import Outline, check_expert_parallel, check_path, expert_counts, outline, read_outline
+from gspo.backends.hf.files import (
+    Outline,
+    check_expert_parallel,
+    check_path,
+    expert_counts,
+    is_adapter,
+    outline,
+    read_outline,
+)
 from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.lora import Unadapted, adapted, packed, read_model
 from gspo.backends.hf.model import HFModel, example_token_ids
 from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.stopping import stops_by_kind
 from gspo.config.answer_format import default_system
 from gspo.config.conflicts import LEARN, check_conflicts
+from gspo.config.engines import underscored
 from gspo.config.import_function import pick_device
 from gspo.config.policy import ModelConfig
 from gspo.config.rollout import TaskConfig
@@ -31,7 +44,7 @@ from gspo.data.prompts import load_prompts
 from gspo.data.splits import read_tables
 from gspo.distributed.ranks import ProcessRanks
 from gspo.runs import checkpoint
-from gspo.types import Prompt
+from gspo.types import Prompt, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +118,8 @@ def whole_models(config: Config, given: CallInputs, last: Path | None) -> tuple[
         return adapted_models(config, begin, last)
     reference = None
     if config.algorithm.beta > 0 and begin is not None:
-        reference = dataclasses.replace(begin, model=copy.deepcopy(begin.model))
+        apart = last is not None and not given.holds_model  # the model to train is read from the checkpoint
+        reference = begin if apart else dataclasses.replace(begin, model=copy.deepcopy(begin.model))
     if last is not None:
         saved = read_model(named(config, last))
         if not given.holds_model or begin is None:
@@ -122,6 +136,11 @@ def sharded_models(config: Config, last: Path | None, ranks: ProcessRanks) -> tu
     except ImportError as error:
         raise ValueError(f"scale.ranks = {ranks.size}: needs transformers 5.23 or newer: update it ({error})") from error
 
+    if is_adapter(config.model.path):
+        raise ValueError(
+            f"model.path = {config.model.path!r}: is an adapter, which several ranks cannot merge into its model: give the "
+            "folder of the merged model, which `gspo export` writes"
+        )
     model = load_sharded(named(config, last), config.scale, ranks.size)
     reference = load_sharded(config.model, config.scale, ranks.size) if config.algorithm.beta else None
     teacher = load_teacher(config, lambda cfg: load_sharded(cfg, config.scale, ranks.size))
@@ -156,12 +175,29 @@ def room(config: Config, limit: int | None) -> int | None:
     if (config.eval.max_completion_length or 0) > size:
         key, size = "eval.max_completion_length", config.eval.max_completion_length or 0
     whose = "the model's context"
-    own = config.sampler.engine_args.get("max_model_len")
+    own = underscored(config.sampler.engine_args).get("max_model_len")
     if type(own) is int and config.sampler.engine == "vllm" and own < (limit or own + 1):
         limit, whose = own, "vLLM's context (max_model_len in sampler.engine_args)"
     if limit is not None and limit <= size:
         raise ValueError(f"{key} = {size} leaves no room for a prompt: {whose} is {limit} tokens; lower it")
     return None if limit is None else limit - size
+
+
+def check_fit(config: Config, prompts: Sequence[Prompt], limit: int | None) -> None:
+    """Raises ValueError for a prompt that has no room in the context of the engine, which is known once that runs."""
+    left = room(config, limit) if prompts else None
+    most = max((len(prompt.tokens) for prompt in prompts), default=0)
+    if left is not None and most > left:
+        raise ValueError(
+            f"the context of the engine (vLLM's max_model_len) leaves {left} tokens for a prompt, and the longest has "
+            f"{most}: start it with a longer one, or lower rollout.max_completion_length"
+        )
+
+
+def check_stops(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises ValueError for a stop string that the tokenizer rules out. `samplings` also knows the model's stop tokens."""
+    rollout = config.rollout
+    stops_by_kind(tokenizer, Sampling(1, stop=tuple(rollout.stop), keep_special_tokens=rollout.keep_special_tokens))
 
 
 def prompts_of(
@@ -173,6 +209,7 @@ def prompts_of(
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Training and held-out prompts that fit the model's context. tables: their rows, if already read."""
     limit = room(config, outline.context_length)
+    check_stops(config, outline.tokenizer)
     encoder = Encoder(outline.tokenizer, config.task, default_system(config))
     tables = tables or read_tables(config.task, config.eval, given.rows, given.eval_rows)
     prompts, held_out = load_prompts(config.task, tables, encoder, limit, overlap)

@@ -50,7 +50,10 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 def _resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
     folder = _folder_of(arguments)
     begun = folder if arguments.kind == "sums" else folder.with_name(f"{folder.name}-cold-start")
-    return f"; start it again {'with' if begun.exists() else 'without'} --resume"
+    if not begun.exists():
+        return "; start it again without --resume"
+    # Named also where it was not given: for lack of a network the demo may have become this one.
+    return f"; start it again with {'' if arguments.kind == 'sums' else f'--{arguments.kind} '}--resume"
 
 
 DEMO = Command(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from gspo.cli.arguments import CONFIG_FILE, Command, path, path_or_name
 from gspo.cli.places import check_places
@@ -20,6 +21,7 @@ from gspo.safe import visible
 
 if TYPE_CHECKING:
     from gspo.eval.settings import Options
+    from gspo.types import Group, Metrics
 
 WORDS = (
     ("benchmark", "NAME|FILE", "aime24, aime25, livecodebench, codeforces, humaneval, or a file of problems and answers"),
@@ -74,8 +76,8 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     check_typed(fields)
     config = load(arguments.config, fields)
     check_command(config, "eval")
-    check_places(config, "eval")
     fetch_model(config)
+    check_places(config, "eval")
     return _held_out(config, arguments.out)
 
 
@@ -111,22 +113,45 @@ def check_typed(keys: Iterable[str]) -> None:
 def _held_out(config: Config, out: Path | None) -> int:
     with importing():
         from gspo import api
-        from gspo.assembly.samplers import eval_temperature
-        from gspo.rollout.failures import cause, eval_errors
         from gspo.rollout.metrics import describe
         from gspo.runs.log import to_json
 
-    if out is not None and out.exists():
+    with _opened(out) as file:
+        metrics, groups = api.evaluate(config=config)
+        with suppress(BrokenPipeError):  # nobody reads it; the file counts
+            _print_metrics(config, metrics, groups)
+        if file is not None:
+            column = config.reward.answer_column
+            file.writelines(to_json(describe(rollout, column)) for group in groups for rollout in group.rollouts)
+    return 0
+
+
+@contextmanager
+def _opened(out: Path | None) -> Iterator[BinaryIO | None]:
+    """A new file for the completions, which does not stay if they do not come. Raises ValueError if it cannot be written."""
+    if out is None:
+        yield None
+        return
+    if out.exists():
         raise ValueError(f"--out {out}: exists already; give another name")
     try:
-        (out or Path()).parent.mkdir(parents=True, exist_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        file = open(out, "xb")  # noqa: SIM115
     except OSError as error:
         raise ValueError(f"--out {out}: cannot be written: {error}") from None
-    metrics, groups = api.evaluate(config=config)
-    if out is not None:
-        column = config.reward.answer_column
-        with open(out, "wb") as file:
-            file.writelines(to_json(describe(rollout, column)) for group in groups for rollout in group.rollouts)
+    with file:
+        try:
+            yield file
+        except BaseException:
+            if not file.tell():
+                out.unlink(missing_ok=True)
+            raise
+
+
+def _print_metrics(config: Config, metrics: Metrics, groups: Sequence[Group]) -> None:
+    from gspo.assembly.samplers import eval_temperature
+    from gspo.rollout.failures import cause, eval_errors
+
     low, high = (metrics[f"eval/accuracy_{end}"] for end in ("low", "high"))
     print(f"model {config.model.path}, at temperature {eval_temperature(config):g}")
     failed, errors = metrics["eval/failed"], eval_errors(groups)
@@ -137,7 +162,6 @@ def _held_out(config: Config, out: Path | None) -> int:
     for name, value in sorted(metrics.items()):
         if not name.startswith("eval/accuracy"):
             print(f"{name.removeprefix('eval/')} {value:.4g}")
-    return 0
 
 
 def _resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:

@@ -6,6 +6,7 @@ import logging
 import os
 import select
 import sys
+import traceback
 from io import UnsupportedOperation
 
 from gspo.cli.arguments import take_fields
@@ -25,7 +26,7 @@ OF_RANKS = {"RankLost": LOST, "OutOfMemory": SHORT}  # by name, since their modu
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command. Returns the exit status: 0, 1 for a failed or collapsed run, 2 for bad input, 130 when interrupted.
-    Ends silently if stdout has no reader any more (`| head`).
+    Ends silently if stdout has no reader any more (`| head`). --debug changes no status.
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
@@ -54,7 +55,7 @@ def stdout_closed() -> bool:
 
 
 def _run(argv: list[str]) -> int:
-    debug, hint = "--debug" in argv, ""
+    debug, hint, status = "--debug" in argv, "", 0
     try:
         words, fields = take_fields(argv)
         command, arguments = parse(words, fields)
@@ -74,9 +75,9 @@ def _run(argv: list[str]) -> int:
         return 130
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError) and stdout_closed():
-            return 0  # the reader has closed the pipe
+            return status  # the reader has closed the pipe
         if debug:
-            raise
+            traceback.print_exc()
         if type(error).__name__ == "OutOfMemoryError":  # torch's; by name, to avoid its import
             error = RuntimeError(f"the GPU is out of memory: {OUT_OF_MEMORY}")
         if isinstance(error, MemoryError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from contextlib import suppress
 from functools import partial
 
 from gspo.cli.arguments import Command
@@ -32,7 +33,8 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
             time.sleep(0.1)
         if model.lost is not None:  # a rank was lost: the launcher restarts all ranks
             raise model.lost
-    print(f"stopped {model.folder}" if model.collapsed else f"model   {model.folder / 'model'}")
+    with suppress(BrokenPipeError):  # nobody reads it; the status counts
+        print(f"stopped {model.folder}" if model.collapsed else f"model   {model.folder / 'model'}")
     return int(model.collapsed)
 
 

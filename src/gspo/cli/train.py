@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from gspo.cli.arguments import CONFIG_FILE, Command
+from gspo.cli.arguments import CONFIG_FILE, Command, take_fields
 from gspo.cli.places import check_places, check_run_folder
 from gspo.cli.recipes import fetch_model
 from gspo.config.commands import check_command
@@ -47,12 +48,13 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         from gspo import api
     call = api.train if arguments.command == "train" else api.sft
     result = call(config=config, resume=arguments.resume, allow=arguments.allow)
-    print(visible(f"model   {result.folder / 'model'}" if result.finished else f"stopped {result.folder}"))
     report = result.folder / "report.html"
-    if report.is_file():
-        print(visible(f"report  {report}"))
-    if arguments.config is None:
-        print(visible(f"settings {result.folder / 'config.toml'}"))
+    with suppress(BrokenPipeError):  # nobody reads it; the status counts
+        print(visible(f"model   {result.folder / 'model'}" if result.finished else f"stopped {result.folder}"))
+        if report.is_file():
+            print(visible(f"report  {report}"))
+        if arguments.config is None:
+            print(visible(f"settings {result.folder / 'config.toml'}"))
     return 0 if result.finished else 1 if result.collapsed else 130
 
 
@@ -93,7 +95,9 @@ def take_part(config: Config, arguments: argparse.Namespace) -> int | None:
             from gspo.assembly import rank
         rank.follow(config.scale)
 
-    return launch.take_part(config, [*arguments.words, f"--log.dir={config.log.dir}"], follow)
+    words, fields = take_fields(arguments.words)  # joined, so that no field's value is taken for the settings file
+    given = [f"--{key}={value}" for key, value in fields.items()]
+    return launch.take_part(config, [*words, *given, f"--log.dir={config.log.dir}"], follow, arguments.config)
 
 
 def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:

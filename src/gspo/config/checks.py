@@ -9,8 +9,9 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from gspo.config.conflicts import ALWAYS, check_conflicts
-from gspo.config.engines import check_engine_name
+from gspo.config.engines import check_engine_name, devices_each
 from gspo.config.field import COOLEST
+from gspo.config.import_function import check_module
 from gspo.config.rewards import NAMED, JudgeConfig, RewardModelConfig
 from gspo.config.schema import Config
 from gspo.config.source_kind import FUNCTION, VERIFIERS, kind, same_place
@@ -30,6 +31,8 @@ def check(config: Config) -> None:
         raise ValueError('reward.functions = []: name at least one, such as "task" or "exact", or a teacher (teacher.path)')
     check_names(reward.functions)
     check_engine_name(config.sampler.engine)
+    if config.sampler.engine == "vllm":
+        devices_each(config.sampler.engine_args)  # raises
     if "model" in reward.functions:
         check_reward_model(config.reward_model)
     if "judge" in reward.functions:
@@ -47,7 +50,8 @@ def check(config: Config) -> None:
     named += [(f"stage[{number}].source", stage.source) for number, stage in enumerate(config.stage)]
     for key, source in named:
         library, colon, name = (source or "").partition(":")
-        if colon and library not in LIBRARIES and (close := nearest(library, LIBRARIES)):
+        close = nearest(library, LIBRARIES) if colon and library not in LIBRARIES else ""
+        if close and not is_there(f"{library}:{name}"):
             raise ValueError(f"{key} = {source!r}: {library} is unknown{close.removesuffix('?')}:{name}?")
     for tracker in config.log.trackers:
         if tracker not in TRACKERS:
@@ -68,6 +72,15 @@ def check(config: Config) -> None:
     ):
         if url is not None:
             check_url(key, url)
+
+
+def is_there(spec: str) -> bool:
+    """Whether `spec` is a module:function, and there is such a module: a file of the user's. Imports nothing."""
+    try:
+        check_module(spec, "")
+    except ValueError:
+        return False
+    return FUNCTION.fullmatch(spec) is not None
 
 
 def check_date(date: str) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gspo.config.engines import AROUND, DIRECT, EXACT, INEXACT, NO_WEIGHTS, devices_each
+from gspo.config.engines import AROUND, DIRECT, EXACT, INEXACT, NO_WEIGHTS, devices_each, underscored
 from gspo.config.schema import Config
 from gspo.config.source_kind import GIVEN, VERIFIERS, in_environment, kind
 from gspo.config.values import shown
@@ -40,14 +40,14 @@ def around_settings(config: Config) -> bool:
     """Whether vLLM's arguments name what a setting is for, a key of it (`speculative-config.method`) or a short form of it
     (`spec_method`, ...).
     """
-    names = [name.replace("-", "_").split(".")[0] for name in config.sampler.engine_args]
+    names = [name.split(".")[0] for name in underscored(config.sampler.engine_args)]
     return config.sampler.engine == "vllm" and any(name in AROUND or name.startswith("spec_") for name in names)
 
 
 def reports_experts(config: Config) -> bool:
     """Whether vLLM is to report the experts that its routers chose."""
-    arguments = {name.replace("-", "_"): value for name, value in config.sampler.engine_args.items()}
-    return config.algorithm.router_replay == "R3" or bool(arguments.get("enable_return_routed_experts"))
+    asked = underscored(config.sampler.engine_args).get("enable_return_routed_experts")
+    return config.algorithm.router_replay == "R3" or bool(asked)
 
 
 def needs_draft(config: Config) -> bool:

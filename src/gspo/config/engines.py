@@ -35,9 +35,23 @@ def servers_of(sampler: SamplerConfig) -> int:
     return 0 if sampler.engine != "vllm" or sampler.urls else sampler.engines
 
 
+def underscored(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's arguments by the names that code here looks up: users may also write them as its command line does, with -."""
+    return {name.replace("-", "_"): value for name, value in arguments.items()}
+
+
 def devices_each(arguments: Mapping[str, Any]) -> int:
-    """Number of GPUs of a server with these vLLM arguments."""
-    return math.prod(arguments.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
+    """Number of GPUs of a server with these vLLM arguments. Raises ValueError as `parallel_size` does."""
+    return math.prod(parallel_size(arguments, kind) for kind in ("tensor", "pipeline", "data"))
+
+
+def parallel_size(arguments: Mapping[str, Any], kind: str) -> int:
+    """vLLM's argument `KIND_parallel_size`. Raises ValueError if it is no size."""
+    size = underscored(arguments).get(f"{kind}_parallel_size", 1)
+    if type(size) is not int or size < 1:
+        given = f"sampler.engine_args = {{{kind}_parallel_size = {shown(size)}}}"
+        raise ValueError(f"{given}: expected a whole number of GPUs or copies, at least 1")
+    return size
 
 
 def check_engine_name(engine: str) -> None:

@@ -145,5 +145,6 @@ class Pool:
                 f"the prompts of {self.name} are not those that this run has been trained on (another file, order or number "
                 "of rows): put them back, or start another run from the checkpoint's model"
             )
-        self.cursor, self.known = state["cursor"], set(state["known"])
+        self.cursor = state["cursor"]
+        self.known = set(state["known"])
         self.forget(state)

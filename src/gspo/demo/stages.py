@@ -72,7 +72,7 @@ def run_demo(folder: Path, seed: int = 0, resume: bool = False, kind: str = "sum
     console = Terminal(highlight=False)
     begin = time.perf_counter()
     start = folder.with_name(f"{folder.name}-cold-start") if demo.cold_start else None
-    _check_folders(folder, start, resume)
+    _check_folders(folder, start, resume, "--resume" if kind == "sums" else f"--{kind} --resume")
     if demo.cold_start is None:
         console.print("[bold]1  The model[/]: SmolLM2-135M-Instruct, 30 layers, 135 million weights")
         path = smollm2.fetch_smollm2(lambda text: console.print(Text(visible(f"   {text}")), soft_wrap=True))
@@ -97,14 +97,14 @@ def run_demo(folder: Path, seed: int = 0, resume: bool = False, kind: str = "sum
     return 0
 
 
-def _check_folders(folder: Path, start: Path | None, resume: bool) -> None:
-    """Raises ValueError if a folder is in use, or if there is nothing to resume."""
+def _check_folders(folder: Path, start: Path | None, resume: bool, way: str) -> None:
+    """Raises ValueError if a folder is in use, or if there is nothing to resume. way: the options that go on with a demo."""
     first = start or folder
     if resume and not first.exists():
         raise ValueError(f"--resume: there is no {first}; start the demo without --resume")
     for used in () if resume else (folder, first):
         if used.is_file() or (used.exists() and any(used.iterdir())):
-            raise ValueError(f"{used} exists: give another --dir, or go on with a stopped demo by --resume")
+            raise ValueError(f"{used} exists: give another --dir, or go on with a stopped demo by {way}")
 
 
 def _imitate(cold_start: ColdStart, folder: Path, seed: int, resume: bool) -> bool:

@@ -15,14 +15,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 from gspo.backends.vllm.exchange_folder import sweep
+from gspo.config.files import to_toml
 from gspo.config.names import RESUME
+from gspo.config.recipes import PREFIX
 from gspo.config.schema import Config
 from gspo.distributed.environment import AGENTS, BEGAN, KEY, LOST, PARENT, RESTARTS, SHORT, check_ranks, rank_and_world_size
 from gspo.launch.processes import WATCH, PlaceLost, Rank, Start, here
 from gspo.runs.folder import folder_of
+from gspo.runs.signals import heard_here
 from gspo.workers.supervisor import end_with_parent
 
 logger = logging.getLogger(__name__)
@@ -42,8 +46,13 @@ class Ended(NamedTuple):
     reported: bool  # whether the leader exited by itself, and so has written the report
 
 
-def take_part(config: Config, arguments: Sequence[str], follow: Callable[[Config], None]) -> int | None:
-    """Starts the ranks of `gspo ARGUMENTS` or runs as one of them. Returns the exit status; None in the leader."""
+def take_part(
+    config: Config, arguments: Sequence[str], follow: Callable[[Config], None], settings: str | None = None
+) -> int | None:
+    """Starts the ranks of `gspo ARGUMENTS` or runs as one of them. Returns the exit status; None in the leader.
+
+    settings: the argument that names a settings file.
+    """
     number, size = rank_and_world_size()
     folder = Path(config.log.dir)
     if number == 0:
@@ -55,15 +64,38 @@ def take_part(config: Config, arguments: Sequence[str], follow: Callable[[Config
     elif config.scale.launcher == "ray":
         from gspo.launch.ray_launch import connected
 
-        with connected(config.scale.timeout, config.sampler) as (on_ray, address), swept(config):
-            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, on_ray, address, folder)
+        with (
+            connected(config.scale.timeout, config.sampler) as (on_ray, address),
+            swept(config),
+            copied(config, arguments, settings, folder.parent) as words,
+        ):
+            return launch(words, config.scale.ranks or 1, config.scale.restarts, on_ray, address, folder)
     elif size == 1 and (config.scale.ranks or 1) > 1:
-        with swept(config):
-            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, folder=folder)
+        with swept(config), copied(config, arguments, settings) as words:
+            return launch(words, config.scale.ranks or 1, config.scale.restarts, folder=folder)
     if number == 0:
         return None
     follow(config)
     return 0
+
+
+@contextmanager
+def copied(
+    config: Config, arguments: Sequence[str], settings: str | None, shared: Path | None = None
+) -> Iterator[Sequence[str]]:
+    """`arguments` with a copy in place of the settings file: the user may change that one before a restart. Only this user
+    can read the copy, which may hold secrets. shared: a folder for it that other machines see too.
+    """
+    if settings is None or settings.startswith(PREFIX):
+        yield arguments
+        return
+    if shared is not None:
+        shared.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile("w", prefix=".gspo-settings-", suffix=".toml", dir=shared, encoding="utf-8") as file:
+        file.write(to_toml(config, secrets=True))
+        file.flush()
+        os.fsync(file.fileno())  # a network file system sends it
+        yield [file.name if word == settings else word for word in arguments]
 
 
 @contextmanager
@@ -123,7 +155,7 @@ def launch(
                 logger.warning(f"{ended.why}: the run goes on from its last checkpoint ({which})")
         else:
             logger.warning(f"{ended.why}, and scale.restarts = {restarts}: go on with {RESUME}")
-    if folder is not None and not ended.reported and len(signals.numbers) < 2:  # a second signal means stop now
+    if folder is not None and not ended.reported and signal.SIGINT not in signals.numbers[1:]:  # as in runs/signals.py
         from gspo.report.page import report_of  # few runs need it here
 
         try:
@@ -206,9 +238,9 @@ class Signals:
 
 @contextmanager
 def handled() -> Iterator[Signals]:
-    """Handles Ctrl-C, SIGTERM and SIGHUP."""
+    """Handles Ctrl-C, SIGTERM and, unless nohup ignores it, SIGHUP."""
     signals = Signals()
-    old = {number: signal.signal(number, signals.receive) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    old = {number: signal.signal(number, signals.receive) for number in heard_here()}
     try:
         yield signals
     finally:

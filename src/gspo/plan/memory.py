@@ -10,7 +10,9 @@ from gspo.backends.hf.head import footprint
 from gspo.backends.hf.load import autocast_type
 from gspo.backends.hf.model import DTYPES
 from gspo.backends.hf.sampler import PREFILL_TOKENS
+from gspo.config.rollout import RolloutConfig
 from gspo.config.schema import Config
+from gspo.config.training import EvalConfig
 from gspo.plan import cost_model
 from gspo.plan.activation_memory import ActivationMemory, device_type, measure
 from gspo.plan.cost_model import Shape, Spread
@@ -57,11 +59,16 @@ class Memory:
         return self.copied + max(self.together, self.state - self.standing.get(GRADIENTS, 0) + self.sampling)
 
 
-def memory_of(config: Config, sharding: ShardedLayout, spread: Spread, part: MicroBatch, prompt: int, length: int) -> Memory:
-    """Memory of the fullest rank. `length` counts the tokens of a prompt with its completion."""
+def memory_of(
+    config: Config, sharding: ShardedLayout, spread: Spread, part: MicroBatch, prompt: int, length: int, evaluated: int
+) -> Memory:
+    """Memory of the fullest rank. `length` counts the tokens of a prompt with its completion, `evaluated` those in an
+    evaluation, 0 for none.
+    """
     itemsize = host_memory.itemsize(config)
     copied = host_memory.copies(config, spread.ranks) * sum(weight.size for weight in sharding.weights) * itemsize
-    sampling = sampling_bytes(config, sharding, prompt, length, itemsize)
+    of = ((config.rollout, length), (config.eval, evaluated)) if evaluated else ((config.rollout, length),)
+    sampling = max(sampling_bytes(config, sharding, batch, prompt, each, itemsize) for batch, each in of)
     if spread.ranks > 1:
         each = host_memory.standing_bytes(config)
         standing = {name: sharding.held * size for name, size in each.items()}
@@ -163,17 +170,19 @@ def in_shards(config: Config, sharding: ShardedLayout, spread: Spread, tokens: i
     return rows
 
 
-def decoded_rows(config: Config) -> int:
-    """Completions that the embedded sampler decodes at once."""
-    return min(config.sampler.batch_size, config.rollout.num_prompts * config.rollout.num_generations)
+def decoded_rows(config: Config, batch: RolloutConfig | EvalConfig) -> int:
+    """Completions of a step or of an evaluation that the embedded sampler decodes at once."""
+    return min(config.sampler.batch_size, batch.num_prompts * batch.num_generations)
 
 
-def sampling_bytes(config: Config, sharding: ShardedLayout, prompt: int, length: int, itemsize: int) -> float:
+def sampling_bytes(
+    config: Config, sharding: ShardedLayout, batch: RolloutConfig | EvalConfig, prompt: int, length: int, itemsize: int
+) -> float:
     """Bytes of the embedded sampler for a batch of completions of `length` tokens, prompt included; 0 with vLLM."""
     if config.sampler.engine != "embedded":
         return 0.0
-    narrow, rows = narrowed(config), decoded_rows(config)
-    read = min(PREFILL_TOKENS, -(-rows // config.rollout.num_generations) * prompt)
+    narrow, rows = narrowed(config), decoded_rows(config, batch)
+    read = min(PREFILL_TOKENS, -(-rows // batch.num_generations) * prompt)
     vocabulary = sharding.embedded // sharding.shape.hidden
     kept = narrow and config.model.quantize == "none"  # only experts': in inference mode autocast caches no copies
     cast = sum(weight.size for weight in sharding.weights if weight.experts) if kept else 0

@@ -18,13 +18,13 @@ from gspo.config.algorithm import resolved
 from gspo.config.checks import check_required
 from gspo.config.conflicts import LEARN, check_conflicts
 from gspo.config.schema import Config, RunConfig
-from gspo.config.stages import rollout_at
+from gspo.config.stages import longest, rollout_at
 from gspo.distributed.environment import check_division, check_several
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.plan import cost_model, this_cpu
 from gspo.plan.activation_memory import CPU
 from gspo.plan.cost_model import Sent, Spread, Work
-from gspo.plan.memory import Memory, MicroBatch, memory_of, narrowed
+from gspo.plan.memory import Memory, MicroBatch, decoded_rows, memory_of, narrowed
 from gspo.plan.meta_sharding import ShardedLayout, shard_on_meta
 from gspo.plan.work import Lengths, outline_of, work_of
 
@@ -59,7 +59,8 @@ def plan(config: Config, lengths: Lengths) -> Prediction:
         published_size = itemsize if config.model.autocast == "none" else BFLOAT16
         sent.append(cost_model.published(sharding.weights, spread, published_size))
     length = lengths.prompt + lengths.longest(config)
-    memory = memory_of(config, sharding, spread, part, lengths.prompt, length)
+    evaluated = lengths.prompt + lengths.evaluated(config) if config.eval.every else 0
+    memory = memory_of(config, sharding, spread, part, lengths.prompt, length, evaluated)
     return Prediction(sharding, spread, work, memory, sent, part)
 
 
@@ -100,6 +101,8 @@ def largest(config: Config, lengths: Lengths) -> Config:
     if not config.stage:
         return config
     room(config, outline_of(config).context_length)
+    evaluated = config.eval.max_completion_length or longest(config.rollout, config.stage)[1]
+    config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, max_completion_length=evaluated))
     steps = 1, *(stage.at for stage in config.stage)
     each = [dataclasses.replace(config, rollout=rollout_at(config.rollout, config.stage, step)) for step in steps]
     return max(each, key=lambda one: one.rollout.num_generations * lengths.longest(one))
@@ -255,6 +258,11 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths) -> Iterator[
         f"  the fullest rank: {work.training} training micro-batches a step with {work.training_tokens} tokens, "
         f"{work.reading} that are only read"
     )
+    if config.eval.every and plan.memory.sampling:
+        rows = decoded_rows(config, config.eval)
+        yield f"  evaluations: {rows} completions at once, all of {lengths.evaluated(config)} (option completion-tokens)"
+    if config.teacher.local:
+        yield "  the pass of the teacher is counted as one of the model itself"
     if config.stage:
         yield f"  {len(config.stage)} [[stage]]: these are the figures of the one that samples most in a step"
     if any(weight.narrow for layer in plan.sharding.layers for weight in layer.weights):

@@ -120,7 +120,7 @@ def process_bytes() -> int:
 
 def step_of(config: Config, model: Model, work: Work, part: MicroBatch, prompt: int, completion: int) -> StepTime:
     """The seconds of a step with prompts and completions of so many tokens."""
-    found = rates(model, part, decoded_rows(config))
+    found = rates(model, part, decoded_rows(config, config.rollout))
     training = training_seconds(model, work, part.sampled, prompt + completion, found, config.train.gradient_checkpointing)
     return StepTime(sampling_seconds(model, config, prompt, completion, found), training, found)
 
@@ -157,7 +157,7 @@ def _seconds_each(product: Product, pool: torch.Tensor) -> float:
 
 def sampling_seconds(model: Model, config: Config, prompt: int, completion: int, rates: Rates) -> float:
     """Seconds to sample a step: prompts are read once, then each pass decodes a token of every row."""
-    prompts, rows = config.rollout.num_prompts, decoded_rows(config)
+    prompts, rows = config.rollout.num_prompts, decoded_rows(config, config.rollout)
     passes = prompts * config.rollout.num_generations / rows * completion
     reading = model.operations(prompts * prompt, prompt / 2)
     decoding = model.operations(rows, prompt + completion / 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from gspo.backends.hf.files import Outline, read_config
 from gspo.config.local_model import local_copy
 from gspo.config.schema import Config, RunConfig
 from gspo.config.source_kind import in_environment
+from gspo.config.stages import longest
 from gspo.distributed import load_balance
 from gspo.learner import layout
 from gspo.plan.activation_memory import device_type
@@ -37,6 +38,12 @@ class Lengths:
             return one
         room = (outline_of(config).context_length or math.inf) - self.prompt
         return int(max(one, min(one * config.task.max_turns, room)))
+
+    def evaluated(self, config: Config) -> int:
+        """Tokens per completion of an evaluation, as far as the context reaches."""
+        limit = config.eval.max_completion_length or longest(config.rollout, config.stage)[1]
+        alike = replace(config, rollout=replace(config.rollout, max_completion_length=limit))
+        return int(min(self.longest(alike), (outline_of(config).context_length or math.inf) - self.prompt))
 
 
 def lengths_of(config: Config, prompt: int | None, completion: int | None) -> Lengths:
@@ -73,7 +80,8 @@ def work_of(config: RunConfig, ranks: int, lengths: Lengths) -> tuple[Work, Micr
         return [(layout.size([fullest[i] for i in part], share), len(part) * longest) for part in parts]
 
     trained = read(rollout.num_prompts // updates)
-    passes = (algorithm.old_logprobs == "recompute" or algorithm.router_replay == "R2") + bool(algorithm.beta)
+    recalls = algorithm.old_logprobs == "recompute" or algorithm.router_replay == "R2"
+    passes = recalls + bool(algorithm.beta) + config.teacher.local
     alone = read(rollout.num_prompts) if passes else []
     times, tokens, read_tokens = updates * algorithm.epochs, *(sum(n for n, _ in parts) for parts in (trained, alone))
     work = Work(times * len(trained), passes * len(alone), times * tokens, passes * read_tokens)

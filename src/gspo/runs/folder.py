@@ -73,15 +73,18 @@ def _reserve(folder: Path) -> bool:
             file.write(str(os.getpid()))
     except FileExistsError:
         return False
-    atexit.register(_release, folder, os.getpid())
+    atexit.register(release, folder, os.getpid())
     return True
 
 
-def _release(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:
-        with suppress(OSError):
-            (folder / RESERVED).unlink(missing_ok=True)
-            folder.rmdir()  # if nothing has come of it
+def release(folder: Path, owner: int) -> None:
+    """Gives a folder back that the process `owner`, if it is this one, chose and made no run in."""
+    mark = folder / RESERVED
+    with suppress(OSError, ValueError):
+        if os.getpid() == owner == int(mark.read_text()):
+            mark.unlink()
+            folder.rmdir()
+            folder.parent.rmdir()
 
 
 def placed(config: AnyConfig, resume: bool) -> AnyConfig:

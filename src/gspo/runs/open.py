@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from gspo.config.names import RESUME
 from gspo.config.resume import ON_PURPOSE, check_allowed, same_run
 from gspo.config.schema import Config
 from gspo.runs import checkpoint, disk
-from gspo.runs.folder import RunFolder, placed
+from gspo.runs.folder import RunFolder, placed, release
 from gspo.runs.log import RunLog, recorded
 from gspo.runs.progress import Progress
 from gspo.runs.trackers import open_trackers
@@ -37,7 +38,10 @@ def claimed(
     config = placed(config, resume)
     if not resume:
         RunFolder(config.log.dir).check_free()
-        yield config, None, None
+        try:
+            yield config, None, None
+        finally:
+            release(Path(config.log.dir), os.getpid())
         return
     with RunFolder.resume(config.log.dir) as folder:
         checkpoint.sweep(folder)

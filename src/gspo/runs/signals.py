@@ -17,8 +17,8 @@ class Stop:
 
 @contextmanager
 def stop_signals(note: Callable[[str], None]) -> Iterator[Stop]:
-    """Turns the first Ctrl-C, SIGTERM or SIGHUP into `Stop.asked`; a second Ctrl-C or SIGTERM interrupts at once. SIGHUP
-    stays ignored if it was (nohup).
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into `Stop.asked`; a Ctrl-C after it interrupts at once. SIGHUP stays
+    ignored if it was (nohup).
     """
     stop = Stop()
 
@@ -27,11 +27,17 @@ def stop_signals(note: Callable[[str], None]) -> Iterator[Stop]:
             raise KeyboardInterrupt
         stop.asked = True
         with suppress(RuntimeError):  # the signal may have interrupted a write to the terminal
-            note(f"{signal.Signals(number).name}: finishing this step, then saving; once more to stop at once")
+            name, again = signal.Signals(number).name, " again" if number == signal.SIGINT else ""
+            note(f"{name}: finishing this step, then saving; Ctrl-C{again} stops at once")
 
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    with _handled((signal.SIGINT, signal.SIGTERM) if ignored else (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), ask):
+    with _handled(heard_here(), ask):
         yield stop
+
+
+def heard_here() -> list[signal.Signals]:
+    """The signals that ask a run to end, without SIGHUP if this process ignores it (nohup)."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,))]
 
 
 @contextmanager
@@ -54,7 +60,7 @@ def _handled(numbers: Iterable[signal.Signals], handle: Callable[[int], None]) -
     heard: list[int] = []
 
     def hear(number: int, frame: Any) -> None:
-        if heard and number == signal.SIGHUP:  # the kernel and the shell may each send one
+        if heard and number != signal.SIGINT:  # kernel and shell, or a scheduler and the launcher, may each send one
             return
         heard.append(number)
         handle(number)
