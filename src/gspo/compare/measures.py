@@ -27,7 +27,7 @@ SHARES = (
 NEVER_NEGATIVE = (
     "step", "*seconds*", "time/*", "*tokens*", "reward_se", "reward_std*", "rollouts/failed", "turns/*", "trajectories/*",
     "groups/dropped", "stage*", "queries/*", "dynamic_sampling/*",
-    "*/mean_length", "guard/level", "correction/*", "ratio/*",
+    "*/mean_length", "guard/level", "guard/rewinds", "correction/*", "ratio/*",
     "mismatch/kl", "mismatch/weight_*", "staleness", "kl", "kl_ref", "entropy", "value/loss", "grad_norm", "lr", "updates*",
     "moe/max_violation", "moe/aux_loss", "moe/router_entropy", "clip/*", "engines/*", "sync/*", "eval/failed",
     "eval/prompts",
