@@ -194,15 +194,17 @@ def test_a_folder_that_a_machine_does_not_see(hosts, tmp_path):
 @with_ray
 @pytest.mark.skipif(not can_mount(), reason="no rights to hide a folder from a process here")
 def test_a_machine_that_does_not_see_the_exchange_stops_the_run_at_its_start(place):
-    """Before the model is loaded: there is none."""
+    """Before the model is loaded: its folder is empty."""
     (place / "exchange").mkdir()
     (place / "model").rename(place / "no-model")
+    (place / "model").mkdir()
     try:
         with cluster_of(1) as cluster, another_machine(cluster, 1, place / "exchange"):
             given = f"--sampler.weight_dir={place / 'exchange'}"
             run = begin(place, "blind", "--scale.launcher=ray", "--scale.ranks=1", *VLLM, given, env=cluster)
             status, output = finished(run)
     finally:
+        (place / "model").rmdir()
         (place / "no-model").rename(place / "model")
     assert status == 2 and "restart" not in output, output
     assert f"sampler.weight_dir = '{place / 'exchange'}': the vLLM engines get their weights through" in output, output

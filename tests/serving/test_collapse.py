@@ -50,6 +50,26 @@ def test_a_run_that_the_guard_has_ended_trains_no_more(tmp_path):
     assert "Collapsed: stopped after 15 steps" in (tmp_path / "run" / "report.html").read_text()
 
 
+def test_turns_of_weights_that_a_rewind_has_dropped_are_left_out(tmp_path):
+    """Though serve.max_age would allow them."""
+    guard = FALLS["guard"] | {"action": "rewind"}
+
+    async def main():
+        async with serving(tmp_path / "run", guard=guard, train={"save_every": 1}) as model:
+            for reward in REWARDS:
+                (early,) = await collected(model, 1, 2)
+                (group,) = await collected(model, 1, 2)
+                for trajectory in (*early, *group):
+                    trajectory.reward = reward
+                await model.train([group], learning_rate=5e-3)
+            assert model.run.guard.rewinds == 1
+            with pytest.raises(ValueError, match="there is nothing to train on"):
+                await model.train([early])
+            assert (await model.train(await collected(model)))["turns/trained"] > 0
+
+    asyncio.run(main())
+
+
 def test_a_served_run_that_the_guard_ends_has_failed(place):  # noqa: F811
     guard = ["--guard.action=stop", "--guard.window=1", "--guard.patience=1"]
     process = begin(place, "served", *guard, command="serve")
