@@ -57,18 +57,20 @@ def _chosen_by_another(folder: Path) -> bool:
     try:
         owner = int((folder / RESERVED).read_text())
         os.kill(owner, 0)
-    except (OSError, ValueError):
+    except ValueError:
+        return True  # it is writing its number
+    except OSError:
         return False
     return owner not in (os.getpid(), os.getppid())
 
 
 def _reserve(folder: Path) -> bool:
-    """Marks a folder as chosen by this process until it ends. Returns False if another was faster."""
+    """Marks a folder as chosen by this process until it ends. Returns False if another process was faster."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / RESERVED
     try:
-        if not _chosen_by_another(folder):
-            mark.unlink(missing_ok=True)
+        if mark.exists() and not _chosen_by_another(folder):
+            mark.unlink(missing_ok=True)  # of a process that has ended
         with open(mark, "x") as file:
             file.write(str(os.getpid()))
     except FileExistsError:
