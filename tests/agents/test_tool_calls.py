@@ -143,6 +143,9 @@ def test_thinking_that_is_only_named_hides_no_call():
             if before and family.startswith(unended):
                 continue
             assert typed(convention(template)(before + text)[1], ()) == [("f", arguments)], (family, before, words)
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    for after in ("<think>now wait for it</think>", "</think>", "The </think> tag"):
+        assert tagged(f"{call}\n{after}")[1] == [("f", {})], after
     with pytest.raises(Malformed):  # cut off in its argument
         tagged('<tool_call>{"name": "f", "arguments": {"text": "a</think>b')
 

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -161,6 +162,14 @@ def test_noise_of_short_probes_is_told_at_the_length_of_the_batch():
         made.prepare(given, recompute=False, fresh=fresh)
         noise.append((made.update(0).agreement.noise, learner().compare(fresh, [*given[0], *given[1]]).noise))
     assert noise[0] == pytest.approx([2 * value for value in noise[1]], rel=0.01) and min(noise[1]) > 0
+
+
+def test_noise_of_short_probes_meets_the_range_of_their_own_length():
+    """With `epsilon_length` the clip range is wider for them by what their ratios spread more."""
+    fresh, batch = completions(3, shift=1e-3), [*chain(*parts(shift=0.5))]
+    longer = [four_times_as_long(completion) for completion in batch]
+    made = learner(epsilon=1e-4, epsilon_high=1e-4, epsilon_length=1)
+    assert made.compare(fresh, longer).clipped == made.compare(fresh, batch).clipped > 0
 
 
 def test_a_saved_learner_goes_on_bit_for_bit(tmp_path):

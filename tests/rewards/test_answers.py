@@ -1,3 +1,4 @@
+import string
 import time
 from pathlib import Path
 
@@ -78,6 +79,13 @@ def test_an_equation_for_a_right_answer_is_more_than_its_right_side():
     assert same("x+y=5", "5") and not same("5", "x+y=5")
 
 
+def test_a_value_and_its_amount_differ_whatever_the_letter():
+    for letter in string.ascii_letters:
+        if letter not in "ei":
+            assert not same(f"|{letter}|", letter) and not same(rf"\sqrt{{{letter}^2}}", letter), letter
+            assert same(rf"\ln(-x{letter})", rf"\ln(-{letter}x)") and same(f"|{letter}x|", f"|x{letter}|"), letter
+
+
 HOSTILE = (
     "10^{10^{10}}", "2^{2^{2^{2^{2^{2}}}}}", "(9^{9^{9}})!", "5000!!!", "1e99999999", "\\tan(10^{900})",
     "x^{100000}+y^{99999}",
@@ -113,7 +121,9 @@ def test_a_result_without_a_box_is_the_last_one_or_the_one_that_is_called_the_an
         ("it is 5 m", "m", 0), ("it is -3", "3", 0), ("about 1e-3", "0.001", 1), ("v2 is x1", "1", 0),
         ("So it is 3 / 4.", "3/4", 1), ("So it is 3 / 4.", "4", 0), ("The answer is 3 / 4.", "3", 0), ("x / 4", "4", 0),
         ("it is 3/4x", "3", 0), ("it is 1.5/2.5", "0.6", 1), ("it is 1/1,000", "0.001", 1), ("it is 3 + 4", "4", 0),
-        ("so 7 + 5 = 12", "12", 1), ("it is 5 / day", "5", 1),
+        ("so 7 + 5 = 12", "12", 1), ("it is 5 / day", "5", 1), ("The answer is \\$18 every day at the market.", "18", 1),
+        ("The final answer is:\n\n\\$36", "36", 1), ("It is 5\\text{ cm}", "5", 1), ("Answer:\nParis", "Paris", 1),
+        ("The final answer is:\n\nB\n", "B", 1),
     ):  # fmt: skip
         assert found(text, right) == is_right, text
 

@@ -177,6 +177,13 @@ def test_runs_that_begin_together_get_folders_of_their_own(tmp_path, monkeypatch
     assert not Path("runs").exists() and folder_of("auto", False) == "runs/run"
 
 
+def test_a_folder_that_nobody_named_and_that_cannot_be_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").touch()
+    with pytest.raises(ValueError, match=r"log.dir = 'runs/run': cannot make the run folder, .*runs is a file"):
+        placed(Config(), False)
+
+
 def test_folders_that_nobody_named_are_numbered(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     assert folder_of("mine", False) == "mine"

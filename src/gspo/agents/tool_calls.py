@@ -13,20 +13,16 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from gspo.agents.tool_arguments import Untyped
 
 Named = tuple[str, dict[str, Any]]  # name and arguments of a call
 Found = tuple[str, list[Named]]  # the text outside the calls, and the calls
-
-
-class Parse(Protocol):
-    """Parser of a format."""
-
-    def __call__(self, text: str, thinks: bool = False) -> Found:
-        """Parses a completion. thinks: whether its prompt ends inside an open <think>. Raises Malformed."""
-        ...
+Parse = Callable[..., Found]
+"""Parser of a format, called with a completion, and optionally `thinks`: whether its prompt ends inside an open <think>.
+Raises Malformed.
+"""
 
 
 class Malformed(ValueError):
@@ -67,11 +63,11 @@ def _after_thinking(text: str, thinks: bool, opens: str, closes: str = "") -> in
     """Where the thinking in a completion ends: 0 if there is none, the completion's end if it never ends. A </think> in a
     whole call, from `opens` to `closes`, is part of an argument.
     """
+    if not thinks and "think>" not in text.partition(opens)[0]:
+        return 0
     first, last = re.escape(opens), re.escape(closes)
     whole = re.compile(f"{first}(?:(?!{first}).)*?{last}", re.DOTALL)
     outside = whole.sub(lambda call: " " * len(call[0]), text) if closes else text
-    if not thinks and "think>" not in outside.partition(opens)[0]:
-        return 0
     end = outside.rfind("</think>")
     start = 0 if end < 0 else end + len("</think>")
     never_ends = (thinks and end < 0) or "<think>" in text[start:].partition(opens)[0]

@@ -167,14 +167,14 @@ def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[H
     return model, Unadapted.of(model) if config.algorithm.beta else None
 
 
-def room(config: Config, limit: int | None) -> int | None:
+def room(config: Config, limit: int | None, whose: str = "the model's context") -> int | None:
     """Tokens left for a prompt beside the longest completion of any stage, in a context of `limit` tokens or vLLM's smaller
-    max_model_len (sampler.engine_args). None without a limit. Raises ValueError if no prompt fits.
+    max_model_len (sampler.engine_args). None without a limit. Raises ValueError, naming `whose` context it is, if no prompt
+    fits.
     """
     key, size = longest(config.rollout, config.stage)
     if (config.eval.max_completion_length or 0) > size:
         key, size = "eval.max_completion_length", config.eval.max_completion_length or 0
-    whose = "the model's context"
     own = underscored(config.sampler.engine_args).get("max_model_len")
     if type(own) is int and config.sampler.engine == "vllm" and own < (limit or own + 1):
         limit, whose = own, "vLLM's context (max_model_len in sampler.engine_args)"
@@ -184,13 +184,16 @@ def room(config: Config, limit: int | None) -> int | None:
 
 
 def check_fit(config: Config, prompts: Sequence[Prompt], limit: int | None) -> None:
-    """Raises ValueError for a prompt that has no room in the context of the engine, which is known once that runs."""
-    left = room(config, limit) if prompts else None
+    """Raises ValueError for a prompt that has no room in the context of the engine, which is known once that runs, or of the
+    teacher.
+    """
+    whose = "the context of the engine (vLLM's max_model_len) or of the teacher"
+    left = room(config, limit, whose) if prompts else None
     most = max((len(prompt.tokens) for prompt in prompts), default=0)
     if left is not None and most > left:
         raise ValueError(
-            f"the context of the engine (vLLM's max_model_len) leaves {left} tokens for a prompt, and the longest has "
-            f"{most}: start it with a longer one, or lower rollout.max_completion_length"
+            f"{whose} leaves {left} tokens for a prompt, and the longest has {most}: start it with a longer one, or lower "
+            "rollout.max_completion_length"
         )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from gspo.cli.arguments import CONFIG_FILE, Command, path, path_or_name
 from gspo.cli.places import check_places
@@ -17,7 +17,7 @@ from gspo.config.recipes import file_of
 from gspo.config.schema import Config
 from gspo.config.unused import OF_TRAINING
 from gspo.launch.processes import importing
-from gspo.safe import visible
+from gspo.safe import replace_file, visible
 
 if TYPE_CHECKING:
     from gspo.eval.settings import Options
@@ -116,36 +116,28 @@ def _held_out(config: Config, out: Path | None) -> int:
         from gspo.rollout.metrics import describe
         from gspo.runs.log import to_json
 
-    with _opened(out) as file:
-        metrics, groups = api.evaluate(config=config)
-        with suppress(BrokenPipeError):  # nobody reads it; the file counts
-            _print_metrics(config, metrics, groups)
-        if file is not None:
-            column = config.reward.answer_column
-            file.writelines(to_json(describe(rollout, column)) for group in groups for rollout in group.rollouts)
+    if out is not None:
+        _check_new(out)
+    metrics, groups = api.evaluate(config=config)
+    with suppress(BrokenPipeError):  # nobody reads it; the file counts
+        _print_metrics(config, metrics, groups)
+    if out is not None:
+        column = config.reward.answer_column
+        rollouts = (rollout for group in groups for rollout in group.rollouts)
+        replace_file(out, b"".join(to_json(describe(rollout, column)) for rollout in rollouts))
     return 0
 
 
-@contextmanager
-def _opened(out: Path | None) -> Iterator[BinaryIO | None]:
-    """A new file for the completions, which does not stay if they do not come. Raises ValueError if it cannot be written."""
-    if out is None:
-        yield None
-        return
+def _check_new(out: Path) -> None:
+    """Raises ValueError if no new file can be written there."""
     if out.exists():
         raise ValueError(f"--out {out}: exists already; give another name")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        file = open(out, "xb")  # noqa: SIM115
+        replace_file(out, b"")
+        out.unlink()
     except OSError as error:
         raise ValueError(f"--out {out}: cannot be written: {error}") from None
-    with file:
-        try:
-            yield file
-        except BaseException:
-            if not file.tell():
-                out.unlink(missing_ok=True)
-            raise
 
 
 def _print_metrics(config: Config, metrics: Metrics, groups: Sequence[Group]) -> None:

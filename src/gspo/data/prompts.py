@@ -118,7 +118,8 @@ def _load(
     if len(tables[1]) and not held_out:
         raise ValueError(
             f"{tables[1].label}: all {len(tables[1])} held-out rows are too long (task.too_long): lower "
-            "rollout.max_completion_length or eval.max_completion_length, or give shorter ones as task.eval_source"
+            "rollout.max_completion_length or eval.max_completion_length, give shorter ones as task.eval_source, or set "
+            "eval.num_prompts = 0 to hold out none"
         )
     train = _training(task, tables[0], "train", build, held_out, overlap or Overlap(task, tables))
     _log_system(task, encoder, train[0])

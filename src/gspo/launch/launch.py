@@ -67,7 +67,7 @@ def take_part(
         with (
             connected(config.scale.timeout, config.sampler) as (on_ray, address),
             swept(config),
-            copied(config, arguments, settings, folder.parent) as words,
+            copied(config, arguments, settings) as words,
         ):
             return launch(words, config.scale.ranks or 1, config.scale.restarts, on_ray, address, folder)
     elif size == 1 and (config.scale.ranks or 1) > 1:
@@ -80,18 +80,16 @@ def take_part(
 
 
 @contextmanager
-def copied(
-    config: Config, arguments: Sequence[str], settings: str | None, shared: Path | None = None
-) -> Iterator[Sequence[str]]:
-    """`arguments` with a copy in place of the settings file: the user may change that one before a restart. Only this user
-    can read the copy, which may hold secrets. shared: a folder for it that other machines see too.
+def copied(config: Config, arguments: Sequence[str], settings: str | None) -> Iterator[Sequence[str]]:
+    """`arguments` with a copy in place of the settings file: the user may change that one before a restart. It is beside
+    the run folder, where other machines see it and nobody cleans up. Only this user can read it: it may hold secrets.
     """
     if settings is None or settings.startswith(PREFIX):
         yield arguments
         return
-    if shared is not None:
-        shared.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile("w", prefix=".gspo-settings-", suffix=".toml", dir=shared, encoding="utf-8") as file:
+    folder = Path(config.log.dir).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile("w", prefix=".gspo-settings-", suffix=".toml", dir=folder, encoding="utf-8") as file:
         file.write(to_toml(config, secrets=True))
         file.flush()
         os.fsync(file.fileno())  # a network file system sends it

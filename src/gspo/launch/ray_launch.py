@@ -12,9 +12,9 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from gspo.config.engines import devices_each, servers_of
@@ -85,17 +85,10 @@ def connected(patience: float, sampler: SamplerConfig) -> Iterator[tuple[Start, 
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
-        kind = cache(kind_of_place)  # once: a restart must not go on with CPUs where the machines with GPUs are gone
+        kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"  # a restart asks for the same
         yield partial(on_ray, patience=patience, sampler=sampler, kind=kind), str(ray.util.get_node_ip_address())
     finally:
         ray.shutdown()
-
-
-def kind_of_place() -> str:
-    """What each rank gets: a GPU, or a CPU if the cluster has no GPU now."""
-    import ray
-
-    return "GPU" if ray.cluster_resources().get("GPU") else "CPU"
 
 
 @contextmanager
@@ -105,22 +98,22 @@ def on_ray(
     variables: Mapping[str, str],
     patience: float,
     sampler: SamplerConfig,
-    kind: Callable[[], str],
+    kind: str,
 ) -> Iterator[Sequence[Rank]]:
     """The ranks as actors of this cluster, one GPU or CPU (`kind`) each, and actors for the run's vLLM servers."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    engines, unit = servers_of(sampler), kind()
+    engines = servers_of(sampler)
     each = devices_each(sampler.engine_args) if engines else 1
-    group = placement_group([{unit: 1}] * ranks + [{unit: each}] * engines, strategy="PACK")
+    group = placement_group([{kind: 1}] * ranks + [{kind: each}] * engines, strategy="PACK")
     actors: list[Any] = []
     try:
-        wait_for_places(group, ranks, engines * each, unit, patience)
-        actors += [actor_at(group, number, unit, 1) for number in range(ranks)]
+        wait_for_places(group, ranks, engines * each, kind, patience)
+        actors += [actor_at(group, number, kind, 1) for number in range(ranks)]
         space, cluster = secrets.token_hex(), ray.get_runtime_context().gcs_address
         for number in range(engines):
-            actors.append(actor_at(group, ranks + number, unit, each, name=ENGINE.format(number), namespace=space))
+            actors.append(actor_at(group, ranks + number, kind, each, name=ENGINE.format(number), namespace=space))
         places = ray.get([actor.place.remote() for actor in actors])
         found = {"cluster": cluster, "namespace": space, "places": [address for address, _ in places[ranks:]]}
         starting, started = [], []

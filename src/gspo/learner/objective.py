@@ -227,9 +227,9 @@ class PolicyObjective:
 
     def at_length_of_batch(self, logp: Tensor, logp_mu: Tensor, y: Completions) -> Tensor:
         """log pi [N] of short probes, as far from their log mu as rounding would put ratios over the batch's mean length:
-        its spread falls as 1 / sqrt(length).
+        its spread falls as 1 / sqrt(length). With `epsilon_length` the clip range of each depends on its length instead.
         """
-        if self.row.level == "token" or not self.length:
+        if self.row.level == "token" or not self.length or self.epsilon_length is not None:
             return logp
         length = (y.turns() if self.row.level == "turn" else y).length.double().mean()
         return logp_mu + (logp - logp_mu) * float((length / self.length).sqrt())

@@ -24,7 +24,7 @@ _FORMULA = re.compile(
     r"\$\$([^$]+)\$\$|(?<!\\)\$((?:\\\$|[^$\n])+)(?<!\\)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]|"
     r"(?<![\w.,^_])(?<![\w)}][+*/])(?<![\w)}] [+*/] )"  # nor within a sum or a product
     rf"([-+−]?{_DECIMAL}(?:[eE][-+]?[0-9]+)?(?: ?/ ?{_DECIMAL})?(?: ?\\?%)?)"
-    r"(?![\w^_]|\\[a-zA-Z]|[+*][\w(]| ?/ ?[0-9(])",
+    r"(?![\w^_]|\\(?!text|mbox|mathrm|degree)[a-zA-Z]|[+*][\w(]| ?/ ?[0-9(])",
     re.DOTALL,
 )
 _ANSWER = re.compile(r"(?i)answer[^.\n:=]{0,40}?(?:\bis\b|:|=)")
@@ -141,12 +141,12 @@ def found(text: str, right: str) -> bool:
         return True
     stated = [*_ANSWER.finditer(text)]
     start = stated[-1].end() if stated else 0
-    if stated and same(_SENTENCE.split(text[start:], maxsplit=1)[0].strip(":*= "), right):
+    if stated and same(_SENTENCE.split(text[start:].lstrip(":*= \n"), maxsplit=1)[0].strip("* "), right):
         return True
     results = [*_FORMULA.finditer(text, start)]
     if not results:
         return False
     result = results[0 if stated else -1]
-    if stated and result[5] and "\\" in text[start : result.start()]:
+    if stated and result[5] and re.search(r"\\[a-zA-Z]", text[start : result.start()]):
         return False  # a number within LaTeX that no delimiters mark
     return same(next(part for part in result.groups() if part is not None), right)

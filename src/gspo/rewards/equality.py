@@ -18,8 +18,7 @@ from gspo.rewards.notation import Tree
 CLOSE = Fraction(1, 10**6)  # relative difference of decimals
 DIGITS = 60  # of floats, beside twice the magnitude of what they are computed from
 MOST = 64  # items that are compared in any order
-_SCALES = {"positive": 0, "signed": 0, "small": -6, "hundred": 2, "thousand": 3, "large": 6}  # powers of ten
-_POINTS = ("positive", "signed", *_SCALES)
+_SCALES = (0, 2, 0, -1, -6, 3, 6)  # powers of ten of the points where all is positive
 # Whole numbers for the first four names. A name is odd at four of the eight points, no two names at the same four, and at
 # two, where it is odd and even, it is larger than the others together.
 _WHOLE = (
@@ -312,7 +311,8 @@ def _at_points(a: Tree, b: Tree) -> Iterator[tuple[Any, Any, int]]:
     if any(name.startswith(("\\mathbb", "\\emptyset")) for name in names):
         raise Undefined
     complex_ = any(part == ("constant", "i") or part[:2] == ("call", "cis") for tree in (a, b) for part in _walk(tree))
-    reals = [{name: _coordinate(k, kind, name) for name in names} for k, kind in enumerate(_POINTS)]
+    reals = [{name: _coordinate(k, scale, name) for name in names} for k, scale in enumerate(_SCALES)]
+    reals += [point | {name: -point[name]} for name in names[:4] for point in reals[:2]]  # one at a time is negative
     whole = [{name: Fraction(_WHOLE[i % 4][(k + i // 4) % 8]) for i, name in enumerate(names)} for k in range(8)]
     work = [WORK * 2 if names else WORK]
     for point in [*reals, *whole] if names else [{}]:
@@ -338,7 +338,6 @@ def _both(a: Tree, b: Tree, point: dict[str, Fraction], work: list[int]) -> tupl
     return values, size
 
 
-def _coordinate(k: int, kind: str, name: str) -> Fraction:
+def _coordinate(k: int, scale: int, name: str) -> Fraction:
     rng = random.Random(f"{k} {name}")
-    value = Fraction(rng.randint(2 * 10**5, 3 * 10**6), 10**6 + 3)
-    return value * Fraction(10) ** _SCALES[kind] * (rng.choice((-1, 1)) if kind == "signed" else 1)
+    return Fraction(rng.randint(2 * 10**5, 3 * 10**6), 10**6 + 3) * Fraction(10) ** scale

@@ -34,7 +34,7 @@ _CHARACTERS = str.maketrans(
     }
 )  # fmt: skip
 _LAYOUT = re.compile(
-    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<!\\)\\!|\\?\$|"
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<!\\)\\!(?:\s+(?=[0-9]))?|\\?\$|"
     r"\\(?:text)?color ?\{[a-zA-Z]+\}|(?<=\\\\)\[[0-9.]+ ?[a-z]{2}\]"
 )
 _SPACE = re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])|\s")

@@ -22,7 +22,7 @@ _NAMES = {
 _LETTERS = "ABCFGHJKLMNSTVWdghlmstu"  # that are units in \text or \mathrm; others are names and constants, such as i and e
 # Words that change what a number beside them is worth are no unit.
 _WORTH = re.compile(
-    r"\b(squared|cubed|factorial|hal(f|ves)|thirds?|quarters?|below|less|least|fewer|more|most|greater|negative|not|minus|"
+    r"\b(squared|cubed|factorial|hal(f|ves)|thirds?|quarters?|below|less|least|most|not|minus|"
     r"plus|times|root|of|pi|and|or|"
     r"(four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|\w+illion)ths?)\b"
 )

@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import shutil
-import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -18,6 +17,7 @@ from typing import BinaryIO, TypeVar
 from gspo.config.names import RESUME
 from gspo.config.schema import Config
 from gspo.runs import disk
+from gspo.workers.processes import close_in_children
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 logger = logging.getLogger(__name__)
@@ -61,11 +61,14 @@ def _chosen_by_another(folder: Path) -> bool:
         return True  # it is writing its number
     except OSError:
         return False
-    return owner not in (os.getpid(), os.getppid())
+    return owner != os.getpid()
 
 
 def _reserve(folder: Path) -> bool:
-    """Marks a folder as chosen by this process until it ends. Returns False if another process was faster."""
+    """Marks a folder as chosen by this process until it ends. Returns False if another process was faster. Raises ValueError
+    if the folder cannot be made.
+    """
+    RunFolder(folder).check_unused()
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / RESERVED
     try:
@@ -75,15 +78,15 @@ def _reserve(folder: Path) -> bool:
             file.write(str(os.getpid()))
     except FileExistsError:
         return False
-    atexit.register(release, folder, os.getpid())
+    atexit.register(release, folder)
     return True
 
 
-def release(folder: Path, owner: int) -> None:
-    """Gives a folder back that the process `owner`, if it is this one, chose and made no run in."""
+def release(folder: Path) -> None:
+    """Gives a folder back that this process chose and made no run in."""
     mark = folder / RESERVED
     with suppress(OSError, ValueError):
-        if os.getpid() == owner == int(mark.read_text()):
+        if os.getpid() == int(mark.read_text()):
             mark.unlink()
             folder.rmdir()
             folder.parent.rmdir()
@@ -139,7 +142,6 @@ class RunFolder:
         except BaseException:
             folder.close()
             raise
-        folder._warn_without_locks()
         return folder
 
     @classmethod
@@ -162,12 +164,7 @@ class RunFolder:
             raise ValueError(
                 f"log.dir = {str(dir)!r}: cannot be written to ({error}); give this user the right, or resume a copy"
             ) from None
-        folder._warn_without_locks()
         return folder
-
-    def _warn_without_locks(self) -> None:
-        if not self._locks:
-            logger.warning(f"{self.path}: this file system has no locks: nothing stops a second run in this folder")
 
     def close(self) -> None:
         """Release the lock."""
@@ -229,17 +226,6 @@ class RunFolder:
             ) from None
         except OSError:
             self._locks = False
+            logger.warning(f"{self.path}: this file system has no locks: nothing stops a second run in this folder")
         self._lock = lock
-        _locks.add(lock)
-
-
-_locks: weakref.WeakSet[BinaryIO] = weakref.WeakSet()
-
-
-def _close_locks_in_child() -> None:
-    """Closes the locks that a forked child inherits, which would otherwise outlive a killed parent."""
-    for lock in list(_locks):
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_close_locks_in_child)
+        close_in_children(lock)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -41,7 +40,7 @@ def claimed(
         try:
             yield config, None, None
         finally:
-            release(Path(config.log.dir), os.getpid())
+            release(Path(config.log.dir))
         return
     with RunFolder.resume(config.log.dir) as folder:
         checkpoint.sweep(folder)

@@ -132,7 +132,7 @@ def rewind(run: Run, best: tuple[float | None, int]) -> bool:
         return False
     rest(run)  # loading needs memory
     run.learner.rewind(folder, run.config.guard.lr_factor)
-    run.source.drop(checkpoint.load_state(folder)["source"])  # sampled by weights that are gone
+    run.source.drop(checkpoint.read_state(folder)["source"])  # sampled by weights that are gone
     run.guard.rewound()
     run.good, (run.best, run.best_step) = True, best
     load(run, run.sampler.version + 1)

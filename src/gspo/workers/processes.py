@@ -17,10 +17,11 @@ import struct
 import subprocess
 import sys
 import sysconfig
+import weakref
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gspo.workers.json_codec import unpacked
 from gspo.workers.supervisor import LONGEST, keep
@@ -131,3 +132,19 @@ def opened(fd: str) -> Connection:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")  # out of memory: the kernel kills this process rather than the training
     return Connection(int(fd))
+
+
+_files: weakref.WeakSet[IO[Any]] = weakref.WeakSet()
+
+
+def close_in_children(file: IO[Any]) -> None:
+    """Has forked children close this file at once, which a child would otherwise keep open after this process was killed."""
+    _files.add(file)
+
+
+def _close_in_child() -> None:
+    for file in list(_files):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -83,6 +83,7 @@ def test_the_gpus_of_this_machine(monkeypatch):
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6"}]
     one = SamplerConfig(engine="vllm")  # shares the learner's GPU, as gpu_memory_utilization says
     assert own_devices(one, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "GPU-a"}] and own_devices(one, cpu, {}) == [{}]
+    assert own_devices(one, torch.device("cuda", 0), {}) == [{}]  # it takes the first by itself
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # ranks 0 and 1 learn on the first two
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "7"}]
     assert own_devices(SamplerConfig(engine="vllm"), gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "6"}]

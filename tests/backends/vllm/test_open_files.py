@@ -37,6 +37,6 @@ def test_the_limit_rises_to_what_the_engines_take(limits, tmp_path):
         assert resource.getrlimit(FILES) == (wanted, hard)
     resource.setrlimit(FILES, (SPARE + 8, hard))
     policy = HFPolicy(model())
-    with pytest.raises(ValueError, match=rf"sampler.batch_size = {hard}: .* {2 * hard + SPARE} open files, .*ulimit -n"):
+    with pytest.raises(ValueError, match=rf"sampler.batch_size = {hard}: .* {2 * hard + SPARE} open files, .*ulimit -Hn"):
         sampler_of(Config(sampler=replace(SMALL, batch_size=hard)), policy, None, tmp_path)
     assert resource.getrlimit(FILES) == (SPARE + 8, hard)

@@ -90,12 +90,12 @@ def move(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> No
     keeps in float32 stays so: the bias that chooses experts, and buffers that no checkpoint holds, such as rotary
     frequencies.
     """
-    nn.Module.to(model, device=device)
     kept = tuple(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     weights = model.state_dict().keys()
     for name, x in (*model.named_parameters(), *model.named_buffers()):
         if name in weights and x.is_floating_point() and not any(part in name for part in kept):
             x.data = x.data.to(dtype)
+    nn.Module.to(model, device=device)  # last: a device may not hold the wider weights
 
 
 def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig) -> M:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gspo.backends.vllm.process import close_in_children
 from gspo.config.rollout import SamplerConfig
+from gspo.workers.processes import close_in_children
 
 MEMORY, LOCK = Path("/dev/shm"), "lock"
 PREFIX = "gspo-"

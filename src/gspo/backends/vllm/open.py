@@ -182,8 +182,8 @@ def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[
     if not names:
         return [{} for _ in range(given.engines)]
     if given.engines == ranks == 1:
-        shared = learner.type == "cuda" and size == 1
-        return [{"CUDA_VISIBLE_DEVICES": names[learner.index or 0]} if shared else {}]
+        beside = learner.type == "cuda" and learner.index and size == 1  # an engine takes the first GPUs by itself
+        return [{"CUDA_VISIBLE_DEVICES": names[learner.index]} if beside else {}]
     taken = [] if learner.type != "cuda" else range(ranks) if ranks > 1 else [learner.index or 0]
     free = [name for i, name in enumerate(names) if i not in taken]
     if len(free) < given.engines * size:

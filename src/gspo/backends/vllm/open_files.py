@@ -21,7 +21,7 @@ def allow_connections(given: SamplerConfig) -> None:
     if hard < requests + SPARE:
         raise ValueError(
             f"sampler.batch_size = {given.batch_size}: with all engines this takes {requests + SPARE} open files, and this "
-            f"process may have {hard}: raise the limit (ulimit -n), or lower sampler.batch_size"
+            f"process may have {hard}: raise the hard limit (ulimit -Hn), or lower sampler.batch_size"
         )
     wanted = min(hard, 2 * requests + SPARE)  # a request that takes long asks for /metrics over a second connection
     if soft < wanted:

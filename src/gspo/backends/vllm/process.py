@@ -7,12 +7,12 @@ import os
 import signal
 import socket
 import subprocess
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Protocol
 
 from gspo.distributed.environment import without_ranks
+from gspo.workers.processes import close_in_children
 
 # GiB of KV cache on a CPU: vLLM's default takes nearly all memory, but the trainer needs some too.
 CPU_CACHE = {"VLLM_CPU_KVCACHE_SPACE": "4"}
@@ -96,19 +96,3 @@ def free_port(address: str = HERE) -> int:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         listener.bind((address, 0))
         return int(listener.getsockname()[1])
-
-
-_files: weakref.WeakSet[IO[Any]] = weakref.WeakSet()
-
-
-def close_in_children(file: IO[Any]) -> None:
-    """Has forked children close this file at once, which a child would otherwise keep open after this process was killed."""
-    _files.add(file)
-
-
-def _close_in_child() -> None:
-    for file in list(_files):
-        file.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)

@@ -84,7 +84,6 @@ class Server:
         self._over = self._asleep = False
         self._drafts = 0.0, 0.0  # at the last look
         self._begun = 0  # offset in the log of the current process's output
-        self._quoted = (0, -1), ""  # the last words, and the offset and the size of the log that they are of
 
     @property
     def name(self) -> str:
@@ -287,16 +286,11 @@ class Server:
         """The first and last error lines at the end of its log, or its last lines if there are none."""
         if self.log is None:
             return "it runs elsewhere: look at its log"
-        of = self._begun, self.log.stat().st_size if self.log.exists() else 0
-        if of == self._quoted[0]:  # all requests of an engine that died ask for the same
-            return self._quoted[1]
         lines = self._output().decode("utf-8", errors="replace").strip().splitlines()
         # The first error is the cause, the last ones are consequences.
         errors = [line for line in lines if re.search(r"rror[:,] ", line) and " WARNING " not in line]
         quoted = [*errors[:1], *errors[1:][-2:]] or lines[-3:]
-        words = f"{self.log} says: " + " | ".join(line[-300:] for line in quoted)
-        self._quoted = of, words
-        return words
+        return f"{self.log} says: " + " | ".join(line[-300:] for line in quoted)
 
     def stop(self) -> None:
         """Stops a server of ours for good, even during its start. Wakes a server that is not ours."""

@@ -108,7 +108,7 @@ def ended(works: Iterable[Any], seconds: float, check: Callable[[], Any] = lambd
                 raise RuntimeError("a broadcast of weights was not done in time")
             time.sleep(PAUSE)
         # Raises the error, if any. NCCL's does so only with a timeout, says its source: it has not run with NCCL.
-        work.wait(timedelta(seconds=max(seconds, PAUSE)))
+        work.wait(timedelta(seconds=1))
 
 
 def packed(
