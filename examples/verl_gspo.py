@@ -13,6 +13,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_lo
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from gspo import dropin
+from gspo.objective.algorithms import ALGORITHMS
 
 # verl's settings of the losses that are replaced here.
 REPLACED = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg", "loss_scale_factor")
@@ -21,7 +22,7 @@ REPLACED_LOSS = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio",
 
 def check(name: str, algorithm: str, config, loss_agg_mode: str) -> None:
     """Raises ValueError for settings of verl that would have no effect."""
-    own = ("seq-mean-token-mean",) if algorithm.startswith("gspo") else ()
+    own = ("seq-mean-token-mean",) if ALGORITHMS[algorithm].counts == "completions" else ()
     if loss_agg_mode not in ("", "token-mean", *own):  # token-mean: verl's default, which its entropy and KL read too
         raise ValueError(f"{name}: actor.loss_agg_mode = {loss_agg_mode!r}: has no effect on this loss: leave it out")
     parts = ((config, ActorConfig, REPLACED), (getattr(config, "policy_loss", None), PolicyLossConfig, REPLACED_LOSS))
@@ -44,8 +45,12 @@ def register(name: str, algorithm: str, **settings) -> None:
             raise ValueError(f"{name}: turn verl's rollout_is off: its weights do not reach this loss")
         check(name, algorithm, config, loss_agg_mode)
         batch = {} if config is None else config.global_batch_info
-        rows = batch.get("global_batch_size")  # micro-batches are sums over one count, so their sizes may differ
-        count = rows / batch.get("dp_size", 1) if rows and algorithm.startswith("gspo") else None
+        counts = ALGORITHMS[algorithm].counts
+        whole = batch.get("batch_num_tokens" if counts == "tokens" else "global_batch_size")
+        if whole and counts == "budget":
+            whole *= settings["max_completion_length"]
+        # verl adds micro-batches up, so each is a sum divided by the count of the whole update
+        count = float(whole) / batch.get("dp_size", 1) if whole else None
         loss, metrics = dropin.loss(
             algorithm, log_prob, old_log_prob, advantages, response_mask, denominator=count, **settings
         )

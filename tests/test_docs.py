@@ -8,6 +8,7 @@ import pytest
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.compare.spec import read
+from gspo.config.commands import check_command
 from gspo.config.files import from_dict
 from gspo.report.read import read_lines
 
@@ -66,4 +67,13 @@ def test_configuration_is_valid(text, tmp_path):
         (tmp_path / "my-run.toml").write_text('[model]\npath = "m"\n[task]\nsource = "t.jsonl"\n')
         assert read(tmp_path / "study.toml", tmp_path).cells
         return
-    from_dict(tomllib.loads(text))
+    raw = tomllib.loads(text)
+    raw["model"] = {"path": "m"} | raw.get("model", {})
+    raw["task"] = {"source": "t.jsonl"} | raw.get("task", {})
+    if not raw["task"].get("environment") and not raw["task"]["source"].startswith("verifiers:"):
+        raw["reward"] = {"functions": ["exact"]} | raw.get("reward", {})
+    try:
+        check_command(from_dict(raw), "train")
+    except ValueError as error:
+        if " needs " not in str(error):  # a package that is not installed here
+            raise

@@ -1,12 +1,15 @@
 """The examples for other programs, run as their users run them."""
 
+import dataclasses
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from tests.patience import PATIENCE
 
@@ -65,6 +68,38 @@ def test_verl(tmp_path):
     out = run("verl_gspo.py", tmp_path)
     assert re.search(r"^gspo-paper +loss [+-][\d.]+ +clipped [\d.]+%$", out, re.MULTILINE)
     assert float(re.search(r"difference of the gradients: ([\d.e+-]+)", out)[1]) < 1e-4
+
+
+def test_the_micro_batches_of_verl_add_up_to_the_whole(monkeypatch):
+    """For each count that an algorithm divides by. verl's registry is a stand-in: verl itself adds losses up as here."""
+    losses = {}
+    core = SimpleNamespace(POLICY_LOSS_REGISTRY=losses, register_policy_loss=lambda n: lambda f: losses.setdefault(n, f))
+    nothing = dataclasses.make_dataclass("Nothing", [("global_batch_info", dict, dataclasses.field(default_factory=dict))])
+    config = SimpleNamespace(ActorConfig=nothing, PolicyLossConfig=nothing)
+    packages = "verl", "verl.trainer", "verl.trainer.ppo", "verl.workers"
+    modules = {name: ModuleType(name) for name in packages}
+    for name, module in (modules | {"verl.trainer.ppo.core_algos": core, "verl.workers.config": config}).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "verl_gspo", raising=False)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import verl_gspo
+
+    g = torch.Generator().manual_seed(0)
+    mask = (torch.arange(12) < torch.randint(2, 12, (8, 1), generator=g)).float()
+    old, A = -torch.rand(8, 12, generator=g), torch.randn(8, 1, generator=g).expand(8, 12)
+    batch = {"dp_size": 1, "global_batch_size": 8, "batch_num_tokens": int(mask.sum())}
+
+    def gradient(name, size):
+        logp = (old + 1e-3 * A).requires_grad_()
+        for part in torch.arange(8).split(size):
+            losses[name](old[part], logp[part], A[part], mask[part], "token-mean", nothing(dict(batch)))[0].backward()
+        return logp.grad
+
+    for algorithm, settings in (("gspo", {}), ("grpo", {}), ("dapo", {}), ("dr_grpo", {"max_completion_length": 12})):
+        verl_gspo.register(f"{algorithm}-here", algorithm, **settings)
+        whole = gradient(f"{algorithm}-here", 8)
+        assert whole.abs().max() > 0 and torch.allclose(gradient(f"{algorithm}-here", 1), whole), algorithm
+    monkeypatch.delitem(sys.modules, "verl_gspo")
 
 
 def test_verls_settings_without_effect_are_refused(monkeypatch):

@@ -81,5 +81,8 @@ def test_the_page_says_it_all_as_text(tmp_path):
     assert "1 setting, seeds 0, 1, 2. Cells with the same seed" in text
     others = replace(STUDY, cells=[replace(cell, seed=cell.seed + 3) for cell in STUDY.cells])
     page = write_html(others, [row("GRPO", 3, 0.1)], {}, {}, tmp_path).read_text()
-    assert "seeds 3, 4, 5. " in page  # a setting may have its own
+    assert "seeds 3, 4, 5. " in page and "Settings that may not be meant" not in page  # a setting may have its own
+    odd = replace(STUDY, cells=[replace(cell, warnings=("a <low> range",)) for cell in STUDY.cells])
+    page = write_html(odd, [row("GRPO", 0, 0.1)], {}, {}, tmp_path).read_text()
+    assert "Settings that may not be meant" in page and page.count("runs / GRPO: a &lt;low&gt; range") == 1
     assert "seed 2: failed. &lt;out of memory&gt;" in text and "1 of 2" in text and "10.00%" in text

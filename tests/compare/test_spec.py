@@ -85,6 +85,16 @@ def test_a_name_may_be_words_but_leads_out_of_no_folder(tmp_path):
         assert place.parents[2] == (tmp_path / "out" / "cells").resolve() and cell.variant == name
 
 
+def test_settings_that_may_not_be_meant_are_told_once_for_all_seeds(place, capsys):
+    """A file from `gspo config` has gspo's clip range, which then is that of GRPO's tokens too."""
+    ranges = "algorithm = {epsilon = 3e-4, epsilon_high = 4e-4}"
+    text = BASE.replace("train = {steps = 3}", f"train = {{steps = 3}}\n{ranges}").replace('epsilon = "auto"', "")
+    write(place, text.replace('{name = "gspo", }', '{name = "gspo"}'))
+    assert main(["compare", "study.toml", "--dir", "out", "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("warning") == 1 and "warning  runs / GRPO: clip range 0.0003/0.0004 on token ratios" in told
+
+
 def test_a_source_that_is_not_there_is_told_before_a_cell_runs(tmp_path):
     late = tomli_w.dumps({"variants": {"late": {"stage": [{"at": 2, "source": "gone.jsonl"}]}}})
     with pytest.raises(

@@ -88,6 +88,7 @@ def test_a_correction_has_bounds_that_fit_what_it_weighs():
 WARNED = [
     ("hardly acts", {"epsilon": 0.2, "epsilon_high": 0.2}),
     ("takes away most gradients", {"name": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4}),
+    ("0.0003/0.0004: is gspo's own, and luspo's is 0.002", {"name": "luspo", "epsilon": 3e-4, "epsilon_high": 4e-4}),
     ("divides by the group standard deviation", {"scale_rewards": "none"}),
     ("nothing is clipped, and kl_cov penalises nothing", {"mini_batches": 1, "kl_cov": 0.1}),
     ("nothing is clipped$", {"mini_batches": 1}),

@@ -38,6 +38,8 @@ def compare(
         raise ValueError(f"--only {only!r}: matches none of {', '.join(dict.fromkeys(c.name for c in study.cells))}")
     done_names = {cell.name for cell in study.cells if finished(cell)}
     note = Progress(0, console=Terminal(force_terminal=False)).note  # plain lines; a closed output does not end the study
+    for text in study.warnings:
+        note(f"warning  {text}")
     if dry_run:
         for cell in chosen:
             note(f"{'done   ' if cell.name in done_names else 'missing'}  {cell.name}")

@@ -133,6 +133,7 @@ def write_html(
         f"{', '.join(map(str, study.seeds))}. {describe(study.cells, steps)}",
         plan=study.plan,
         missing=missing,
+        warnings=study.warnings,
         settings=settings,
         last=study.last,
         share=f"{shares.pop():.0%}" if len(shares) == 1 else "the share guard.collapse",

@@ -29,6 +29,7 @@ class Cell:
     variant: str
     seed: int
     config: Config
+    warnings: tuple[str, ...] = ()  # about settings that may not be meant
 
     @property
     def name(self) -> str:
@@ -58,6 +59,12 @@ class Study:
     def settings(self) -> list[str]:
         """The names of the settings, in order."""
         return list(dict.fromkeys(cell.setting for cell in self.cells))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What `gspo train` would warn of, for each setting and variant."""
+        named = [f"{cell.setting} / {cell.variant}: {text}" for cell in self.cells for text in cell.warnings]
+        return list(dict.fromkeys(named))
 
     def variants(self, setting: str) -> list[str]:
         """The variants that run in a setting, in order."""
@@ -180,6 +187,7 @@ def _cell(path: Path, folder: Path, base: Tables, terms: list[tuple[str, Tables]
         place = {"dir": str(folder / "cells" / cell.name)}
         config = as_config(config, {"task": {"seed": seed}, "train": {"seed": seed}, "log": place})
         check_command(config, "train")
-        return replace(cell, config=resolved(config)[0])
+        filled, warnings = resolved(config)
+        return replace(cell, config=filled, warnings=tuple(warnings))
     except ValueError as error:
         raise ValueError(f"{path}: {' / '.join(name for name in (setting, variant) if name)}: {error}") from None

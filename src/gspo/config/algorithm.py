@@ -170,6 +170,17 @@ def odd_values(
             f"clip range {config.epsilon:g}/{config.epsilon_high:g} on token ratios: these vary by some 1e-1, so such a "
             f"clip takes away most gradients ({config.name}'s own is {row.epsilon:g}/{row.epsilon_high:g})"
         )
+    given = config.epsilon, config.epsilon_high
+    others = [
+        name
+        for name, other in ALGORITHMS.items()
+        if other.level == row.level and (other.epsilon, other.epsilon_high) == given
+    ]
+    if row.level != "token" and others and config.name not in others:
+        yield (
+            f"clip range {config.epsilon:g}/{config.epsilon_high:g}: is {others[0]}'s own, and {config.name}'s is "
+            f"{row.epsilon:g}/{row.epsilon_high:g}: leave it out, unless it is meant (a file from gspo config has it)"
+        )
     if config.scale_rewards != row.scale_rewards[0]:
         yield (
             f'scale_rewards = "{config.scale_rewards}": {config.name} divides by the {row.scale_rewards[0]} standard '

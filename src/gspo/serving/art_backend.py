@@ -45,7 +45,7 @@ class ArtBackend(AbstractContextManager["ArtBackend"], AbstractAsyncContextManag
     Args:
         path: ART's folder for all models; None: the `base_path` of each.
         config: Settings of gspo in place of the defaults: a TOML file, a Config or nested dicts.
-        **sections: Overrides of `config`, such as `algorithm={"epsilon": 3e-4}`, `sampler={"engine": "vllm"}`, or
+        **sections: Overrides of `config`, such as `algorithm={"epsilon": "auto"}`, `sampler={"engine": "vllm"}`, or
             `lora={"rank": 0}` to train all weights.
 
     Raises:
