@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from gspo.config.stages import StageConfig
 from gspo.types import Agreement, Completion, Group, Prompt, Reading, Rollout, Sampling, Update
 
 
@@ -214,47 +213,6 @@ class Scorer(Protocol):
     def at(self, step: int, steps: int) -> None:
         """Sets the number of finished steps and of all steps, for rewards that take them."""
         return
-
-
-class PromptSource(Protocol):
-    """Hands out prompts, pass after pass (rollout/stages.py). `position` counts them; `stages` change settings during the
-    run.
-    """
-
-    position: int
-    stages: Sequence[StageConfig]
-
-    @property
-    def place(self) -> Any:
-        """Current position in the stream; assign a saved one to take the same prompts again."""
-
-    @place.setter
-    def place(self, value: Any) -> None:
-        """Goes back to a saved position."""
-
-    def begin(self, done: int) -> None:
-        """Announces that a batch starts after `done` steps. Raises RefreshFailed."""
-
-    def take(self, k: int, step: int) -> list[Prompt]:
-        """The next k prompts, for the batch of a step."""
-
-    def observe(self, groups: Sequence[Group]) -> None:
-        """Receives all groups that were sampled and scored."""
-
-    def forget(self, good: Mapping[str, Any]) -> None:
-        """Takes back how queries were answered, and which were dropped for it, since the state `good`."""
-
-    def find(self, id: str) -> Prompt:
-        """The prompt with this id, from those handed out."""
-
-    def metrics(self, step: int) -> dict[str, Any]:
-        """Metrics of a step."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All state that the next prompts depend on, in plain types."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
 
 
 class RolloutSource(Protocol):

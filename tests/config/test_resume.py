@@ -68,6 +68,19 @@ def test_what_may_be_allowed(subtests):
 FIRST, SECOND = {"at": 5, "temperature": 0.5}, {"at": 9, "temperature": 0.7}
 
 
+def test_a_longer_stage_leaves_evaluations_as_they_were():
+    stages = [{"at": 9, "max_completion_length": 4096}]
+    for evaluation in ({"every": 5}, {"every": 5, "max_completion_length": 256}):
+        old, new = from_dict({"eval": {"every": 5}}), from_dict({"eval": evaluation, "stage": stages})
+        if "max_completion_length" in evaluation:
+            assert len(same_run(old, new, begun=5)) == 1
+        else:
+            with pytest.raises(
+                ValueError, match=r"would allow 4096 tokens where they allowed 256: set eval.max_completion_l"
+            ):
+                same_run(old, new, begun=5)
+
+
 STAGED = [  # before, after, the last step that was begun, whether it is refused
     ([FIRST], [FIRST, SECOND], 6, False),
     ([FIRST, SECOND], [FIRST], 8, False),

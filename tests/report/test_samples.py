@@ -96,6 +96,13 @@ def test_the_list_has_the_wrong_ones_first_and_says_why(tmp_path):
     assert samples.listed(tmp_path / "missing", 1.0) == {"rows": [], "why": ""}
 
 
+def test_what_agents_measured_beside_their_reward_makes_nothing_right(tmp_path):
+    rollouts(tmp_path, [row(9, "a", reward, reward_parts={"duration": 3.0}) for reward in (0.0, 1.0)])
+    found = samples.listed(tmp_path, 1.0, served=True)
+    assert [(line["reward"], line["right"]) for line in found["rows"]] == [(0.0, False), (1.0, True)]
+    assert "1 are wrong" in found["why"]
+
+
 def test_completions_that_went_wrong_are_coloured_first(tmp_path):
     rewards = (("r", 1.0), ("w", 0.0), ("f", None))  # the last one failed: it has no advantage either
     rollouts(tmp_path, [row(1, p, r, tokens=["a"], log_ratio=[0.1], advantage=r) for p, r in rewards])

@@ -150,6 +150,25 @@ def test_dropped_queries_are_not_asked_for_and_return():
     assert resting and resting.isdisjoint(name for names, *_ in source.sampler.asked[before:] for name in names)
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_refresh_counts_at_the_first_step_that_trains_on_it(ahead):
+    """Then the collapse guard begins anew, and no earlier."""
+    source = source_of("max_staleness", ahead) if ahead else source_of("")
+    counts = [counts for _, counts in play(source, 3 + ahead)]
+    assert [each["queries/dropped"] > 0 for each in counts] == [False] * (2 + ahead) + [True]
+
+
+def test_a_rewind_gives_dropped_queries_back_and_counts_them():
+    source = source_of("max_staleness", 2)
+    play(source, 2)
+    good = source.state_dict()
+    play(source, 2)  # what is dropped after step 2 counts at step 5
+    dropped = len(source.prompts.pools[TASK].resting)
+    source.drop(good)
+    ((_, counts),) = play(source, 1)
+    assert dropped and counts["queries/returned"] == dropped
+
+
 def test_a_batch_that_was_lost_is_asked_for_again_and_refreshed_once():
     class Dies(Asked):
         def generate(self, *args):

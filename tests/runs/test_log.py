@@ -131,10 +131,15 @@ def test_a_shorter_file_is_an_error_and_nothing_is_cut(tmp_path):
         position = log.position()
         log.metrics({"step": 2})
         size = (folder.path / "metrics.jsonl").stat().st_size
-        (folder.path / "rollouts.jsonl").write_bytes(b"")
-        with pytest.raises(RuntimeError, match=r"rollouts.jsonl has 0 bytes, but the checkpoint was saved at \d+"):
+        (folder.path / "rollouts.jsonl").write_bytes(b"{")
+        with pytest.raises(RuntimeError, match=r"rollouts.jsonl has 1 bytes, but the checkpoint was saved at \d+"):
             log.rewind(position)
         assert (folder.path / "metrics.jsonl").stat().st_size == size
+        (folder.path / "rollouts.jsonl").write_bytes(b"")  # deleted, to make room
+        with logs(match="rollouts.jsonl is gone: the report lacks the completions so far"):
+            log.rewind(position)
+        assert (folder.path / "rollouts.jsonl").stat().st_size == 0
+        assert (folder.path / "metrics.jsonl").stat().st_size == position["metrics.jsonl"]
 
 
 def test_kill_9_at_any_moment_leaves_a_folder_that_rewinds(tmp_path):

@@ -15,7 +15,8 @@ TALK = Trajectory([*ASK, {"role": "assistant", "content": "a pear"}, *ASK, {"rol
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("supervised") / "run") as served:
+    warming = {"optimizer": {"warmup": 9}}  # of its own steps, not of what it imitates
+    with serving(tmp_path_factory.mktemp("supervised") / "run", **warming) as served:
         yield served
 
 

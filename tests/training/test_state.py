@@ -18,7 +18,7 @@ from gspo.config.names import RESUME
 from gspo.runs import checkpoint, disk
 from tests.campaign import CAMPAIGN
 from tests.runs.events import texts
-from tests.tiny_run import likes_a
+from tests.tiny_run import likes_a, model
 from tests.training.whole import lines, numbers, train
 
 
@@ -64,6 +64,13 @@ def test_resume_is_bit_equal_through_updates_that_read_nothing(tmp_path):
         assert (line["entropy"] is None) == (line["ratio/noise_floor"] is None) == (idle == 1) == bool(missing)
         assert line["updates"] == 2 and (line["grad_norm"] == 0) == (idle == 1)
     assert (folder / "report.html").stat().st_size > 10_000
+
+
+def test_no_model_that_was_trained_meanwhile_becomes_the_reference(tmp_path):
+    tiny, changes = model(), {"algorithm": {"beta": 0.05}}
+    train(tmp_path / "run", tiny=tiny, train={"steps": 2}, **changes)
+    with pytest.raises(ValueError, match=r"algorithm.beta = 0.05: the reference is the model that training began with, and"):
+        train(tmp_path / "run", resume=True, tiny=tiny, train={"steps": 3}, **changes)
 
 
 def test_offloading_changes_no_number_and_may_begin_at_a_resume(tmp_path, monkeypatch):
@@ -305,7 +312,7 @@ def test_a_full_disk_at_a_checkpoint(tmp_path, monkeypatch):
     options = {"train": {"steps": 6, "save_every": 2}}
     folder = train(tmp_path / "run", **options).folder
     assert any("step_000002 could not be written" in text and "No space left" in text for text in texts(folder))
-    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["step_000004", "step_000006"]
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["good", "step_000004", "step_000006"]
     full |= {4, 6}
     with pytest.raises(RuntimeError, match=r"step_000006 could not be written .*No space left.*GiB are free"):
         train(tmp_path / "late", **options)
@@ -318,7 +325,9 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path):
     scores = [0.1, 0.5, 0.9, 0.3]
 
     def reward(prompts, completions, **columns):
-        return [scores.pop(0)] * 4 if len(prompts) == 4 else likes_a(prompts, completions)
+        if len(prompts) != 4:
+            return likes_a(prompts, completions)
+        return score if isinstance(score := scores.pop(0), list) else [score] * 4
 
     def run(folder, steps, resume=False):
         changes = {"steps": steps, "save_every": 9, "keep_checkpoints": 1, "keep_best": True}
@@ -326,10 +335,14 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path):
         return {path.name for path in (folder / "checkpoints").iterdir()}
 
     folder, mark = tmp_path / "run", tmp_path / "run/checkpoints/best"
-    assert run(folder, 3) == {"best", "step_000002", "step_000003"} and mark.read_text() == "step_000002\n"
+    assert run(folder, 3) == {"best", "good", "step_000002", "step_000003"} and mark.read_text() == "step_000002\n"
     shutil.rmtree(folder / "checkpoints/step_000003")
     mark.unlink()  # as a kill between the two leaves it
     scores[:] = [0.9, 0.2]
-    assert run(folder, 4, resume=True) == {"best", "step_000002", "step_000004"} and mark.read_text() == "step_000002\n"
+    assert (
+        run(folder, 4, resume=True) == {"best", "good", "step_000002", "step_000004"} and mark.read_text() == "step_000002\n"
+    )
     scores[:] = [0.5, 0.5, 0.4]  # never better than before the first step
-    assert run(tmp_path / "other", 2) == {"step_000002"}
+    assert run(tmp_path / "other", 2) == {"good", "step_000002"}
+    scores[:] = [0.1, 0.4, [0.9, None, None, None]]  # most of the last one failed
+    assert run(tmp_path / "failing", 2) == {"best", "good", "step_000001", "step_000002"}

@@ -174,4 +174,4 @@ def test_a_log_that_fails_hides_no_lost_sampler(tmp_path, monkeypatch):
         patch.setattr(RunLog, "rollouts", full)
         with pytest.raises(SamplerError, match="the engine is dead"):
             train(tmp_path / "run", eval={"every": 0}, train={"steps": 3, "save_every": 100})
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000001"]
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"good", "step_000001"}

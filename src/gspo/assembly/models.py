@@ -118,6 +118,13 @@ def whole_models(config: Config, given: CallInputs, last: Path | None) -> tuple[
         return adapted_models(config, begin, last)
     reference = None
     if config.algorithm.beta > 0 and begin is not None:
+        if given.holds_model and last is not None and getattr(given.model, "gspo_trains", False):
+            raise ValueError(
+                f"algorithm.beta = {config.algorithm.beta:g}: the reference is the model that training began with, and this "
+                "object has been trained since: give a newly loaded one, or its folder"
+            )
+        if given.holds_model:
+            given.model.gspo_trains = True
         apart = last is not None and not given.holds_model  # the model to train is read from the checkpoint
         reference = begin if apart else dataclasses.replace(begin, model=copy.deepcopy(begin.model))
     if last is not None:

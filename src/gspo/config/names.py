@@ -46,7 +46,8 @@ OF_OTHERS = {
     "algorithm.kl_estimator": "kl_loss_type",
     "algorithm.epsilon": "clip_ratio cliprange eps_clip clip_eps clip_ratio_low epsilon_low clip_range",
     "algorithm.epsilon_high": "clip_ratio_high eps_clip_high clip_eps_high",
-    'algorithm.constants, {clip_c = ...}, with algorithm.name = "grpo_dual"': "clip_ratio_c eps_clip_c c_clip dual_clip delta",
+    'algorithm.constants, {clip_c = ...}, with algorithm.name = "grpo_dual"':
+        "clip_ratio_c eps_clip_c c_clip dual_clip delta",
     "algorithm.name": "importance_sampling_level loss_type loss_mode adv_estimator advantage_estimator loss_agg_mode",
     "algorithm.scale_rewards": "norm_adv_by_std_in_grpo normalize_advantage",
     'algorithm.scale_rewards = "gdpo"': "multi_objective_aggregation",

@@ -8,6 +8,7 @@ from typing import Any
 from gspo.config.files import to_dict
 from gspo.config.names import all_keys, nearest_key
 from gspo.config.schema import STAGE, Config
+from gspo.config.stages import longest
 from gspo.config.values import shown
 from gspo.safe import without_secrets
 
@@ -51,6 +52,7 @@ def same_run(old: Config, new: Config, allowed: Collection[str] = (), begun: int
     later stages may change.
     """
     changes = []
+    limits = [config.eval.max_completion_length or longest(config.rollout, config.stage)[1] for config in (old, new)]
     past = [[stage for stage in config.stage if stage.at <= begun] for config in (old, new)]
     for key, was, is_now in changed(old, new):
         if key == STAGE:
@@ -58,6 +60,13 @@ def same_run(old: Config, new: Config, allowed: Collection[str] = (), begun: int
             if past[0] != past[1]:
                 begin = f"{key} up to step {begun} cannot be changed in a resumed run: it was {was!r}"
                 raise ValueError(f"{begin}. Set it back; stages after step {begun} may change")
+            if limits[0] != limits[1] and new.eval.every:
+                raise ValueError(
+                    f"{key}: evaluations would allow {limits[1]} tokens where they allowed {limits[0]}: set "
+                    f"eval.max_completion_length = {limits[0]} to measure the same"
+                )
+        elif key == "eval.max_completion_length" and limits[0] == limits[1]:
+            continue
         elif not may_differ(key, allowed):
             way = f', or allow it by --allow {key} (from Python: allow=["{key}"])' if key in ON_PURPOSE else ""
             remedy = f"Set it back{way}, or start another run from the checkpoint's model"

@@ -115,10 +115,12 @@ class Pool:
         self.resting |= dict.fromkeys(dropped, done)
         return Change(len(dropped), len(back), len(wrong) - len(dropped))
 
-    def forget(self, good: Mapping[str, Any] | None) -> None:
+    def forget(self, good: Mapping[str, Any] | None) -> Change:
         """Counts and resting queries as in this earlier state of the pool; None: as at its beginning."""
+        before = self.resting
         self.seen = {query: Seen(*counts) for query, counts in good["seen"].items()} if good else {}
         self.resting = dict(good["resting"]) if good else {}
+        return Change(len(self.resting.keys() - before.keys()), len(before.keys() - self.resting.keys()), 0)
 
     def counts(self) -> dict[str, float]:
         """The numbers of active queries, of resting ones, and of active ones that were never sampled."""

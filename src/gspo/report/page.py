@@ -106,7 +106,7 @@ def _report(folders: list[Path], runs: list[RunMetrics], charts: list[Chart]) ->
         "prompt": prompt(folder),
         "before_and_after": samples.before_and_after(folder),
         "events": newest(folder),
-        "listed": samples.listed(folder, 1.0 if threshold is None else threshold),
+        "listed": samples.listed(folder, 1.0 if threshold is None else threshold, summary.served),
         "diagnostics": [chart for chart in judged if chart.name not in first],
         "coloured": samples.coloured(folder / "rollouts.jsonl"),
         "configuration": text,

@@ -77,14 +77,20 @@ def _advantage(row: dict[str, Any]) -> float:
     return float(row["advantage"] if is_number(row.get("advantage")) else row["reward"])
 
 
-def listed(folder: Path, threshold: float) -> dict[str, Any]:
-    """The newest completions, as many right as wrong ones, and why some are wrong. threshold: the reward of a right one."""
+def listed(folder: Path, threshold: float, served: bool = False) -> dict[str, Any]:
+    """The newest completions, as many right as wrong ones, and why some are wrong.
+
+    Args:
+        folder: Run folder.
+        threshold: The reward of a right one; of its first part, if the run scored it.
+        served: Whether agents gave the rewards. Their parts are whatever the agents measured.
+    """
     rows, why = [], ""
     for kind, name in (("held-out", "evaluations.jsonl"), ("training", "rollouts.jsonl")):
-        why = why or _why(kind, last_step(folder / name), threshold)
+        why = why or _why(kind, last_step(folder / name), threshold, served)
         count = {True: 0, False: 0}
         for row in islice(newest_rows(folder / name), MOST_SEARCHED):
-            right = not (cause := _cause(row, threshold))
+            right = not (cause := _cause(row, threshold, served))
             count[right] += 1
             if count[right] <= MOST_LISTED:
                 rows.append(_listed(row, kind, cause))
@@ -93,9 +99,9 @@ def listed(folder: Path, threshold: float) -> dict[str, Any]:
     return {"rows": sorted(rows, key=lambda row: row["right"]), "why": why}
 
 
-def _cause(row: dict[str, Any], threshold: float) -> str:
+def _cause(row: dict[str, Any], threshold: float, served: bool = False) -> str:
     """Why a completion is wrong, as far as is known; "" for a right one."""
-    parts = row.get("reward_parts") or {"reward": row["reward"]}
+    parts = (not served and row.get("reward_parts")) or {"reward": row["reward"]}
     name, value = next(iter(parts.items()))
     if value is not None and value >= threshold - 1e-9:
         return ""
@@ -119,9 +125,9 @@ def _listed(row: dict[str, Any], kind: str, cause: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _why(kind: str, rows: list[dict[str, Any]], threshold: float) -> str:
+def _why(kind: str, rows: list[dict[str, Any]], threshold: float, served: bool) -> str:
     """How many completions of a step are wrong, and why; "" if there are none."""
-    counts = Counter(cause for row in rows if (cause := _cause(row, threshold)))
+    counts = Counter(cause for row in rows if (cause := _cause(row, threshold, served)))
     causes = ", ".join(f"{count} {cause}" for cause, count in counts.most_common())
     total = f"{len(rows)} {kind} completions of step {rows[0]['step']}" if rows else ""
     return total and f"Of the {total} that were logged, {counts.total()} are wrong{': ' if causes else ''}{causes}."

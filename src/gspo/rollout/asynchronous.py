@@ -13,9 +13,9 @@ from typing import Any
 
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
-from gspo.interfaces import Job, PromptSource, Report, Scorer, StreamingSampler, seed_of
+from gspo.interfaces import Job, Report, Scorer, StreamingSampler, seed_of
 from gspo.rollout.overlong import penalised
-from gspo.rollout.stages import sampling_at
+from gspo.rollout.stages import Curriculum, sampling_at
 from gspo.types import Group, Metrics, Prompt, Rollout, Sampling
 
 POLL = 0.01  # polling interval in seconds
@@ -44,7 +44,7 @@ class AsynchronousSource:
     to finish before the trainer waits for it, and no token is older than k versions.
     """
 
-    prompts: PromptSource
+    prompts: Curriculum
     sampler: StreamingSampler
     scorer: Scorer
     config: RolloutConfig

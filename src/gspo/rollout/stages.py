@@ -17,6 +17,7 @@ from gspo.types import Group, Metrics, Prompt, Sampling
 
 logger = logging.getLogger(__name__)
 
+CHANGES = "queries/dropped", "queries/returned", "queries/new"
 TASK = "train"
 """Name of the pool of task.source."""
 
@@ -32,7 +33,7 @@ def sampling_at(sampling: Sampling, rollout: RolloutConfig) -> Sampling:
 
 
 class Curriculum:
-    """Selects the prompts of a run, step by step. A PromptSource.
+    """Selects the prompts of a run, step by step.
 
     make: requests a new set from refresh.source, by its name and the number of finished steps; may raise RefreshFailed.
     rebuild: recreates such a set from its saved rows.
@@ -53,7 +54,7 @@ class Curriculum:
         self.correct_threshold, self.make, self.rebuild = correct_threshold, make, rebuild
         self.position, self.begun = 0, -1  # prompts handed out; steps finished when the last batch started
         self.made: list[tuple[str, int]] = []  # pools from refresh.source, and the step after which each was created
-        self.last: dict[str, float] = {"queries/dropped": 0, "queries/returned": 0, "queries/new": 0}
+        self.changes: dict[int, dict[str, float]] = {}  # of the queries, by the first step that trains on them
 
     def pool_at(self, step: int) -> Pool:
         """The pool of a step's batch, if the batch started now."""
@@ -63,10 +64,10 @@ class Curriculum:
         """Announces that a batch starts after `done` steps, and performs a refresh if it is due. Raises RefreshFailed."""
         if done <= self.begun:  # the sampler was lost during this batch, which starts again
             return
-        every, self.last = self.refreshing.every, dict.fromkeys(self.last, 0.0)
+        every, self.changes = self.refreshing.every, {step: each for step, each in self.changes.items() if step > done}
         began = next((stage for stage in self.stages if stage.at == done + 1 and stage.source is not None), None)
         if began is not None:
-            self.last["queries/new"] = self._new(self.pools[stage_name(began.at)])
+            self._change(done + 1)["queries/new"] = self._new(self.pools[stage_name(began.at)])
         if every and done and done % every == 0:
             if self.make is not None:
                 self._replace(self.make(f"refresh{done}", done), done)
@@ -74,8 +75,11 @@ class Curriculum:
                 self._drop(done)
         self.begun = done
 
+    def _change(self, step: int) -> dict[str, float]:
+        return self.changes.setdefault(step, dict.fromkeys(CHANGES, 0.0))
+
     def _replace(self, pool: Pool, done: int) -> None:
-        self.last["queries/new"] = self._new(pool)
+        self._change(done + 1 + self.rollout.max_staleness)["queries/new"] = self._new(pool)
         self.pools[pool.name] = pool
         self.made.append((pool.name, done))
         ahead = self.rollout.max_staleness
@@ -83,11 +87,12 @@ class Curriculum:
             del self.pools[self.made.pop(0)[0]]
 
     def _drop(self, done: int) -> None:
+        counts = self._change(done + 1 + self.rollout.max_staleness)  # groups of the old queries are in progress
         for pool in self.pools.values():
             keep = min(self.refreshing.keep or self.rollout.num_prompts, len(pool.queries))
             change = pool.refresh(done, self.refreshing, keep)
-            self.last["queries/dropped"] += change.dropped
-            self.last["queries/returned"] += change.returned
+            counts["queries/dropped"] += change.dropped
+            counts["queries/returned"] += change.returned
             if change.spared:
                 logger.warning(
                     f"step {done + 1}: refresh.keep lets {keep} queries stay: {change.spared} that lie beyond "
@@ -118,8 +123,11 @@ class Curriculum:
         """Takes back how queries were answered, and which were dropped for it, since the state `good`: by weights that are
         gone.
         """
+        coming = [each for step, each in self.changes.items() if step > self.begun + 1]  # what is in progress is dropped
         for pool in self.pools.values():
-            pool.forget(next((saved for saved in good["pools"] if saved["name"] == pool.name), None))
+            change = pool.forget(next((saved for saved in good["pools"] if saved["name"] == pool.name), None))
+            coming.append({"queries/dropped": change.dropped, "queries/returned": change.returned})
+        self.changes = {self.begun + 2: {name: sum(each.get(name, 0) for each in coming) for name in CHANGES}}
 
     def find(self, id: str) -> Prompt:
         """The prompt with this id."""
@@ -136,7 +144,7 @@ class Curriculum:
             "stage/temperature": rollout.temperature,
             "stage/num_generations": rollout.num_generations,
         }
-        return stage | self.pool_at(step).counts() | self.last
+        return stage | self.pool_at(step).counts() | self.changes.get(step, dict.fromkeys(CHANGES, 0.0))
 
     @property
     def place(self) -> tuple[int, dict[str, int]]:
@@ -154,11 +162,13 @@ class Curriculum:
         """All state that the next prompt and the next refresh depend on, in plain types."""
         used = [pool.state_dict() for pool in self.pools.values() if pool.cursor or pool.rows]
         made = [[name, step] for name, step in self.made]
-        return {"position": self.position, "begun": self.begun, "last": dict(self.last), "pools": used, "made": made}
+        changes = {step: dict(each) for step, each in self.changes.items()}
+        return {"position": self.position, "begun": self.begun, "changes": changes, "pools": used, "made": made}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`. Raises ValueError if prompts that were trained on no longer exist."""
-        self.position, self.begun, self.last = state["position"], state["begun"], dict(state["last"])
+        self.position, self.begun = state["position"], state["begun"]
+        self.changes = {step: dict(each) for step, each in state["changes"].items()}
         self.made = [(name, step) for name, step in state["made"]]
         for saved in state["pools"]:
             rows = json.loads(saved["rows"])

@@ -10,10 +10,10 @@ from typing import Any
 
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
-from gspo.interfaces import PromptSource, Report, Sampler, SamplerError, Scorer
+from gspo.interfaces import Report, Sampler, SamplerError, Scorer
 from gspo.rollout.metrics import staleness
 from gspo.rollout.overlong import penalised
-from gspo.rollout.stages import sampling_at
+from gspo.rollout.stages import Curriculum, sampling_at
 from gspo.types import Group, Metrics, Prompt, Rollout, Sampling
 
 
@@ -37,7 +37,7 @@ class SynchronousSource:
     A batch has num_prompts groups of num_generations rollouts. `done` counts the batches handed out, one per step.
     """
 
-    prompts: PromptSource
+    prompts: Curriculum
     sampler: Sampler
     scorer: Scorer
     config: RolloutConfig

@@ -161,8 +161,9 @@ def check_same_data(saved: str, now: str) -> None:
     """Raises ValueError if the prompts are not those that the run began with."""
     if saved != now:
         raise ValueError(
-            "task: the prompts are not those that this run began with (another file, order or number of rows), so it cannot "
-            "go on where it stopped. Put them back, or start another run from the checkpoint's model"
+            "task: the prompts are not those that this run began with (another file, order or number of rows; with "
+            'task.too_long = "leave_out" also another limit of tokens), so it cannot go on where it stopped. Put them back, '
+            "or start another run from the checkpoint's model"
         )
 
 

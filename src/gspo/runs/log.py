@@ -21,6 +21,7 @@ from gspo.runs.folder import FILES, RunFolder
 from gspo.safe import shorten, without_logins
 
 logger = logging.getLogger(__name__)
+COMPLETIONS = "rollouts.jsonl", "evaluations.jsonl"
 PROMPT_SHOWN = 2000
 """Characters of a prompt that are shown; a longer one loses its middle."""
 SEPARATORS = str.maketrans({c: f"\\u{ord(c):04x}" for c in "\u0085\u2028\u2029"})
@@ -117,18 +118,21 @@ class RunLog:
 
     def rewind(self, position: dict[str, int]) -> None:
         """Truncate the files to the `position` of a checkpoint; `{}` empties them. Raises RuntimeError, before anything is
-        truncated, if a file is shorter than it was at the checkpoint, and SaveError.
+        truncated, if a file is shorter than it was at the checkpoint, and SaveError. The completions may be gone, deleted to
+        make room: only the report reads them.
         """
         for name, file in self._files.items():
             size, saved_size = os.fstat(file.fileno()).st_size, position.get(name, 0)
-            if size < saved_size:
+            if saved_size and not size and name in COMPLETIONS:
+                logger.warning(f"{self.folder.path / name} is gone: the report lacks the completions so far")
+            elif size < saved_size:
                 raise RuntimeError(
                     f"{self.folder.path / name} has {size} bytes, but the checkpoint was saved at {saved_size}: "
                     "lines are lost. Restore the file, or start anew from the checkpoint's model"
                 )
         for name, file in self._files.items():
             with disk.writing(self.folder.path / name):
-                file.truncate(position.get(name, 0))
+                file.truncate(min(position.get(name, 0), os.fstat(file.fileno()).st_size))
                 os.fsync(file.fileno())
         self._written = dict.fromkeys(self._old_warnings(), self.step)
 

@@ -177,8 +177,10 @@ class ArtBackend(AbstractContextManager["ArtBackend"], AbstractAsyncContextManag
             yield in_arts_names(metrics)
 
     async def _delete_checkpoint_files(self, model: Any, steps_to_keep: list[int]) -> None:
-        for folder in checkpoint.steps(self._of(model).run.log.folder.checkpoints)[:-1]:
-            if (step := int(folder.name.removeprefix("step_"))) not in steps_to_keep:
+        checkpoints = self._of(model).run.log.folder.checkpoints
+        marked = [checkpoint.marked(checkpoints, kind) for kind in (checkpoint.GOOD, checkpoint.BEST)]
+        for folder in checkpoint.steps(checkpoints)[:-1]:
+            if (step := int(folder.name.removeprefix("step_"))) not in steps_to_keep and folder not in marked:
                 disk.delete(_link(model, step))
                 disk.remove(folder)
 

@@ -54,7 +54,8 @@ def fit(run: Run, conversations: Sequence[Sequence[Completion]], lr: float | Seq
     rates = [lr] * len(batches) if isinstance(lr, (int, float)) else list(lr)
     if len(rates) != len(batches):
         raise ValueError(f"learning_rate: {len(rates)} numbers for {len(batches)} updates; give as many, or one number")
-    config = replace(run.config, train=replace(run.config.train, steps=len(batches)))
+    constant = replace(run.config.optimizer, warmup=0, schedule="constant")  # the rates are given for each update
+    config = replace(run.config, train=replace(run.config.train, steps=len(batches)), optimizer=constant)
     learner = supervised_learning(config, cast(Any, run.learner.policy).model)[1]
     run.step += 1
     run.log.step, updates = run.step, []

@@ -42,7 +42,10 @@ def held_out(run: Run) -> Metrics:
             f"step {run.step}: {metrics['eval/failed']:.0f} of {len(errors)} held-out completions were not scored, and "
             f"count as wrong in eval/accuracy; {cause(errors)}"
         )
-    mean = metrics.get("eval/reward", math.nan)
+    rewards = [rollout.reward for group in groups for rollout in group.rollouts]
+    known = [reward for reward in rewards if reward is not None]
+    lost = (len(rewards) - len(known)) * min(0.0, *known, 0.0)  # not scored: 0, or the worst, lest failures make the best
+    mean = (sum(known) + lost) / len(rewards) if known else math.nan
     if mean > (-math.inf if run.best is None else run.best):
         run.best, run.best_step = mean, run.step
     return metrics

@@ -70,7 +70,7 @@ def save(run: Run, needed: bool = True) -> None:
     }
     keep = run.config.train.keep_checkpoints
     done = checkpoint.save(checkpoints, run.step, run.learner.save, state, to_toml(run.config), keep, needed)
-    if done and run.good and run.config.guard.action in ("rewind", "stop"):  # what is gone back to, or begun from anew
+    if done and run.good and run.config.guard.action != "off":  # what is gone back to, or begun from anew
         checkpoint.mark(checkpoints, run.step, checkpoint.GOOD, needed)
     if done and run.config.train.keep_best and run.best_step == run.step > 0:
         checkpoint.mark(checkpoints, run.step, checkpoint.BEST, needed)
@@ -92,7 +92,10 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.old_logprobs = state["old_logprobs"]
     run.best, run.best_step = state["best"]
     run.unevaluated = state.get("unevaluated", False)
-    if run.config.train.keep_best and run.best_step == run.step > 0:  # it may have been killed between save and mark
+    # It may have been killed between save and mark.
+    if run.good and run.config.guard.action != "off":
+        checkpoint.mark(run.log.folder.checkpoints, run.step, checkpoint.GOOD)
+    if run.config.train.keep_best and run.best_step == run.step > 0:
         checkpoint.mark(run.log.folder.checkpoints, run.step, checkpoint.BEST)
     checkpoint.check_threads(state, run.config.model.device)
 
