@@ -117,6 +117,14 @@ def test_no_token_is_too_old_and_every_prompt_has_its_turn_once(k):
     assert ages[0] == 0 and 0 < max(ages) <= k
 
 
+def test_nothing_is_sampled_for_steps_after_the_last():
+    engine, queries = Engine(), stream(prompts(40))
+    source = source_of(engine, queries, 2)
+    source.steps = 5
+    steps(source, engine, 5)
+    assert queries.position == 5 * P and not source.flights
+
+
 def test_long_completions_are_late_and_not_left_out():
     """The share of long completions among those trained on is that among those asked for."""
     engine, queries = Engine(speed=40), stream(prompts(400))

@@ -161,8 +161,9 @@ def training(
             rollout, scores = config.rollout, scorer if start.teacher is None else Taught(scorer, start.teacher)
             if rollout.dynamic_sampling_rounds:
                 return DynamicSamplingSource(queries, sampler, scores, rollout, sampling, report, algorithm=config.algorithm)
-            kind = AsynchronousSource if rollout.max_staleness else SynchronousSource
-            return kind(queries, sampler, scores, rollout, sampling, report)
+            if rollout.max_staleness:
+                return AsynchronousSource(queries, sampler, scores, rollout, sampling, report, config.train.steps)
+            return SynchronousSource(queries, sampler, scores, rollout, sampling, report)
 
         with assembled(start, source, scorer, prompts, held_out) as (run, model):
             run.log.note(f"{len(prompts)} training prompts, {counted(len(held_out), config.eval.every > 0)}")

@@ -38,10 +38,11 @@ class TrainConfig:
     save_every: int = opt(50, low=1, high=10**9)
     """Steps between checkpoints. The last step is always saved."""
     keep_checkpoints: int = opt(2, low=1, high=10**9)
-    """Number of checkpoints to keep. Older ones are deleted."""
+    """Number of checkpoints to keep. Older ones are deleted, but for the last one before a collapse (`checkpoints/good`)."""
     keep_best: bool = opt(False)
-    """Also keep the checkpoint of the best evaluation (highest `eval/reward`, the earliest of equals), which is saved after
-    that evaluation. `checkpoints/best` holds its name. There is none if no evaluation was better than that before step 1."""
+    """Also keep the checkpoint of the best evaluation (highest `eval/reward`, where a completion that was not scored counts
+    as 0, or as the worst if that is lower; the earliest of equals), which is saved after that evaluation. `checkpoints/best`
+    holds its name. There is none if no evaluation was better than that before step 1."""
     max_skipped_updates: int = opt(3, low=0, high=10**9)
     """An update with a non-finite loss or gradient is skipped. More than this many in a row stop the run."""
 

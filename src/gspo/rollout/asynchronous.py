@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ class AsynchronousSource:
     config: RolloutConfig
     sampling: Sampling
     report: Report = lambda phase, done, total: None
+    steps: float = math.inf  # nothing is sampled for later ones
     done: int = 0
     flights: deque[Flight] = field(default_factory=deque)
     metrics: Metrics = field(default_factory=dict)
@@ -88,6 +90,8 @@ class AsynchronousSource:
         """Starts groups up to the limit, and resumes saved ones."""
         while len(self.flights) < (self.config.max_staleness + 1) * self.config.num_prompts:
             number, step = self.prompts.position, self._step(len(self.flights))
+            if step > self.steps:
+                break
             (prompt,) = self.prompts.take(1, step)
             n = rollout_at(self.config, self.prompts.stages, step).num_generations
             self.flights.append(Flight(number, prompt, [Rollout.begun(prompt)] * n))
