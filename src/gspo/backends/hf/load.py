@@ -91,11 +91,11 @@ def move(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> No
     frequencies.
     """
     kept = tuple(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    weights = model.state_dict().keys()
-    for name, x in (*model.named_parameters(), *model.named_buffers()):
-        if name in weights and x.is_floating_point() and not any(part in name for part in kept):
-            x.data = x.data.to(dtype)
-    nn.Module.to(model, device=device)  # last: a device may not hold the wider weights
+    saved = model.state_dict().keys()
+    named = [(name, x) for name, x in (*model.named_parameters(), *model.named_buffers()) if x.is_floating_point()]
+    narrowed = {id(x) for name, x in named if name in saved and not any(part in name for part in kept)}
+    # One by one, as in nn.Module.to: a device may not hold all of the wider weights.
+    model._apply(lambda x: x.to(device, dtype if id(x) in narrowed else x.dtype))
 
 
 def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig) -> M:
