@@ -139,6 +139,8 @@ def started(
         nullcontext() if config.teacher.url is None else closing(TeacherEndpoint(config.teacher)) as teacher,
     ):
         check_offload(config)
+        if ranks is not None and config.model.device == "cpu" and torch.cuda.is_available():
+            raise ValueError('model.device = "cpu": ranks take the GPUs that they see: start with CUDA_VISIBLE_DEVICES=""')
         if "model" in config.reward.functions:  # its template may write the date
             config = on_date(config)
         yield Start(config, given or CallInputs(), command, ranks, folder, last, hosts, teacher, odd, [])
