@@ -40,14 +40,12 @@ def noticed() -> Iterator[None]:
     except RuntimeError as error:
         if not is_loss(error):
             raise
-        said = str(error).strip()
-        last = " ".join(said.partition("Last error:")[2].split())[
-            :300
-        ]  # what NCCL says of the cause, such as a full /dev/shm
-        reason = last or said.partition("\n")[0]
-        what = "NCCL failed" if said.startswith("NCCL error") else "another rank is gone or did not answer in time"
+        text = str(error).strip()
+        cause = " ".join(text.partition("Last error:")[2].split())[:300]  # as NCCL tells it, such as a full /dev/shm
+        cause = cause or text.partition("\n")[0]
+        what = "NCCL failed" if text.startswith("NCCL error") else "another rank is gone or did not answer in time"
         number = dist.get_rank() if dist.is_initialized() else rank_and_world_size()[0]  # lost during initialization
-        raise RankLost(f"rank {number}: {what} ({reason})") from error
+        raise RankLost(f"rank {number}: {what} ({cause})") from error
 
 
 def is_loss(error: BaseException) -> bool:
