@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -144,3 +145,13 @@ def test_an_evaluation_reads_nothing_that_may_not_be_typed_for_it(tmp_path):
         with pytest.raises(ValueError, match=rf"--{key}: has no effect on `gspo eval`"):
             check_typed(["eval.num_generations", key])
     check_typed(["eval.num_generations"])
+
+
+@pytest.mark.parametrize("ranks", [None, object()])
+def test_ranks_take_no_gpus_where_the_cpu_is_asked_for(tmp_path, monkeypatch, ranks):
+    made = config(tmp_path / "run", tiny_run.model(), model={"device": "cpu"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(assemble.rank, "joined", lambda scale: nullcontext(ranks))
+    refused = pytest.raises(ValueError, match=r'model.device = "cpu": ranks take the GPUs') if ranks else nullcontext()
+    with refused, assemble.started(made, False, None, (), "train"):
+        pass

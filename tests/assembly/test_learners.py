@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from gspo.assembly.learners import learning, learning_rate, size, supervised_learning
+from gspo.assembly.learners import learning, learning_rate, longest_read, size, supervised_learning
 from gspo.backends.hf.lora import adapted, packed
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.algorithm import resolved
@@ -48,3 +48,25 @@ def test_the_size_counts_all_weights_once_and_neither_adapters_nor_a_critic():
     assert size(model) == count and learning_rate(settings, model) == 1e-4
     if find_spec("bitsandbytes"):
         assert size(packed(model, ModelConfig(quantize="nf4"))) == count
+
+
+@pytest.mark.parametrize(
+    "task, prompts, limit, tokens",
+    [
+        ({}, [3, 5], 8, 13),
+        ({"environment": "rooms:Room", "max_turns": 4}, [3, 5], 8, 37),
+        ({"environment": "rooms:Room", "max_turns": 40}, [3, 5], 8, 154),  # two micro-batches
+        ({"environment": "rooms:Room", "max_turns": 40}, [3, 5], 200, 205),
+        ({}, [], 8, 154),
+        ({}, [], 200, 201),
+    ],
+)
+def test_memory_is_checked_for_a_whole_conversation(task, prompts, limit, tokens):
+    given = from_dict(
+        {
+            "task": task, "train": {"micro_batch_tokens": 77}, "rollout": {"max_completion_length": limit},
+            "stage": [{"at": 3, "max_completion_length": 9}],
+        }
+    )  # fmt: skip
+    assert longest_read(given, prompts, 2) == tokens
+    assert prompts or longest_read(given, prompts, 3) == 154

@@ -62,6 +62,18 @@ def test_a_rank_that_does_not_lead_cannot(monkeypatch):
         pass
 
 
+@pytest.mark.parametrize("count, there", [(4, "4 GPUs here: start at most 4"), (1, "1 GPU here: start at most 1")])
+def test_more_ranks_than_gpus_are_refused(monkeypatch, count, there):
+    taken = []
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.setattr("torch.cuda.set_device", taken.append)
+    rank.take_gpu(count - 1)
+    assert taken == [count - 1]
+    with pytest.raises(ValueError, match=f"scale.ranks: 8 ranks were started on this machine, but torch sees {there}"):
+        rank.take_gpu(count)
+
+
 @pytest.mark.parametrize(
     "address, local, warned", [("127.0.1.1", 1, 1), ("10.0.0.7", 1, 0), ("127.0.1.1", 2, 0), (None, 1, 1)]
 )

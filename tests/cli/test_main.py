@@ -5,10 +5,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import gspo
 from gspo.cli.main import main
 from gspo.config.names import ELSEWHERE
+from gspo.distributed.environment import LOST
+from gspo.distributed.ranks import RankLost
 from tests.cli.whole import TRAIN
 from tests.patience import PATIENCE
 from tests.tiny_run import model
@@ -103,6 +106,30 @@ def test_too_little_memory_is_an_error_with_a_remedy(tmp_path, monkeypatch, caps
     assert main(["train", str(tmp_path / "run.toml"), "--log.dir", str(tmp_path / "run")]) == 1
     error = capsys.readouterr().err
     assert "out of memory (Unable to allocate 9.00 TiB)" in error and "--resume" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error, status, said",
+    [
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error\nmore"), LOST, "the GPU failed (CUDA error"),
+        (torch.AcceleratorError("CUDA error: no kernel image is available\nmore"), 1, "error: CUDA error: no kernel"),
+        (RankLost("rank 1: another rank is gone"), LOST, "rank 1: another rank is gone"),
+    ],
+)
+def test_ranks_start_again_after_what_another_process_may_not_meet(tmp_path, monkeypatch, capsys, error, status, said):
+    def fails(**_):
+        raise error
+
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("gspo.api.train", fails)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").touch()
+    (tmp_path / "run.toml").write_text('task.source = "rows.jsonl"\n[model]\npath = "there"\n')
+    for more in ([], ["--debug"]):
+        assert main(["train", "run.toml", "--log.dir=run", *more]) == status
+        shown = capsys.readouterr().err
+        assert said in shown and "more" not in shown.splitlines()[-1] and ("Traceback" in shown) == bool(more)
 
 
 def test_files_beside_the_data_are_not_taken_for_modules(tmp_path):

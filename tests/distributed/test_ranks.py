@@ -129,6 +129,25 @@ def test_an_error_that_quotes_the_loss_of_another_group_is_none():
         assert caught.value is error
 
 
+NCCL = """NCCL error in: /pytorch/NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO), NCCL 2.27.5
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+"""
+
+
+@pytest.mark.parametrize(
+    "last, why",
+    [
+        ("Error while creating shared memory segment\n/dev/shm/nccl-9wx8Nb: No space left on device (28)", None),
+        ("", NCCL.partition("\n")[0]),
+    ],
+)
+def test_nccl_is_quoted_with_its_own_reason(last, why):
+    with pytest.raises(RankLost) as caught, noticed():
+        raise dist.DistBackendError(NCCL + last)
+    assert str(caught.value) == f"rank 0: NCCL failed ({why or last.replace(chr(10), ' ')})"
+
+
 def loses(ranks, way, hangs):
     """What the first rank notices when the second is gone, or silent, in each way in which ranks talk."""
     # What is sent from one to one keeps the limit with which the group was made.

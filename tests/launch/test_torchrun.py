@@ -1,9 +1,12 @@
 """Ranks that torchrun starts, and starts again: the lines of docs/scale.md, with two processes."""
 
+import signal
+import time
+
 import pytest
 
 from gspo.backends.vllm.process import free_port
-from tests.launch.started import begin, finished, kill, left
+from tests.launch.started import begin, finished, kill, left, wait_for
 from tests.launch.test_faults import SAMPLE, UPDATE, same
 
 
@@ -44,3 +47,17 @@ def test_another_life_resumes_no_run_of_another_command(place, unbroken):
     status, output = finished(process)
     assert status == 1 and output.count("the folder exists and is not empty") == 2, output
     assert (place / unbroken / "metrics.jsonl").read_bytes() == before
+
+
+def test_ctrl_c_gives_the_ranks_the_seconds_that_the_option_names(place):
+    """The variable of docs/scale.md makes torchrun's own limit one second here, so the option is what gives more."""
+    process = begin(
+        place, "ended", "--train.steps=1000", "--train.save_every=500", faults=[("wait", 0, SAMPLE, 2)],
+        torchrun=(*options(0), "--shutdown-timeout=300"), env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"},
+    )  # fmt: skip
+    wait_for((place / "reached").exists, process=process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(3.0)
+    (place / "reached").unlink()
+    _, output = finished(process)
+    assert list((place / "ended" / "checkpoints").glob("step_*/state.pt")), output

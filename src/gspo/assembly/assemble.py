@@ -16,7 +16,7 @@ from gspo.assembly import rank
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.dates import dated, of_its_day, on_date
 from gspo.assembly.host_memory import check_copies
-from gspo.assembly.learners import LEARNERS, learning_rate, size
+from gspo.assembly.learners import LEARNERS, learning_rate, longest_read, size
 from gspo.assembly.models import (
     check_fit,
     check_here,
@@ -40,7 +40,6 @@ from gspo.backends.vllm.process import EngineHost
 from gspo.config.algorithm import resolved
 from gspo.config.schema import Config, RunConfig
 from gspo.config.source_kind import in_environment
-from gspo.config.stages import rollout_at
 from gspo.data.chat_template import Encoder, decoded
 from gspo.data.decontamination import Overlap
 from gspo.data.prompts import PromptStream, digest, load_demonstrations
@@ -140,6 +139,8 @@ def started(
         nullcontext() if config.teacher.url is None else closing(TeacherEndpoint(config.teacher)) as teacher,
     ):
         check_offload(config)
+        if ranks is not None and config.model.device == "cpu" and torch.cuda.is_available():
+            raise ValueError('model.device = "cpu": ranks take the GPUs that they see: start with CUDA_VISIBLE_DEVICES=""')
         if "model" in config.reward.functions:  # its template may write the date
             config = on_date(config)
         yield Start(config, given or CallInputs(), command, ranks, folder, last, hosts, teacher, odd, [])
@@ -247,8 +248,7 @@ def assembled(
             restore(run, state)
         check_fit(config, [*prompts, *held_out], model.context_length)
         if isinstance(learner, LeadingLearner):
-            longest = max((len(prompt.tokens) for prompt in prompts), default=1)
-            tokens = longest + rollout_at(config.rollout, config.stage, log.step + 1).max_completion_length
+            tokens = longest_read(config, [len(prompt.tokens) for prompt in prompts], log.step + 1)
             learner.fit(min(tokens, model.context_length or tokens), model.config.vocab_size)
         yield run, model
 

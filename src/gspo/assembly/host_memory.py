@@ -55,8 +55,8 @@ def check_copies(config: Config, ranks: int) -> None:
     copied = numbers * itemsize(config)
     held = numbers * sum(standing_bytes(config).values()) + teacher_bytes(config)
     shard = held * config.scale.data_parallel_replicas / ranks  # a lower bound
-    # Ranks without GPUs share their machine's memory. A copy on the CPU lies beside shards that are on GPUs.
-    shard *= device.type == "cuda" if torch.cuda.is_available() else local_world_size()
+    if device.type != "cuda":  # the ranks share their machine's memory
+        shard *= local_world_size()
     room = free(device)
     if copied + shard > room:
         needs = f"{copied / GIB:.1f} GiB for {COPY} and {shard / GIB:.1f} GiB for shards, gradients and moments"

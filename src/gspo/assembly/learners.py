@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
@@ -14,6 +14,8 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.quantized_weights import Packed
 from gspo.config.policy import ResolvedOptimizer
 from gspo.config.schema import Config, RunConfig
+from gspo.config.source_kind import in_environment
+from gspo.config.stages import rollout_at
 from gspo.distributed.ranks import Ranks
 from gspo.learner.imitation import Imitation
 from gspo.learner.learner import LocalLearner, PolicyLearner
@@ -54,6 +56,17 @@ def supervised_learning(
 
 
 LEARNERS: dict[str, Callable[..., tuple[HFPolicy, LocalLearner]]] = {"train": learning, "sft": supervised_learning}
+
+
+def longest_read(config: Config, prompts: Sequence[int], step: int) -> int:
+    """Tokens of the longest completion that memory is checked for, prompt included. prompts: tokens of each; none for `gspo
+    serve`. A conversation counts up to two micro-batches: beyond that the check itself might run out of memory.
+    """
+    prompt, limit = max(prompts, default=1), rollout_at(config.rollout, config.stage, step).max_completion_length
+    if prompts and not in_environment(config.task):
+        return prompt + limit
+    most = 2 * config.train.micro_batch_tokens
+    return max(prompt + limit, min(prompt + limit * config.task.max_turns, most) if prompts else most)
 
 
 def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:

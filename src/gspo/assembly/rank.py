@@ -46,7 +46,7 @@ def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
     warn_of_loopback()
     on_gpu = torch.cuda.is_available()
     if on_gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        take_gpu(int(os.environ.get("LOCAL_RANK", 0)))
     store, *_ = next(iter(dist.rendezvous("env://", timeout=LOADING)))
     # torchrun's store outlives a restart: under a new prefix, stale addresses in it are not found.
     store = dist.PrefixStore(name_of_start(store, number, size), store)
@@ -58,6 +58,14 @@ def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
     with heartbeat(store, number, scale.timeout, os.environ.get(AGENT_STORE) == "True"):
         yield ranks
     dist.destroy_process_group()
+
+
+def take_gpu(number: int) -> None:
+    """Makes this GPU, counted from 0, the current one. Raises ValueError if this machine has fewer."""
+    if number >= (count := torch.cuda.device_count()):
+        started = f"scale.ranks: {local_world_size()} ranks were started on this machine"
+        raise ValueError(f"{started}, but torch sees {count} GPU{'s' * (count > 1)} here: start at most {count}")
+    torch.cuda.set_device(number)
 
 
 def warn_of_loopback() -> None:

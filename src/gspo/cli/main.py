@@ -21,6 +21,7 @@ OUT_OF_MEMORY = (
     "lower train.micro_batch_tokens or sampler.batch_size, or set train.gradient_checkpointing = true; then continue from "
     "the last checkpoint with `--resume`"
 )
+INCURABLE = "invalid device", "no kernel image", "device-side assert"  # CUDA errors that another process meets too
 OF_RANKS = {"RankLost": LOST, "OutOfMemory": SHORT}  # by name, since their modules import torch
 
 
@@ -84,13 +85,17 @@ def _run(argv: list[str]) -> int:
             error = RuntimeError(f"this machine is out of memory ({error}): {OUT_OF_MEMORY}")
         if type(error).__name__ == "AcceleratorError":  # torch's for a GPU that fails; another process may do better
             first = str(error).partition("\n")[0]
-            logger.error(f"the GPU failed ({first}): {RESUME} goes on from the last checkpoint")
-            return LOST if rank_and_world_size()[1] > 1 else 1
+            if not any(words in first for words in INCURABLE):
+                logger.error(f"the GPU failed ({first}): {RESUME} goes on from the last checkpoint")
+                return LOST if rank_and_world_size()[1] > 1 else 1
+            error = RuntimeError(first)
         logger.error(error)
         return 2 if isinstance(error, ValueError) else 1
     except Exception as error:
         if type(error).__name__ not in OF_RANKS:  # any other error is a bug in gspo
             raise
+        if debug:
+            traceback.print_exc()
         logger.error(error)
         return OF_RANKS[type(error).__name__]
 

@@ -25,12 +25,14 @@ WAIT = timedelta(days=30)  # timeout for the next command: sampling may be slow.
 
 
 class RankLost(Exception):
-    """Another rank is gone or timed out. Not a RuntimeError, so that no handler below the command line catches it."""
+    """Another rank is gone or timed out, or NCCL failed. Not a RuntimeError, so that no handler below the command line
+    catches it.
+    """
 
 
 @contextmanager
 def noticed() -> Iterator[None]:
-    """Raises RankLost if another rank is gone during a collective operation, also one inside a pass."""
+    """Raises RankLost if a collective operation fails, also one inside a pass: another rank is gone, or NCCL failed."""
     try:
         yield
     except RankLost:
@@ -38,9 +40,12 @@ def noticed() -> Iterator[None]:
     except RuntimeError as error:
         if not is_loss(error):
             raise
-        first = str(error).strip().partition("\n")[0]
+        text = str(error).strip()
+        cause = " ".join(text.partition("Last error:")[2].split())[:300]  # as NCCL tells it, such as a full /dev/shm
+        cause = cause or text.partition("\n")[0]
+        what = "NCCL failed" if text.startswith("NCCL error") else "another rank is gone or did not answer in time"
         number = dist.get_rank() if dist.is_initialized() else rank_and_world_size()[0]  # lost during initialization
-        raise RankLost(f"rank {number}: another rank is gone or did not answer in time ({first})") from error
+        raise RankLost(f"rank {number}: {what} ({cause})") from error
 
 
 def is_loss(error: BaseException) -> bool:

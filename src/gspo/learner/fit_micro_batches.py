@@ -1,7 +1,7 @@
 """Fits the size of micro-batches to memory before the first step, by peak memory in trial passes without effect.
 
-An out-of-memory rank restarts the whole run, so we measure first. Two peaks (n and 2n completions of equal length) give the
-memory per completion by linear extrapolation.
+An out-of-memory rank restarts the whole run, so we measure first. The peaks of two small trials give the memory per token,
+and by linear extrapolation that of a full micro-batch. No trial has run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gspo.learner.memory import MicroBatches, out_of_memory, outside_of_passes
 from gspo.learner.optimizer import Optimizer
 from gspo.types import Completion
 
-PARTS = 8  # trials use 1 and 2 of this many parts, of the longest completion or of a full micro-batch
+PARTS = 8  # trials read 1 and 2 of this many parts of a full micro-batch
 SPARE = 0.05  # share of free memory that stays unused, since fragmentation wastes some
 
 
@@ -40,7 +40,7 @@ class Meter:
 
 
 class Found(NamedTuple):
-    """Number of completions that fit into a micro-batch, on the rank where the fewest do."""
+    """Number of tokens that fit into a micro-batch, on the rank where the fewest do."""
 
     fits: int
     rank: int
@@ -49,8 +49,13 @@ class Found(NamedTuple):
 
 
 def fitting(measure: Callable[[int], float], most: int, room: Callable[[], float], ranks: Ranks) -> Found:
-    """Number of completions of a given length that fit on every rank, at most `most` >= 2. Collective. measure: peak memory
-    of an update with so many. room: free memory of this rank.
+    """Number of tokens that fit on every rank, at most `most` >= 2. Collective.
+
+    Args:
+        measure: Peak memory of an update with so many tokens.
+        most: Tokens of a full micro-batch.
+        room: Free memory of this rank.
+        ranks: All ranks.
     """
     few = max(1, most // PARTS)
     low, high = measure(few), measure(2 * few)
@@ -100,8 +105,9 @@ def make_room(
     with outside_of_passes("where AdamW's moments were made", micro_batches.ranks):
         optimizer.make_moments()
 
-    def measure(count: int, length: int) -> float:
-        completions = drawn(count, length, vocabulary)
+    def measure(tokens: int) -> float:
+        rows = -(-tokens // longest)
+        completions = drawn(rows, max(2, -(-tokens // rows)), vocabulary)
         try:
             return update_peak(policy, optimizer, meter, completions)
         except RuntimeError as error:
@@ -109,27 +115,13 @@ def make_room(
                 raise
             raise micro_batches.short(completions, False) from error
 
-    part = max(2, -(-longest // PARTS))
-    alone = fitting(lambda count: measure(1, count * part), PARTS, meter.room, micro_batches.ranks)
-    if alone.fits < PARTS:
-        micro_batches.max_tokens = min(micro_batches.max_tokens, alone.fits * part)
-        micro_batches.warn(
-            f"{describe_shortage(alone, f'one completion of {longest} tokens')}, as trial passes of shorter ones show: the "
-            f"run ends where one gets so long. Micro-batches have at most {micro_batches.max_tokens} tokens"
-        )
+    most = max(longest, micro_batches.max_tokens)
+    found = fitting(measure, most, meter.room, micro_batches.ranks)
+    if found.fits == most:
         return
-    most = micro_batches.max_tokens // longest
-    if most < 2:
-        return
-    found = fitting(lambda count: measure(count, longest), most, meter.room, micro_batches.ranks)
-    if found.fits < most:
-        micro_batches.max_tokens = found.fits * longest
-        micro_batches.warn(
-            f"{describe_shortage(found, 'an update by train.micro_batch_tokens')}, as trial passes show: micro-batches have "
-            f"at most {micro_batches.max_tokens} tokens"
-        )
-
-
-def describe_shortage(found: Found, what: str) -> str:
-    """Says that `what` does not fit."""
-    return f"rank {found.rank} has room for {found.room / 2**30:.3g} GiB, and {what} needs {found.need / 2**30:.3g}"
+    micro_batches.max_tokens = min(micro_batches.max_tokens, found.fits)
+    risk = ", and the run may end where one completion is longer" if found.fits < longest else ""
+    micro_batches.warn(
+        f"rank {found.rank} has room for {found.room / 2**30:.3g} GiB, and {most} tokens in a pass need "
+        f"{found.need / 2**30:.3g}, as trial passes show: micro-batches have at most {micro_batches.max_tokens} tokens{risk}"
+    )

@@ -6,6 +6,7 @@ import peft
 import pytest
 import torch
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 
 from gspo.backends.hf import experts
@@ -121,6 +122,31 @@ def test_adapters_of_half_precision_experts_stay_float32():
             p.add_(1e-3 if "lora_B" in name else 0.0)
     assert logits(made).isfinite().all() and not logits(made).equal(before)
     assert all(g.isfinite().all() for g in gradients(made).values())
+
+
+class Multiplied(TorchFunctionMode):
+    """The types of the tokens in grouped products, by the type of the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if "grouped_mm" in function.__name__:
+            self.found.append((args[0].dtype, args[1].dtype))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype, autocast", [(torch.bfloat16, False), (torch.float32, False), (torch.float32, True)])
+def test_adapters_are_multiplied_in_the_type_of_their_experts(dtype, autocast):
+    """A GPU has a grouped kernel for bfloat16 alone: adapters in float32 would be multiplied expert by expert there."""
+    base = model()
+    base.model.to(dtype)
+    made = adapted(base, LoraConfig(rank=4, targets=["experts"]))
+    used = torch.bfloat16 if autocast else dtype
+    with Multiplied() as seen, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        made.hidden(input_ids=IDS)
+    assert seen.found == [(used, used)] * 12  # two stacks in each of two layers, with A and B of each
 
 
 @pytest.mark.parametrize("family", FAMILIES)
