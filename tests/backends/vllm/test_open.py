@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import gspo
 from gspo.backends.hf.lora import adapted
@@ -16,6 +17,7 @@ from gspo.backends.vllm.server import KEY
 from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
+from gspo.interfaces import SamplerError
 from gspo.learner.weights import PolicyWeights
 from tests.backends.vllm.engine.servers import DENSE
 from tests.backends.vllm.places import AtPlace
@@ -142,6 +144,21 @@ def test_an_engine_that_rounds_gets_adapters_merged(tmp_path, rounded):
     (member,) = sampler.fleet.members
     assert member.engine.adapters == (not rounded) == ("--enable-lora" in member.engine.command)
     sampler.close()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_no_room_for_the_first_weights_is_said_with_the_remedy(tmp_path, monkeypatch, rank):
+    """As in a container, whose /dev/shm has 64 MiB by default."""
+    config = Config(sampler=SamplerConfig(engine="vllm", python="py"), lora=LoraConfig(rank=rank))
+    tiny = build_tiny(DENSE, longest_match_tokenizer(PIECES))
+    policy = HFPolicy(adapted(tiny, config.lora) if rank else tiny)
+
+    def full(*args, **options):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(policy.model, "save_whole" if rank else "save", full)
+    with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.weight_dir"):
+        sampler_of(config, policy, PolicyWeights(policy, 0), tmp_path)
 
 
 def test_an_argument_with_dashes_goes_before_ours(tmp_path):

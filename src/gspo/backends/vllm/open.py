@@ -26,7 +26,7 @@ from gspo.backends.vllm.process_groups import LAYER
 from gspo.backends.vllm.routed_experts import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import KEY, SIDE, Server
-from gspo.backends.vllm.transfer import WEIGHTS
+from gspo.backends.vllm.transfer import WEIGHTS, writing
 from gspo.config.engines import PRECISION, devices_each, direct_arguments, underscored
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
@@ -137,10 +137,11 @@ def sampler_of(
         routers = routers if arguments.get(FLAG) else None
         adapters = model.adapted and bool(arguments.get("enable_lora")) and not direct_arguments(given, PRECISION)
         first = exchange / (BASE if adapters else WEIGHTS)
-        if adapters:
-            model.save_whole(first, merged=False)
-        else:
-            weights.save(str(first), merged=True)
+        with writing(exchange):
+            if adapters:
+                model.save_whole(first, merged=False)
+            else:
+                weights.save(str(first), merged=True)
         arguments = {"dtype": str(model.compute_dtype).removeprefix("torch.")} | arguments
         engines = servers(given, first, arguments, policy.device, hosts)
     for engine in engines:
