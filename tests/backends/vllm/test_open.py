@@ -85,12 +85,16 @@ def test_the_gpus_of_this_machine(monkeypatch):
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6"}]
     one = SamplerConfig(engine="vllm")  # shares the learner's GPU, as gpu_memory_utilization says
     assert own_devices(one, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "GPU-a"}] and own_devices(one, cpu, {}) == [{}]
-    assert own_devices(one, torch.device("cuda", 0), {}) == [{}]  # it takes the first by itself
+    first, several = torch.device("cuda", 0), {"tensor_parallel_size": 2}
+    assert own_devices(one, first, {}) == [{}]  # it takes the first by itself
+    assert own_devices(one, first, several) == [{"CUDA_VISIBLE_DEVICES": "GPU-a,6"}]  # it leaves the learner its own
+    assert own_devices(one, gpu, several) == [{"CUDA_VISIBLE_DEVICES": "4,6"}]
+    assert own_devices(one, first, {"tensor_parallel_size": 4}) == [{}]  # it needs all, so it shares one
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # ranks 0 and 1 learn on the first two
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "7"}]
     assert own_devices(SamplerConfig(engine="vllm"), gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "6"}]
     with pytest.raises(ValueError, match=r"each needs 2 of the 4 GPUs of this machine for itself, and the learner leaves 2"):
-        own_devices(two, gpu, {"tensor_parallel_size": 2})
+        own_devices(two, gpu, several)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "3"}]

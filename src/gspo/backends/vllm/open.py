@@ -177,16 +177,18 @@ def servers(
 
 
 def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The variables of each engine: GPUs of its own, which no rank uses, unless one engine is beside a single rank."""
+    """The variables of each engine: GPUs of its own, which no rank uses. One engine beside a single rank shares the rank's
+    GPU if it needs one GPU, or more than are free.
+    """
     names, size = devices(), devices_each(arguments)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # the ranks on this machine, which use its first GPUs
     if not names:
         return [{} for _ in range(given.engines)]
-    if given.engines == ranks == 1:
-        beside = learner.type == "cuda" and learner.index and size == 1  # an engine takes the first GPUs by itself
-        return [{"CUDA_VISIBLE_DEVICES": names[learner.index]} if beside else {}]
     taken = [] if learner.type != "cuda" else range(ranks) if ranks > 1 else [learner.index or 0]
     free = [name for i, name in enumerate(names) if i not in taken]
+    if given.engines == ranks == 1 and (size == 1 or len(free) < size):
+        beside = learner.type == "cuda" and learner.index and size == 1  # an engine takes the first GPUs by itself
+        return [{"CUDA_VISIBLE_DEVICES": names[learner.index]} if beside else {}]
     if len(free) < given.engines * size:
         raise ValueError(
             f"sampler.engines = {given.engines}: each needs {size} of the {len(names)} GPUs of this machine for itself, and "
