@@ -123,7 +123,7 @@ def sampler_of(
             'set "fp8_per_tensor", or leave it out'
         )
     if given.urls:
-        engines = [Server(url, sync_timeout=given.sync_timeout) for url in given.urls]
+        engines = [Server(url, key=os.environ.get(KEY, ""), sync_timeout=given.sync_timeout) for url in given.urls]
         for server in engines:
             server.check()
         beside = EXPERTS not in config.lora.targets and config.model.quantize == "none"  # theirs are the original weights

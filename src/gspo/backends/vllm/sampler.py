@@ -260,7 +260,7 @@ class VLLMSampler:
             async with asyncio.timeout(self.timeout):
                 return await asyncio.gather(*[one(self._request(*each, sampling)) for each in begun])
         except TimeoutError:
-            return EngineError(f"it has not answered for {self.timeout:g} s")
+            return EngineError(f"it has not answered for {self.timeout:g} s (sampler.timeout)")
         except Exception as error:  # possibly limited to this engine
             return blamed(error)
 
