@@ -150,17 +150,15 @@ def test_an_engine_that_rounds_gets_adapters_merged(tmp_path, rounded):
     sampler.close()
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_no_room_for_the_first_weights_is_said_with_the_remedy(tmp_path, monkeypatch, rank):
+def test_no_room_for_the_first_weights_is_said_with_the_remedy(tmp_path, monkeypatch):
     """As in a container, whose /dev/shm has 64 MiB by default."""
-    config = Config(sampler=SamplerConfig(engine="vllm", python="py"), lora=LoraConfig(rank=rank))
-    tiny = build_tiny(DENSE, longest_match_tokenizer(PIECES))
-    policy = HFPolicy(adapted(tiny, config.lora) if rank else tiny)
+    config = Config(sampler=SamplerConfig(engine="vllm", python="py"))
+    policy = HFPolicy(build_tiny(DENSE, longest_match_tokenizer(PIECES)))
 
     def full(*args, **options):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(policy.model, "save_whole" if rank else "save", full)
+    monkeypatch.setattr(policy.model, "save_whole", full)
     with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.weight_dir"):
         sampler_of(config, policy, PolicyWeights(policy, 0), tmp_path)
 
