@@ -1,3 +1,4 @@
+import resource
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,7 +12,17 @@ from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.open import check_sampler, check_sleep, direct_arguments, own_devices, sampler_of, servers
+from gspo.backends.vllm.open import (
+    FILES,
+    SPARE,
+    allow_connections,
+    check_sampler,
+    check_sleep,
+    direct_arguments,
+    own_devices,
+    sampler_of,
+    servers,
+)
 from gspo.backends.vllm.process import LocalHost
 from gspo.backends.vllm.server import KEY
 from gspo.config.policy import LoraConfig
@@ -22,6 +33,8 @@ from gspo.learner.weights import PolicyWeights
 from tests.backends.vllm.engine.servers import DENSE
 from tests.backends.vllm.places import AtPlace
 from tests.tiny_run import PIECES, ROWS, likes_a, model, settings
+
+SMALL = SamplerConfig(engine="vllm", engines=2, batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -197,3 +210,32 @@ def test_an_engine_of_ours_sees_its_gpus_alone(tmp_path, monkeypatch):
         server.command = [sys.executable, "-c", tells]
         with pytest.raises(EngineError, match=rf"Error: {sees}$"):
             server.start()
+
+
+@pytest.fixture
+def limits():
+    """The limits of this process, which come back."""
+    before = resource.getrlimit(FILES)
+    yield before
+    resource.setrlimit(FILES, before)
+
+
+def test_the_limit_rises_to_what_the_engines_take(limits, tmp_path):
+    """Twice as many connections as requests, if there may be as many, and never less than before."""
+    _, hard = limits
+    for given, wanted in (
+        (SMALL, SPARE + 16),
+        (replace(SMALL, batch_size=40), SPARE + 160),
+        (SMALL, SPARE + 160),
+        (replace(SMALL, urls=["a", "b", "c"], batch_size=100), SPARE + 600),
+        (replace(SMALL, batch_size=(hard - SPARE) // 2), hard),
+    ):
+        if given is SMALL and wanted == SPARE + 16:
+            resource.setrlimit(FILES, (SPARE + 8, hard))
+        allow_connections(given)
+        assert resource.getrlimit(FILES) == (wanted, hard)
+    resource.setrlimit(FILES, (SPARE + 8, hard))
+    policy = HFPolicy(model())
+    with pytest.raises(ValueError, match=rf"sampler.batch_size = {hard}: .* {2 * hard + SPARE} open files, .*ulimit -Hn"):
+        sampler_of(Config(sampler=replace(SMALL, batch_size=hard)), policy, None, tmp_path)
+    assert resource.getrlimit(FILES) == (SPARE + 8, hard)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import resource
 import secrets
 import shutil
 import sys
@@ -20,7 +22,6 @@ from gspo.backends.hf.lora import EXPERTS
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.choose_transfer import choose_transfer, copies_of
 from gspo.backends.vllm.exchange_folder import exchange
-from gspo.backends.vllm.open_files import allow_connections
 from gspo.backends.vllm.process import EngineHost, LocalHost
 from gspo.backends.vllm.process_groups import LAYER
 from gspo.backends.vllm.routed_experts import FLAG, Routers
@@ -35,6 +36,7 @@ from gspo.interfaces import Weights
 logger = logging.getLogger(__name__)
 
 SLEEP = "enable_sleep_mode"  # a vLLM argument
+FILES, SPARE = resource.RLIMIT_NOFILE, 256  # open files beside the connections to engines
 BASE = "base"  # folder of the exchange with the base weights of an adapter
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM allows for max_lora_rank
 
@@ -51,6 +53,21 @@ def check_sampler(given: SamplerConfig) -> None:
         )
     if given.python is not None and shutil.which(given.python) is None:
         raise ValueError(f"sampler.python = {given.python!r}: no such program")
+
+
+def allow_connections(given: SamplerConfig) -> None:
+    """Raises the soft limit on open files to what the engines take: two connections for each completion that takes long, the
+    second for /metrics. Raises ValueError if the hard limit is below one each.
+    """
+    requests, limits = (len(given.urls) or given.engines) * given.batch_size, resource.getrlimit(FILES)
+    soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    if hard < requests + SPARE:
+        raise ValueError(
+            f"sampler.batch_size = {given.batch_size}: with all engines this takes {requests + SPARE} open files, and this "
+            f"process may have {hard}: raise the hard limit (ulimit -Hn), or lower sampler.batch_size"
+        )
+    if soft < (wanted := min(hard, 2 * requests + SPARE)):
+        resource.setrlimit(FILES, (int(wanted), limits[1]))
 
 
 @contextmanager
