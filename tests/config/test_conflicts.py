@@ -38,6 +38,13 @@ TRAINED = [
         )
     ),
     *(
+        ({"sampler": VLLM | {"engine_args": {name: "x"}}}, f"sampler.engine_args = .*{name}.* are set by the run")
+        for name in ("disable-log-stats", "disable_log_stats", "port", "logprobs_mode")
+    ),
+    ({"sampler": VLLM, "eval": {"temperature": 3}}, "rollout.temperature = 1.0 and eval.temperature = 3.0: .* up to 2"),
+    *(({"sampler": VLLM} | more, "rollout.temperature = .*: vLLM samples at temperatures up to 2: lower it, in each stage")
+      for more in ({"rollout": {"temperature": 2.1}}, {"stage": [{"at": 3, "temperature": 2.5}]})),
+    *(
         ({"sampler": VLLM | {"speculative_config": {key: "x"} | NGRAM}}, f"'{key}': .*samples exactly with these keys alone")
         for key in ("rejection_sample_method", "synthetic_acceptance_length", "no_such")
     ),
@@ -143,6 +150,15 @@ def test_every_conflict_is_refused_with_its_values_and_the_remedy(subtests):
 def test_drafts_beside_experts_that_are_not_reported():
     sampler = VLLM | {"speculative_config": NGRAM, "engine_args": {"enable_return_routed_experts": False}}
     check_conflicts(from_dict({"model": {"path": "m"}, "sampler": sampler}), TRAIN)
+
+
+def test_limits_of_vllm_bind_no_other_engine():
+    hot = {"rollout": {"temperature": 3}, "eval": {"temperature": 0}}
+    check_conflicts(from_dict({"model": {"path": "m"}} | hot), TRAIN)
+    own = {"engine": "mine:make", "engine_args": {"port": 9}}
+    check_conflicts(from_dict({"model": {"path": "m"}, "sampler": own, "rollout": {"temperature": 3}}), TRAIN)
+    warm = {"rollout": {"temperature": 2}, "eval": {"temperature": 2}}
+    check_conflicts(from_dict({"model": {"path": "m"}, "sampler": VLLM} | warm), TRAIN)
 
 
 def test_defaults_conflict_nowhere():

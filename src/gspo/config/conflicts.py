@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gspo.config.engines import AROUND, DIRECT, EXACT, INEXACT, NO_WEIGHTS, devices_each, underscored
+from gspo.config.engines import AROUND, DIRECT, EXACT, INEXACT, NO_WEIGHTS, OURS, devices_each, underscored, vllm_arguments
 from gspo.config.schema import Config
 from gspo.config.source_kind import GIVEN, VERIFIERS, in_environment, kind
 from gspo.config.values import shown
@@ -37,11 +37,8 @@ def value_of(config: Config, key: str) -> object:
 
 
 def around_settings(config: Config) -> bool:
-    """Whether vLLM's arguments name what a setting is for, a key of it (`speculative-config.method`) or a short form of it
-    (`spec_method`, ...).
-    """
-    names = [name.split(".")[0] for name in underscored(config.sampler.engine_args)]
-    return config.sampler.engine == "vllm" and any(name in AROUND or name.startswith("spec_") for name in names)
+    """Whether vLLM's arguments name what a setting is for, or a short form of it (`spec_method`, ...)."""
+    return any(name in AROUND or name.startswith("spec_") for name in vllm_arguments(config.sampler))
 
 
 def reports_experts(config: Config) -> bool:
@@ -69,9 +66,9 @@ def is_own_teacher(config: Config) -> bool:
     return teacher.local and same
 
 
-def tempered(config: Config) -> bool:
-    """Whether any stage samples at another temperature than 1."""
-    return any(t not in (None, 1) for t in (config.rollout.temperature, *(stage.temperature for stage in config.stage)))
+def temperatures(config: Config) -> list[float]:
+    """Those of sampling for training, in all stages."""
+    return [config.rollout.temperature, *(stage.temperature for stage in config.stage if stage.temperature is not None)]
 
 
 def shortest(config: Config) -> int:
@@ -108,6 +105,11 @@ ENGINE = (
          "these servers run already: sampler.python, sampler.engine_args and sampler.engines are for servers to start"),
     Rule("sampler.engine_args", around_settings,
          f"{', '.join(DIRECT)} are settings of [sampler] itself, with all that belongs to them: set them there"),
+    Rule("sampler.engine_args", lambda c: not set(OURS).isdisjoint(vllm_arguments(c.sampler)),
+         f"{', '.join(OURS)} are set by the run, which also needs vLLM's counts of tokens: leave them out"),
+    Rule("rollout.temperature eval.temperature",
+         lambda c: c.sampler.engine == "vllm" and max(*temperatures(c), c.eval.temperature or 0) > 2,
+         "vLLM samples at temperatures up to 2: lower it, in each stage too"),
     Rule("sampler.speculative_config", lambda c: not EXACT.issuperset(c.sampler.speculative_config),
          f"samples exactly with these keys alone: {', '.join(sorted(EXACT))}. Leave the others out"),
     Rule("sampler.speculative_config", lambda c: c.sampler.speculative_config.get("method") in INEXACT,
@@ -217,7 +219,7 @@ LEARN = (
     Rule("teacher.path model.path", is_own_teacher,
          "the model agrees with itself: it would learn nothing at first and be held back later, which is what "
          "algorithm.beta is for; name another teacher, or leave it out"),
-    Rule("teacher.url rollout.temperature", lambda c: c.teacher.url is not None and tempered(c),
+    Rule("teacher.url rollout.temperature", lambda c: c.teacher.url is not None and {*temperatures(c)} != {1},
          "a server returns log-probabilities at temperature 1, so sample at 1 too, in each stage, or load the teacher here"),
     Rule("teacher.path rollout.dynamic_sampling_rounds",
          lambda c: bool(c.teacher.path) and c.rollout.dynamic_sampling_rounds > 0,

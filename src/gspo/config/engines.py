@@ -19,6 +19,8 @@ PRECISION = DIRECT[:2]
 """Those by which vLLM rounds weights, keys or values."""
 AROUND = {*DIRECT, "quantization_config", "q", "calculate_kv_scales"}
 """Arguments of vLLM that set the same, or a part of it."""
+OURS = ("disable_log_stats", "enable_scale_out", "generation_config", "logprobs_mode", "port", "worker_extension_cls")
+"""Arguments of vLLM that the run sets. Without log statistics, a long completion looks like an engine that hangs."""
 NO_WEIGHTS = ("ngram", "ngram_gpu")
 """Methods of speculative decoding without weights."""
 INEXACT = ("suffix", "custom_class")
@@ -38,6 +40,11 @@ def servers_of(sampler: SamplerConfig) -> int:
 def underscored(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's arguments by the names that code here looks up: users may also write them as its command line does, with -."""
     return {name.replace("-", "_"): value for name, value in arguments.items()}
+
+
+def vllm_arguments(sampler: SamplerConfig) -> list[str]:
+    """Names of the arguments that vLLM is given, also of those given by key (`speculative-config.method`)."""
+    return [name.split(".")[0] for name in underscored(sampler.engine_args)] if sampler.engine == "vllm" else []
 
 
 def devices_each(arguments: Mapping[str, Any]) -> int:

@@ -87,7 +87,7 @@ class Bigrams:
             yield {f"table.{number}": part, "beside": torch.zeros(self.width, dtype=torch.bfloat16)}
 
     def read(self, completions):
-        return [Reading(self.logp(one.tokens)[one.sampled], torch.tensor(0.0), None) for one in completions]
+        return [Reading(self.logp(one.tokens)[one.sampled]) for one in completions]
 
     def logp(self, tokens):
         """Of each token after the one before; 0 for the first."""

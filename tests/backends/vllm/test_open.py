@@ -1,25 +1,40 @@
+import resource
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import gspo
 from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.open import check_sampler, check_sleep, direct_arguments, own_devices, sampler_of, servers
+from gspo.backends.vllm.open import (
+    FILES,
+    SPARE,
+    allow_connections,
+    check_sampler,
+    check_sleep,
+    direct_arguments,
+    own_devices,
+    sampler_of,
+    servers,
+)
 from gspo.backends.vllm.process import LocalHost
 from gspo.backends.vllm.server import KEY
 from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
+from gspo.interfaces import SamplerError
 from gspo.learner.weights import PolicyWeights
 from tests.backends.vllm.engine.servers import DENSE
 from tests.backends.vllm.places import AtPlace
 from tests.tiny_run import PIECES, ROWS, likes_a, model, settings
+
+SMALL = SamplerConfig(engine="vllm", engines=2, batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +98,16 @@ def test_the_gpus_of_this_machine(monkeypatch):
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6"}]
     one = SamplerConfig(engine="vllm")  # shares the learner's GPU, as gpu_memory_utilization says
     assert own_devices(one, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "GPU-a"}] and own_devices(one, cpu, {}) == [{}]
-    assert own_devices(one, torch.device("cuda", 0), {}) == [{}]  # it takes the first by itself
+    first, several = torch.device("cuda", 0), {"tensor_parallel_size": 2}
+    assert own_devices(one, first, {}) == [{}]  # it takes the first by itself
+    assert own_devices(one, first, several) == [{"CUDA_VISIBLE_DEVICES": "GPU-a,6"}]  # it leaves the learner its own
+    assert own_devices(one, gpu, several) == [{"CUDA_VISIBLE_DEVICES": "4,6"}]
+    assert own_devices(one, first, {"tensor_parallel_size": 4}) == [{}]  # it needs all, so it shares one
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # ranks 0 and 1 learn on the first two
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "7"}]
     assert own_devices(SamplerConfig(engine="vllm"), gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "6"}]
     with pytest.raises(ValueError, match=r"each needs 2 of the 4 GPUs of this machine for itself, and the learner leaves 2"):
-        own_devices(two, gpu, {"tensor_parallel_size": 2})
+        own_devices(two, gpu, several)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "3"}]
@@ -144,6 +163,19 @@ def test_an_engine_that_rounds_gets_adapters_merged(tmp_path, rounded):
     sampler.close()
 
 
+def test_no_room_for_the_first_weights_is_said_with_the_remedy(tmp_path, monkeypatch):
+    """As in a container, whose /dev/shm has 64 MiB by default."""
+    config = Config(sampler=SamplerConfig(engine="vllm", python="py"))
+    policy = HFPolicy(build_tiny(DENSE, longest_match_tokenizer(PIECES)))
+
+    def full(*args, **options):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(policy.model, "save_whole", full)
+    with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.weight_dir"):
+        sampler_of(config, policy, PolicyWeights(policy, 0), tmp_path)
+
+
 def test_an_argument_with_dashes_goes_before_ours(tmp_path):
     given = SamplerConfig(engine="vllm", python="py", engine_args={"enable-lora": False})
     config = Config(sampler=given, lora=LoraConfig(rank=2))
@@ -178,3 +210,32 @@ def test_an_engine_of_ours_sees_its_gpus_alone(tmp_path, monkeypatch):
         server.command = [sys.executable, "-c", tells]
         with pytest.raises(EngineError, match=rf"Error: {sees}$"):
             server.start()
+
+
+@pytest.fixture
+def limits():
+    """The limits of this process, which come back."""
+    before = resource.getrlimit(FILES)
+    yield before
+    resource.setrlimit(FILES, before)
+
+
+def test_the_limit_rises_to_what_the_engines_take(limits, tmp_path):
+    """Twice as many connections as requests, if there may be as many, and never less than before."""
+    _, hard = limits
+    for given, wanted in (
+        (SMALL, SPARE + 16),
+        (replace(SMALL, batch_size=40), SPARE + 160),
+        (SMALL, SPARE + 160),
+        (replace(SMALL, urls=["a", "b", "c"], batch_size=100), SPARE + 600),
+        (replace(SMALL, batch_size=(hard - SPARE) // 2), hard),
+    ):
+        if given is SMALL and wanted == SPARE + 16:
+            resource.setrlimit(FILES, (SPARE + 8, hard))
+        allow_connections(given)
+        assert resource.getrlimit(FILES) == (wanted, hard)
+    resource.setrlimit(FILES, (SPARE + 8, hard))
+    policy = HFPolicy(model())
+    with pytest.raises(ValueError, match=rf"sampler.batch_size = {hard}: .* {2 * hard + SPARE} open files, .*ulimit -Hn"):
+        sampler_of(Config(sampler=replace(SMALL, batch_size=hard)), policy, None, tmp_path)
+    assert resource.getrlimit(FILES) == (SPARE + 8, hard)

@@ -2,13 +2,16 @@
 
 import threading
 
+import numpy as np
 import pytest
 
 from gspo.backends.vllm.errors import EngineError, Refused
 from gspo.backends.vllm.fleet import MAX_FAILURES, State
+from gspo.backends.vllm.routed_experts import Routers
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer
 from tests.backends.vllm.engines import CPU, LONG, PROMPTS, failing, tokens, until
+from tests.backends.vllm.tools import sent
 from tests.patience import PATIENCE
 
 
@@ -58,6 +61,40 @@ def test_any_error_of_a_readmission_leaves_the_engine_out(fleet_of):
     assert member.state is State.LOST and all(str(odd) in note for note in sampler.notes[1:])
     sampler.load(fleet_of.weights(2))
     assert len(sampler.generate(PROMPTS, 1, LONG)) == len(PROMPTS)
+
+
+def test_one_that_comes_back_without_reporting_experts_is_left_out(fleet_of):
+    """Of a server that somebody starts again, in another way. At first all engines do without."""
+    sampler, _ = fleet_of(2)
+    routers, silent = Routers((0,), 1, 2), {sampler.fleet.members[1]}
+    for member in sampler.fleet.members:
+        member.engine.ask = reporting(member, silent)
+    sampler.routers, sampler.probes = routers, []  # as before the first weights
+    sampler.load(fleet_of.weights(2))
+    assert sampler.routers is None and len(sampler.fleet.serving) == 2
+    sampler.routers, back = routers, silent.pop()
+    sampler.load(fleet_of.weights(3))
+    silent.add(back)
+    sampler.fleet.evict(back, back.generation, EngineError("it was killed"))
+    until(lambda: len(sampler.notes) == MAX_FAILURES)
+    assert back.state is State.LOST and "no longer reports experts: start it with --enable" in sampler.notes[-1]
+    sampler.load(fleet_of.weights(4))
+    assert sampler.routers is routers and int(sampler.probes[0].routes.max()) == 0
+
+
+def reporting(member, silent):
+    """Its method `ask`, whose answers say that the first of two experts was chosen, unless it is `silent`."""
+    plain = member.engine.ask
+
+    async def ask(body, timeout):
+        answer = await plain(body, timeout)
+        if member not in silent:
+            told = body["sampling_params"]["routed_experts_prompt_start"]
+            read = len(body["token_ids"]) + len(answer["choices"][0]["token_ids"]) - 1
+            answer["choices"][0]["routed_experts"] = sent(np.zeros((read - told, 1, 1), np.uint8))
+        return answer
+
+    return ask
 
 
 def one_away(make, engines, way):

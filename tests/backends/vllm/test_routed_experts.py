@@ -1,7 +1,6 @@
 """vLLM's arrays of experts become routes, and what cannot be some is refused."""
 
 import base64
-import io
 
 import numpy as np
 import pytest
@@ -16,15 +15,8 @@ from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routed_experts import Routers
 from gspo.config.policy import ModelConfig
 from gspo.types import Prompt, Rollout, Sampling
-from tests.backends.vllm.tools import choice
+from tests.backends.vllm.tools import choice, sent
 from tests.tiny_run import PIECES
-
-
-def sent(array):
-    """As vLLM sends it."""
-    with io.BytesIO() as file:
-        np.save(file, array)
-        return base64.b64encode(file.getvalue()).decode()
 
 
 def test_routers_of_a_model():

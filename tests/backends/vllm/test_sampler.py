@@ -66,12 +66,12 @@ def test_a_completion_may_take_long_while_its_engine_samples(engine, tmp_path):
     assert rollout.stop == "stop"
 
 
-@pytest.mark.parametrize("counts", [(), (10, 5)])
-def test_an_engine_that_samples_no_token_hangs(engine, tmp_path, counts):
+@pytest.mark.parametrize(("counts", "why"), [((), ", and its /metrics counts no tokens: .*--disable-log"), ((10, 5), "")])
+def test_an_engine_that_samples_no_token_hangs(engine, tmp_path, counts, why):
     """Also one that counts none."""
     engine.completions.append((200, {"choices": [choice()]}))
     counting(engine, left := [counts] * 40)
-    with pytest.raises(EngineError, match=r"it has not answered for 0\.2 s"):
+    with pytest.raises(EngineError, match=rf"it has not answered for 0\.2 s \(sampler.timeout\){why}"):
         sampler_of(engine, tmp_path, timeout=0.2).generate(PROMPTS[:1], 1, Sampling(8))
     assert len(left) > 20
 

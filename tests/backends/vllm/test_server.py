@@ -2,14 +2,20 @@ import asyncio
 import json
 import socket
 import sys
+from contextlib import nullcontext
 
 import pytest
 
+from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.errors import EngineError
+from gspo.backends.vllm.open import sampler_of as open_sampler
 from gspo.backends.vllm.server import GENERATE, KEY, SIDE, TAIL, Server, Swap
 from gspo.config.rollout import SamplerConfig
+from gspo.config.schema import Config
 from gspo.interfaces import SamplerError
+from gspo.learner.weights import PolicyWeights
 from tests.backends.vllm.tools import sampler_of
+from tests.tiny_run import model
 
 
 def test_a_server_that_lacks_something(engine):
@@ -40,6 +46,28 @@ def test_a_server_with_a_key_answers_nobody_else(tmp_path):
         assert asyncio.run(asked(ours)) == {"path": GENERATE}
     finally:
         ours.stop()
+
+
+def test_a_server_of_ones_own_is_given_the_key_that_is_set(engine, tmp_path, monkeypatch):
+    plain = engine.handler.do_POST
+
+    def keyed(self):
+        if self.headers.get("Authorization") == "Bearer right":
+            plain(self)
+        else:
+            self.send_response(401)
+            self.end_headers()
+
+    engine.handler.do_GET = engine.handler.do_POST = keyed
+    policy, config = HFPolicy(model()), Config(sampler=SamplerConfig(engine="vllm", urls=[engine.url]))
+    for key in ("", "wrong", "right"):
+        monkeypatch.setenv(KEY, key)
+        refused = pytest.raises(ValueError, match=r"sampler.urls: 'http.*' requires a key: set GSPO_KEY here to the one")
+        with nullcontext() if key == "right" else refused:
+            sampler = open_sampler(config, policy, PolicyWeights(policy, 0), tmp_path)
+    (member,) = sampler.fleet.members
+    assert member.engine.answers()
+    sampler.close()
 
 
 def test_how_much_a_request_may_have(engine):

@@ -1,5 +1,10 @@
 """A sampler of a scripted engine, and what that answers."""
 
+import base64
+import io
+
+import numpy as np
+
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Server
 from gspo.types import Prompt
@@ -29,3 +34,10 @@ PROMPTS = [Prompt("a", "", (2, 3, 4)), Prompt("b", "", (7, 8))]
 
 def part(*tokens, reason="abort", version="3"):
     return 200, {"choices": [choice(tokens, [-1.0] * len(tokens), reason, version)]}
+
+
+def sent(array):
+    """An array of experts as vLLM sends it."""
+    with io.BytesIO() as file:
+        np.save(file, array)
+        return base64.b64encode(file.getvalue()).decode()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import resource
 import secrets
 import shutil
 import sys
@@ -20,13 +22,12 @@ from gspo.backends.hf.lora import EXPERTS
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.choose_transfer import choose_transfer, copies_of
 from gspo.backends.vllm.exchange_folder import exchange
-from gspo.backends.vllm.open_files import allow_connections
 from gspo.backends.vllm.process import EngineHost, LocalHost
 from gspo.backends.vllm.process_groups import LAYER
 from gspo.backends.vllm.routed_experts import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import KEY, SIDE, Server
-from gspo.backends.vllm.transfer import WEIGHTS
+from gspo.backends.vllm.transfer import WEIGHTS, writing
 from gspo.config.engines import PRECISION, devices_each, direct_arguments, underscored
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
@@ -35,6 +36,7 @@ from gspo.interfaces import Weights
 logger = logging.getLogger(__name__)
 
 SLEEP = "enable_sleep_mode"  # a vLLM argument
+FILES, SPARE = resource.RLIMIT_NOFILE, 256  # open files beside the connections to engines
 BASE = "base"  # folder of the exchange with the base weights of an adapter
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM allows for max_lora_rank
 
@@ -51,6 +53,21 @@ def check_sampler(given: SamplerConfig) -> None:
         )
     if given.python is not None and shutil.which(given.python) is None:
         raise ValueError(f"sampler.python = {given.python!r}: no such program")
+
+
+def allow_connections(given: SamplerConfig) -> None:
+    """Raises the soft limit on open files to what the engines take: two connections for each completion that takes long, the
+    second for /metrics. Raises ValueError if the hard limit is below one each.
+    """
+    requests, limits = (len(given.urls) or given.engines) * given.batch_size, resource.getrlimit(FILES)
+    soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    if hard < requests + SPARE:
+        raise ValueError(
+            f"sampler.batch_size = {given.batch_size}: with all engines this takes {requests + SPARE} open files, and this "
+            f"process may have {hard}: raise the hard limit (ulimit -Hn), or lower sampler.batch_size"
+        )
+    if soft < (wanted := min(hard, 2 * requests + SPARE)):
+        resource.setrlimit(FILES, (int(wanted), limits[1]))
 
 
 @contextmanager
@@ -123,7 +140,7 @@ def sampler_of(
             'set "fp8_per_tensor", or leave it out'
         )
     if given.urls:
-        engines = [Server(url, sync_timeout=given.sync_timeout) for url in given.urls]
+        engines = [Server(url, key=os.environ.get(KEY, ""), sync_timeout=given.sync_timeout) for url in given.urls]
         for server in engines:
             server.check()
         beside = EXPERTS not in config.lora.targets and config.model.quantize == "none"  # theirs are the original weights
@@ -137,10 +154,11 @@ def sampler_of(
         routers = routers if arguments.get(FLAG) else None
         adapters = model.adapted and bool(arguments.get("enable_lora")) and not direct_arguments(given, PRECISION)
         first = exchange / (BASE if adapters else WEIGHTS)
-        if adapters:
-            model.save_whole(first, merged=False)
-        else:
-            weights.save(str(first), merged=True)
+        with writing(exchange):
+            if adapters:
+                model.save_whole(first, merged=False)
+            else:
+                weights.save(str(first), merged=True)
         arguments = {"dtype": str(model.compute_dtype).removeprefix("torch.")} | arguments
         engines = servers(given, first, arguments, policy.device, hosts)
     for engine in engines:
@@ -176,16 +194,18 @@ def servers(
 
 
 def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The variables of each engine: GPUs of its own, which no rank uses, unless one engine is beside a single rank."""
+    """The variables of each engine: GPUs of its own, which no rank uses. One engine beside a single rank shares the rank's
+    GPU if it needs one GPU, or more than are free.
+    """
     names, size = devices(), devices_each(arguments)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # the ranks on this machine, which use its first GPUs
     if not names:
         return [{} for _ in range(given.engines)]
-    if given.engines == ranks == 1:
-        beside = learner.type == "cuda" and learner.index and size == 1  # an engine takes the first GPUs by itself
-        return [{"CUDA_VISIBLE_DEVICES": names[learner.index]} if beside else {}]
     taken = [] if learner.type != "cuda" else range(ranks) if ranks > 1 else [learner.index or 0]
     free = [name for i, name in enumerate(names) if i not in taken]
+    if given.engines == ranks == 1 and (size == 1 or len(free) < size):
+        beside = learner.type == "cuda" and learner.index and size == 1  # an engine takes the first GPUs by itself
+        return [{"CUDA_VISIBLE_DEVICES": names[learner.index]} if beside else {}]
     if len(free) < given.engines * size:
         raise ValueError(
             f"sampler.engines = {given.engines}: each needs {size} of the {len(names)} GPUs of this machine for itself, and "

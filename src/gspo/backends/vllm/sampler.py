@@ -43,7 +43,7 @@ class VLLMSampler:
         batch_size: Concurrent completions per engine.
         timeout: Timeout of a request, in seconds.
         notify: Called with a message when an engine is evicted or comes back.
-        routers: Routers whose expert choices are requested; reset to None as soon as an engine does not report them.
+        routers: Routers whose expert choices are requested; reset to None if an engine does not report them at first.
         given: The settings that say how precise the engines are, and whether they decode speculatively.
     """
 
@@ -236,8 +236,12 @@ class VLLMSampler:
         found = dict(zip(members, asyncio.run_coroutine_threadsafe(sampled(), self._loop).result()))
         errors = {member: error for member, error in found.items() if isinstance(error, EngineError)}
         probes = {member: sampled for member, sampled in found.items() if member not in errors}
-        if self.routers is not None and not all(any(int(p.routes.max()) >= 0 for p in one) for one in probes.values()):
+        silent = [m for m, one in probes.items() if self.routers is not None and all(int(p.routes.max()) < 0 for p in one)]
+        if silent and not self.probes:  # the first weights
             self.routers = None
+        for member in silent if self.routers is not None else ():
+            errors[member] = EngineError("it no longer reports experts: start it with --enable-return-routed-experts")
+            del probes[member]
         if self.routers is None:
             probes = {member: [replace(p, routes=None) for p in one] for member, one in probes.items()}
         return probes, errors
@@ -260,7 +264,7 @@ class VLLMSampler:
             async with asyncio.timeout(self.timeout):
                 return await asyncio.gather(*[one(self._request(*each, sampling)) for each in begun])
         except TimeoutError:
-            return EngineError(f"it has not answered for {self.timeout:g} s")
+            return EngineError(f"it has not answered for {self.timeout:g} s (sampler.timeout)")
         except Exception as error:  # possibly limited to this engine
             return blamed(error)
 

@@ -24,7 +24,7 @@ SIDE = Path(__file__).with_name("plugin") / "gspo_vllm.py"
 GENERATE = "/inference/v1/generate"
 WORKERS = "/collective_rpc"
 ADAPTER = "policy"  # the name that the adapter is served under
-KEY = "GSPO_KEY"  # the variable with the key that a server started here requires
+KEY = "GSPO_KEY"  # the variable with the key that a server requires
 LATER = (408, 425, 429)  # statuses that mean "retry later" rather than a wrong request
 SAMPLED = re.compile(r"^vllm:generation_tokens_total\b.* (\S+)$", re.MULTILINE)  # in the answer of /metrics
 DRAFTS = [
@@ -136,9 +136,9 @@ class Server:
 
     def call(self, path: str, body: Mapping[str, Any] | None = None, **params: str) -> Any:
         """Sends a POST, or a GET if there is no body. Returns the decoded JSON, or else the text. Raises EngineError."""
-        options = {} if body is None else {"json": body, "params": params}
+        method, options = ("GET", {}) if body is None else ("POST", {"json": body, "params": params})
         try:
-            response = self._request("GET" if body is None else "POST", path, self.sync_timeout, **options)
+            response = self._request(method, path, self.sync_timeout, setting="sampler.sync_timeout", **options)
             if response.status_code != 200:
                 raise EngineError(f"status {response.status_code}: {response.text[:500]}")
             return json_of(response) if "json" in response.headers.get("content-type", "") else response.text
@@ -150,9 +150,11 @@ class Server:
         remedy = f"start it with `python {SIDE} --model MODEL --port PORT` in vLLM's environment (0.32 or newer)"
         for method, path, body in (("GET", "/weight_info", None), ("POST", GENERATE, {})):
             try:
-                answer = send_request(method, f"{self.url}{path}", 10.0, json=body)
+                answer = self._request(method, path, 10.0, json=body)
             except EngineError as error:
                 raise ValueError(f"sampler.urls: {self.name!r}: nothing answers ({error}): {remedy}") from None
+            if answer.status_code == 401:
+                raise ValueError(f"sampler.urls: {self.name!r} requires a key: set {KEY} here to the one that it was given")
             if answer.status_code in (403, 404, 405, 501):
                 raise ValueError(f"sampler.urls: {self.name!r}: {path} answers with {answer.status_code}: {remedy}")
 
@@ -173,7 +175,7 @@ class Server:
             self._client = httpx.AsyncClient(timeout=None, limits=limits, headers=self.headers, trust_env=not self.ours)
         request = {**body, **({"model": ADAPTER} if self.adapters else {})}
         try:
-            with engine_errors(timeout):
+            with engine_errors(timeout, "sampler.timeout"):
                 response = await self._response(self._client, request, timeout)
         except EngineError as error:
             raise EngineError(f"{error}. {self.last_words()}") from None
@@ -186,7 +188,7 @@ class Server:
 
     async def _response(self, client: httpx.AsyncClient, request: Mapping[str, Any], timeout: float) -> httpx.Response:
         """The response. Raises TimeoutError once the count of sampled tokens, of all requests, is the same at two looks,
-        `timeout` apart, or if the server does not count them.
+        `timeout` apart, and EngineError if the server does not count them.
         """
         sent = asyncio.ensure_future(client.post(f"{self.url}{GENERATE}", json=request))
         counts: list[str] = []
@@ -194,7 +196,10 @@ class Server:
             while not (await asyncio.wait([sent], timeout=timeout))[0]:
                 async with asyncio.timeout(timeout):
                     before, counts = counts, SAMPLED.findall((await client.get(f"{self.url}/metrics")).text)
-                if not counts or counts == before:
+                if not counts:
+                    why = "and its /metrics counts no tokens: was it started with --disable-log-stats?"
+                    raise EngineError(f"it has not answered for {timeout:g} s (sampler.timeout), {why}")
+                if counts == before:
                     raise TimeoutError
             return sent.result()
         finally:

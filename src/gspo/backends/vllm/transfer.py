@@ -73,10 +73,8 @@ class FolderTransfer(Transfer):
 
     def prepare(self, weights: Weights) -> None:
         """Writes the weights beside the current ones."""
-        try:
+        with writing(self.exchange):
             weights.save(str(self.exchange / NEXT), merged=not self.adapters)
-        except (OSError, SafetensorError) as error:
-            raise no_room(self.exchange, error) from None
 
     def commit(self, weights: Weights) -> None:
         """Replaces the old weights with the ones written; an engine may be starting from the old ones right now."""
@@ -225,22 +223,27 @@ class IpcTransfer(BroadcastTransfer):
         if self.device.type != "cpu":
             return super()._packed(layer)
         path = self.exchange / f"layer-{next(self._numbers)}"
-        try:
-            sizes, body = wire.packed(layer, partial(wire.room, path))
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise no_room(self.exchange, error) from None
+        with writing(self.exchange):
+            try:
+                sizes, body = wire.packed(layer, partial(wire.room, path))
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
         weakref.finalize(body, path.unlink, missing_ok=True)  # engines that have mapped it keep it
         return sizes, body
 
 
-def no_room(exchange: Path, error: Exception) -> SamplerError:
-    """The error that ends a run whose weights cannot be written."""
-    free = shutil.disk_usage(exchange).free / 2**20
-    return SamplerError(
-        f"the weights cannot be written to {exchange}, which has {free:,.0f} MiB left ({error}): name a folder with room "
-        "for them as sampler.weight_dir"
-    )
+@contextlib.contextmanager
+def writing(exchange: Path) -> Iterator[None]:
+    """Raises SamplerError, with the remedy, if weights cannot be written to this folder."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        free = shutil.disk_usage(exchange).free / 2**20
+        raise SamplerError(
+            f"the weights cannot be written to {exchange}, which has {free:,.0f} MiB left ({error}): name a folder with "
+            "room for them as sampler.weight_dir"
+        ) from None
 
 
 def raise_if_failed(call: Future[int]) -> None:

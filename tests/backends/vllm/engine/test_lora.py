@@ -39,6 +39,14 @@ def test_three_updates_of_an_adapter(name, as_adapter, options):
             sampler.check(PolicyWeights(policy, sampler.version))
 
 
+def test_an_adapter_is_read_only_when_it_is_loaded():
+    """Its folder may go away, or hold the next weights, while completions are sampled."""
+    policy = adapted_policy("dense")
+    with served(policy, rank=4) as sampler:
+        (sampler.weight_dir / "weights").rename(sampler.weight_dir / "away")
+        assert sampler.server.adapters and float(gaps(sampler, policy, 1).mean()) < 1e-5
+
+
 @pytest.mark.slow
 def test_a_run_with_adapters_resumes(tmp_path):
     sections = {"lora": {"rank": 4}, "algorithm": {"beta": 0.01}, "eval": {"every": 0}}

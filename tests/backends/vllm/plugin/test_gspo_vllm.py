@@ -1,4 +1,4 @@
-"""What a worker does about its group. What needs vLLM itself is in engine/test_transfer.py."""
+"""What a worker does about its group and its adapter. What needs vLLM itself is in the folder engine."""
 
 import sys
 from contextlib import nullcontext
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gspo.backends.vllm.plugin import gspo_transfer as wire
-from gspo.backends.vllm.plugin.gspo_vllm import Extension
+from gspo.backends.vllm.plugin.gspo_vllm import Extension, repair_adapters
 from tests.patience import PATIENCE
 
 
@@ -136,3 +136,33 @@ def test_weights_of_a_group_that_was_given_up_are_not_waited_for():
     worker.gspo_group = None
     with pytest.raises(RuntimeError, match="has given up the group"):
         worker.gspo_receive("of now")
+
+
+def test_a_step_does_not_load_the_adapter_again(monkeypatch):
+    """vLLM keeps the request that loaded it and gives a copy of it to each completion."""
+    read = []
+
+    class Manager:
+        """Loads as vLLM's: at a request of its own, and in each step."""
+
+        def add_adapter(self, request):
+            if not read or request.load_inplace:
+                read.append(request.path)
+
+        def set_active_adapters(self, requests, mapping):
+            for request in requests:
+                self.add_adapter(request)
+
+    module = ModuleType("vllm.lora.worker_manager")
+    module.WorkerLoRAManager = type("WorkerLoRAManager", (Manager,), {})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in ("vllm", "vllm.lora"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    repair_adapters()
+    manager = module.WorkerLoRAManager()
+    for version in ("1", "2"):
+        manager.add_adapter(SimpleNamespace(path=version, load_inplace=True))
+        copy = SimpleNamespace(path=version, load_inplace=True)
+        for _ in range(3):
+            manager.set_active_adapters({1: copy}.values(), None)
+    assert read == ["1", "2"]

@@ -97,6 +97,22 @@ def repair_drafts() -> None:
     rejection_sampler.expand_batch_to_tokens = expand
 
 
+def repair_adapters() -> None:
+    """Keeps steps from loading the adapter. Requests inherit the `load_inplace` of the call that loaded it, so vLLM would
+    read its folder again in every step: slow, and too early if new weights lie there.
+    """
+    from vllm.lora.worker_manager import WorkerLoRAManager as Manager
+
+    activate = Manager.set_active_adapters
+
+    def set_active_adapters(self: Any, requests: Any, mapping: Any) -> None:
+        for request in requests:
+            request.load_inplace = False
+        activate(self, requests, mapping)
+
+    Manager.set_active_adapters = set_active_adapters
+
+
 def allow_routes() -> None:
     """Lets a CPU server start with --enable-return-routed-experts, which vLLM rejects there. `wire_routes` implements it."""
     from vllm.config import VllmConfig
@@ -310,4 +326,5 @@ elif __name__ == "__mp_main__":
     if ROUTES in sys.argv:
         allow_routes()
 elif "vllm" in sys.modules:
+    repair_adapters()
     repair_cpu()
