@@ -8,7 +8,7 @@ import math
 import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True)
 class Traits:
-    """Optional attributes of a reward callable, and their defaults."""
+    """What a reward callable of gspo says of itself, in its attribute `traits`."""
 
     by_group: bool = False  # it compares completions: each call gets all completions of one prompt and no others
     spoken: bool = False  # it gets completions without their thinking
@@ -50,11 +50,13 @@ class Traits:
     needs: Mapping[str, str] = field(default_factory=dict)  # required columns, each with the key that names it
     wait: Callable[[], None] = lambda: None  # called before the run; may raise ValueError
     counts: Callable[[], dict[str, float]] = dict  # numbers for the metrics: the counts since the last call
+    complete: bool = False  # it means to score every completion, so None is a failure and no abstention
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Traits:
-        """The attributes that `function` has."""
-        return cls(**{each.name: getattr(function, each.name) for each in fields(cls) if hasattr(function, each.name)})
+        """The traits of `function`. Other attributes are the user's own, but for the mark of `by_group`."""
+        traits = getattr(function, "traits", None)
+        return traits if isinstance(traits, cls) else cls(by_group=bool(getattr(function, "by_group", False)))
 
 
 class CallFailed(Exception):
