@@ -91,6 +91,15 @@ def test_a_right_answer_that_is_missing_or_that_nothing_can_equal_is_refused(sub
     assert outcome(named("exact"), "$$", answer="$$")[0] == [1]
 
 
+def test_the_right_answers_of_a_benchmark_are_in_its_own_column(subtests):
+    nested, benchmark = {"reward_model": {"ground_truth": "7"}}, "benchmark:problems.jsonl"
+    for name in ("exact", "math"):
+        with subtests.test(name), named(name, answer_column="reward_model.ground_truth") as rewards:
+            rewards.check([*prompts(nested), *prompts({"answer": "8"}, task=benchmark)])
+            scored = rewards.score([rollout("7", **nested), rollout("8", 1, benchmark, answer="8")])
+            assert [one.reward for one in scored] == [1, 1]
+
+
 def test_each_task_must_have_it():
     with in_process(lambda completions, gold: 0) as rewards:
         rewards.check(prompts({"gold": 1}, task="train.jsonl"))

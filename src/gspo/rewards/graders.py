@@ -19,7 +19,7 @@ from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.values import type_of
 from gspo.data import reasoning_gym, reward_bounds
-from gspo.data.columns import value_in
+from gspo.data.columns import answer_column, value_in
 from gspo.rewards import answers
 from gspo.rewards.arguments import Arguments, RewardInput
 from gspo.rewards.code import CodeReward, same_number
@@ -225,9 +225,9 @@ def load(
 
         return PerCompletion(of_task)
     if name == "exact":
-        return PerCompletion(lambda row: _exact(row, reward.answer_column))
+        return PerCompletion(lambda row: _exact(row, answer_column(row.task, reward.answer_column)))
     if name == "math":
-        return PerCompletion(lambda row: _math(row, reward.answer_column))
+        return PerCompletion(lambda row: _math(row, answer_column(row.task, reward.answer_column)))
     if name == "code":
         graded = CodeReward(code)
         return PerCompletion(lambda row: graded(spoken(row), row.columns), graded.notice)
