@@ -11,7 +11,7 @@ import pytest
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.rewards.code import CodeReward, CodeTest, program_of, same_stdout
-from gspo.rewards.programs import Programs
+from gspo.rewards.programs import COMPILED, opened_for
 from gspo.rewards.scorer import Rewards
 from gspo.sandbox import drivers, image
 from gspo.sandbox.open import open_sandbox
@@ -221,7 +221,7 @@ def test_each_reward_that_needs_the_compiler_says_so_before_the_run(monkeypatch)
     with pytest.raises(RuntimeError, match=re.escape(f'code.language = "cpp": {need}')):
         CodeReward(CodeConfig(language="cpp"))
     with pytest.raises(RuntimeError, match=re.escape(f"the reward codeforces: {need}")):
-        _ = Programs(CodeConfig(), ["gspo.rewards.programs:codeforces"]).sandbox
+        opened_for(COMPILED, CodeConfig())
     assert CodeReward(CodeConfig()).notice.endswith(f"; a completion in C++ will have no reward: {need}")
     assert "C++" not in CodeReward(CodeConfig(language="python")).notice
 

@@ -149,7 +149,7 @@ def _test(row: Any, where: str) -> CodeTest:
     raise ValueError(f"{where}: expected {expected}{', not with ' * bool(names)}{names}")
 
 
-def _more(fields: Mapping[str, Any]) -> list[str]:
+def _more(fields: Mapping[Any, Any]) -> list[str]:
     """The fields of a test that say more than that a program reads standard input: tables give every test all fields."""
     return [
         name for name, value in fields.items() if value not in (None, {"func_name": None}) and (name, value) not in STDIN

@@ -23,7 +23,7 @@ from gspo.data.columns import answer_column, value_in
 from gspo.rewards import answers
 from gspo.rewards.arguments import Arguments, RewardInput
 from gspo.rewards.code import CodeReward, same_number
-from gspo.rewards.programs import Programs
+from gspo.rewards.programs import SOLVERS, columns_of, opened_for
 
 # Call levels: a call for all completions; a call per unit, concurrently (async); a call per unit, in turn. A unit is one
 # completion, or all completions of a prompt.
@@ -231,13 +231,10 @@ def load(
     if name == "code":
         graded = CodeReward(code)
         return PerCompletion(lambda row: graded(spoken(row), row.columns), graded.notice)
-    function = load_function(name, "reward.functions")
-    if not isinstance(getattr(function, "__self__", None), Programs):
-        return RewardFunction(function)
-    programs = Programs(code, [name])  # a benchmark's reward, in the configured sandbox
-    score = getattr(programs, function.__name__)
-    arguments = Arguments(score)
-    return PerCompletion(lambda row: score(**arguments.of([row], spoken))[0], programs.notice)
+    if name in SOLVERS:
+        (sandbox, notice), solves, columns = opened_for(name, code), SOLVERS[name], columns_of(name)
+        return PerCompletion(lambda row: solves(sandbox, spoken(row), *(row.columns[each] for each in columns)), notice)
+    return RewardFunction(load_function(name, "reward.functions"))
 
 
 def spoken(row: RewardInput) -> str:

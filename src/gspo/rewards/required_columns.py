@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from gspo.config.rewards import CodeConfig, RewardConfig
@@ -81,7 +80,7 @@ class RequiredColumns:
 
 def _uncomparable(value: Any, by_math: bool) -> str:
     """Why a right answer cannot be compared with a completion, or an empty string. by_math: Also by the reward `math`."""
-    comparable = isinstance(value, (str, Decimal, numbers.Real)) and not isinstance(value, bool)
+    comparable = isinstance(value, (str, numbers.Real)) and not isinstance(value, bool)
     if value is None or (comparable and result_of(value) in MISSING):
         return f"is missing ({value!r:.20}): fill it in, or leave the row out"
     if comparable and by_math and right_in(result_of(value)) in MISSING:
