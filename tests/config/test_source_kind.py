@@ -28,6 +28,7 @@ def test_options_are_for_held_out_rows_of_the_same_kind():
         ("openai/gsm8k", None, True), ("openai/gsm8k", "a/b", True), ("openai/gsm8k", "rows.jsonl", False),
         ("my:rows", "benchmark:aime24", False), ("my:rows", "my:others", True), ("my:rows", "reasoning_gym:gcd", False),
         ("benchmark:aime24", None, True), ("benchmark:aime24", "benchmark:aime25", False), (GIVEN, "my:rows", True),
+        ("rows.jsonl", "benchmark:livecodebench", True),
     ):  # fmt: skip
         task = TaskConfig(source=source, eval_source=eval_source, config={"name": "main"})
         assert eval_config(task) == ({"name": "main"} if has_them else {}), (source, eval_source)

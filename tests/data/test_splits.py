@@ -48,6 +48,8 @@ def test_held_out_rows_of_another_kind_have_their_own_options_and_columns(tmp_pa
         tables = read_tables(task, EvalConfig())
         check_columns(tables, task, {"reward_model.ground_truth": "reward.answer_column"})
         assert [len(part) for part in tables] == [3, 1]
+    beside_a_file = dataclasses.replace(task, source=f"{tmp_path}/file.jsonl", eval_source="made_rows:make")
+    assert [len(part) for part in read_tables(beside_a_file, EvalConfig())] == [1, 3]
     other = dataclasses.replace(task, eval_source="made_rows:other")
     with pytest.raises(ValueError, match="made_rows:other cannot be called with it"):
         read_tables(other, EvalConfig())

@@ -20,7 +20,8 @@ class TaskConfig:
     folder written by `save_to_disk` of datasets, or a Hub id. Required."""
     config: dict[str, Any] = opt({})
     """Options of the source: of a reasoning-gym task or a benchmark, the arguments of a function, the `name` of a data set,
-    or verifiers' `[env]`. An `eval_source` of the same kind gets them too, unless it is another benchmark."""
+    or verifiers' `[env]`. An `eval_source` has them too if it is of the same kind (but no other benchmark), or if
+    the source takes none."""
     split: str = opt("train")
     """Split to train on, of a Hugging Face data set or of a saved one with several splits."""
     size: int | None = opt(None, low=1, high=10**8)

@@ -48,7 +48,8 @@ def eval_config(task: TaskConfig) -> dict[str, Any]:
     another benchmark.
     """
     own, other = kind(task.source), task.eval_source or task.source
-    return task.config if own in ("given", kind(other)) and (own != "benchmark" or task.source == other) else {}
+    shared = own in ("given", "file", "saved", kind(other)) and (own != "benchmark" or task.source == other)
+    return task.config if shared else {}
 
 
 def has_splits(source: str) -> bool:

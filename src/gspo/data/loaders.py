@@ -78,9 +78,6 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
         case "function":
             return _call(source, task, key)
         case "file":
-            if task.config:
-                shown = without_secrets(task.config)
-                raise ValueError(f"task.config = {shown!r}: has no effect on the file {source}; remove it")
             return dataclasses.replace(table(rows_of(Path(source), where), source), arrow=source.endswith(".parquet"))
         case "saved":
             return _saved(source, split, where)
