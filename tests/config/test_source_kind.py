@@ -1,4 +1,5 @@
-from gspo.config.source_kind import GIVEN, has_splits, kind
+from gspo.config.rollout import TaskConfig
+from gspo.config.source_kind import GIVEN, eval_config, has_splits, kind
 
 KINDS = {
     GIVEN: ("given", False),
@@ -19,3 +20,15 @@ def test_a_name_says_what_it_stands_for(tmp_path):
         assert kind(str(folder)) == "hub"
         (folder / name).touch()
         assert kind(str(folder)) == "saved" and has_splits(str(folder))
+
+
+def test_options_are_for_held_out_rows_of_the_same_kind():
+    """They are the training source's: a file, a function or a benchmark beside it has none of its own."""
+    for source, eval_source, has_them in (
+        ("openai/gsm8k", None, True), ("openai/gsm8k", "a/b", True), ("openai/gsm8k", "rows.jsonl", False),
+        ("my:rows", "benchmark:aime24", False), ("my:rows", "my:others", True), ("my:rows", "reasoning_gym:gcd", False),
+        ("benchmark:aime24", None, True), ("benchmark:aime24", "benchmark:aime25", False), (GIVEN, "my:rows", True),
+        ("rows.jsonl", "benchmark:livecodebench", True),
+    ):  # fmt: skip
+        task = TaskConfig(source=source, eval_source=eval_source, config={"name": "main"})
+        assert eval_config(task) == ({"name": "main"} if has_them else {}), (source, eval_source)

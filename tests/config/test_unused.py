@@ -98,6 +98,7 @@ BLOCKED = by_key(
     ({"eval": {"num_prompts": 0}}, "eval.every eval.num_generations eval.temperature eval.max_completion_length"),
     ({"eval": {"num_prompts": 0}}, "task.eval_source reward.correct_threshold"),
     ({"task": {"source": "reasoning_gym:gcd"}}, "task.prompt_column"),
+    ({"task": {"source": "benchmark:aime24"}, "reward": {"functions": ["math"]}}, "reward.answer_column"),
     ({"refresh": {"every": 5, "source": "rows:new"}}, "refresh.drop_above refresh.keep"),
     (PLAYED, "reward.timeout"),
     (JUDGE, "reward.workers reward.memory"),

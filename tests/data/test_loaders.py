@@ -51,6 +51,10 @@ def test_a_hugging_face_data_set(tmp_path, monkeypatch):
     assert [len(train), [p.messages for p in held_out]] == [40, ["x"]]
     with pytest.raises(ValueError, match=r"no data set could be loaded with split = 'dev'.*Unknown split"):
         load("./own_set", split="dev")
+    with pytest.raises(
+        ValueError, match=r"eval_source = './own_set': .*; task.config is for task.source too: give rows that"
+    ):
+        load("./own_set", eval_source="./own_set", eval_split="dev", config={"data_files": {"train": "train.jsonl"}})
 
 
 def test_bad_files(tmp_path, subtests):

@@ -1,3 +1,4 @@
+import json
 import logging
 
 import pytest
@@ -54,6 +55,29 @@ def test_eval_source(tmp_path):
     assert [len(first), [p.messages for p in second], second[0].task] == [40, ["x", "y"], str(held_out)]
     first, second = load("reasoning_gym:gcd", eval_source="reasoning_gym:lcm", size=4, num_prompts=4)
     assert {p.columns["metadata"]["source_dataset"] for p in second} == {"lcm"}
+
+
+SHOWS_TOOLS = "{% if tools %}{{ tools | tojson }};{% endif %}" + TEMPLATE.replace("{{ bos_token }}", "")
+
+
+def test_the_tools_of_a_row_are_in_its_prompt(subtests):
+    """As lists, as JSON, or of Arrow, which adds the parameters of all other tools."""
+    tools = [{"type": "function", "function": {"name": f"get_{x}", "parameters": {"properties": {x: {}}}}} for x in "ab"]
+    rows = [{"prompt": [{"role": "user", "content": "ask"}], "tools": [tool]} for tool in tools]
+    in_json = [row | {"tools": json.dumps(row["tools"])} for row in rows]
+    for name, data in (("lists", rows), ("JSON", in_json), ("Arrow", datasets.Dataset.from_list(rows))):
+        with subtests.test(name):
+            train, _ = load(rows=data, num_prompts=0, tokenizer=characters(SHOWS_TOOLS), system="")
+            for prompt, tool in zip(train, tools):
+                shown, _, rest = text(characters(), prompt.tokens).partition(";")
+                assert json.loads(shown) == [tool] and rest == "[user]ask;[assistant]"
+    for other in (["hammer"], [{"kind": "hammer"}], "a hammer", [], None, 7):
+        (prompt,), _ = load(rows=[{"prompt": "ask", "tools": other}], tokenizer=characters(SHOWS_TOOLS), system="")
+        assert text(characters(), prompt.tokens) == "[user]ask;[assistant]"
+    for template in (TEMPLATE, None):
+        prompt = rows[0]["prompt"] if template else "ask"
+        with pytest.raises(ValueError, match="does not show the tools of the column 'tools': take a chat"):
+            load(rows=[{"prompt": prompt, "tools": tools}], tokenizer=characters(template))
 
 
 def test_prompts_are_the_same_where_the_model_reads_the_same():

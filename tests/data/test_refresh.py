@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.config.stages import RefreshConfig
+from gspo.data import refresh
 from gspo.data.prompts import PromptStream
 from gspo.data.refresh import Change, Pool
 from gspo.types import Prompt
@@ -29,6 +30,14 @@ def test_without_a_refresh_the_order_is_that_of_a_stream_of_prompts():
     for n in (1, 2, 7):
         made, stream = pool(n), PromptStream(range(n), 0)
         assert [prompt.tokens[0] for k in (1, 5, 2 * n) for prompt in made.take(k)] == stream.take(6 + 2 * n)
+
+
+def test_a_checkpoint_does_not_read_all_prompts_again(monkeypatch):
+    made = pool()
+    state = made.state_dict()
+    monkeypatch.delattr(refresh, "digest")
+    assert made.state_dict() == state
+    made.load_state_dict(state)
 
 
 def test_what_is_dropped_by_hand():

@@ -1,3 +1,4 @@
+import dataclasses
 import datetime
 import decimal
 import json
@@ -32,6 +33,26 @@ def test_columns_are_looked_for_before_any_model_is():
     ):
         with pytest.raises(ValueError, match=message):
             check_columns(read_tables(TaskConfig(), EvalConfig(), rows, eval_rows), TaskConfig(), NEEDS)
+
+
+def test_held_out_rows_of_another_kind_have_their_own_options_and_columns(tmp_path, monkeypatch):
+    """A training set with options and a nested answer, evaluated on a file, a function or a benchmark."""
+    rows = "[{'question': f'{name} {i}', 'reward_model': {'ground_truth': i}} for i in range(3)]"
+    (tmp_path / "made_rows.py").write_text(f"def make(name):\n    return {rows}\n\ndef other(word):\n    return []\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, column in (("file", "reward_model"), ("problems", "answer")):
+        answer = {"reward_model": {"ground_truth": 1}, "answer": 1}[column]
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"question": "?", "problem": "?", column: answer}))
+    for eval_source in (f"{tmp_path}/file.jsonl", f"benchmark:{tmp_path}/problems.jsonl"):
+        task = TaskConfig("made_rows:make", config={"name": "main"}, eval_source=eval_source, prompt_column="question")
+        tables = read_tables(task, EvalConfig())
+        check_columns(tables, task, {"reward_model.ground_truth": "reward.answer_column"})
+        assert [len(part) for part in tables] == [3, 1]
+    beside_a_file = dataclasses.replace(task, source=f"{tmp_path}/file.jsonl", eval_source="made_rows:make")
+    assert [len(part) for part in read_tables(beside_a_file, EvalConfig())] == [1, 3]
+    other = dataclasses.replace(task, eval_source="made_rows:other")
+    with pytest.raises(ValueError, match="made_rows:other cannot be called with it"):
+        read_tables(other, EvalConfig())
 
 
 def test_the_column_of_the_prompt():

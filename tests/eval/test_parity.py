@@ -10,6 +10,7 @@ import pytest
 
 from gspo.rewards.programs import livecodebench
 from tests.patience import PATIENCE
+from tests.sandbox.boxes import box_of
 
 SPEC = find_spec("livecodebench")
 pytestmark = [pytest.mark.skipif(SPEC is None, reason="nvidia-livecodebench is not installed: make test-benchmarks")]
@@ -87,7 +88,7 @@ def theirs(code, tests, function):
 
 
 def ours(code, tests, function):
-    return livecodebench([f"```python\n{code}\n```"], [tests], [function]) == [1.0]
+    return livecodebench(box_of("auto"), f"```python\n{code}\n```", tests, function)
 
 
 @pytest.mark.parametrize("name", SAME)

@@ -99,6 +99,13 @@ HOSTILE = (
 )  # fmt: skip
 
 
+def test_no_text_without_a_box_takes_long():
+    for part in (r"\( ", "\\[\n", r"\( \\ ", "answer: ", "5五"):
+        begin = time.process_time()
+        assert not found(part * 16_000, "72")
+        assert time.process_time() - begin < 5, part
+
+
 def test_no_answer_takes_long():
     for text in HOSTILE:
         begin = time.process_time()
@@ -124,6 +131,13 @@ def test_a_result_without_a_box_is_the_last_one_or_the_one_that_is_called_the_an
         ("so 7 + 5 = 12", "12", 1), ("it is 5 / day", "5", 1), ("The answer is \\$18 every day at the market.", "18", 1),
         ("The final answer is:\n\n\\$36", "36", 1), ("It is 5\\text{ cm}", "5", 1), ("Answer:\nParis", "Paris", 1),
         ("The final answer is:\n\nB\n", "B", 1),
+        ("To find the answer, we first compute 48/2 = 24 clips. She sold 48+24 = 72 clips.", "72", 1),
+        ("To get the answer, multiply 5 * 3 = 15. Then 15 + 57 = 72.", "72", 1), ("answer = 72, not 7", "72", 1),
+        ("The answer is 72. I hope this answer is helpful!", "72", 1), ("The answer is 5. The answer is not 6.", "5", 0),
+        ("If the answer is 5, it is odd. So the answer is B.", "B", 1), ("The correct answer is (B) 72.", "B", 1),
+        ("If the answer is B, it is odd. So the answer is C.", "B", 0), ("So \\[x = 1 \\\\[2pt]\\] and \\(7\\)", "7", 1),
+        ("所以答案是72。", "72", 1), ("因此，一共卖了72个夹子。", "72", 1), ("答えは72です", "72", 1),
+        ("정답은 72입니다.", "72", 1), ("So \\[x = 7 \\\\[2pt] \\]", "7", 1),
     ):  # fmt: skip
         assert found(text, right) == is_right, text
 
@@ -132,7 +146,8 @@ def test_the_reward_math_reads_the_last_box(subtests):
     score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
     for completion, answer, right in (
         (r"\boxed{12} no wait \boxed{33}", "33", 1), (r"\boxed{33} no wait \boxed{12}", "33", 0),
-        ("It is 33.", "33", 1), (r"It is $33\%$.", "33", 0), (r"\boxed{\$33.00}", "33", 1), (r"\boxed{33", "33", 0),
+        ("It is 33.", "33", 1), (r"It is $33\%$.", "33", 1), (r"\boxed{0.5\%}", "0.5", 0),
+        (r"\boxed{\$33.00}", "33", 1), (r"\boxed{33", "33", 0),
         (r"\boxed{33} and so \boxed{3", "33", 0), (r"<think>\boxed{33}</think> \boxed{12}", "33", 0),
         (r"<think>\boxed{33}", "33", 0), (r"\boxed{33}", r"It is $\boxed{033}$.", 1), (r"<think>8</think> \boxed{7}", 7, 1),
         ("<answer>1234</answer>", "1,234", 1), ("first 3, then the answer is 72.", "why\n#### 72", 1), ("", "7", 0),

@@ -104,7 +104,7 @@ def test_a_batch_that_timed_out_is_not_tried_again(hang):
     assert calls == [3, 1, 1, 1, 1, 1, 1]
     assert told == [
         "reward slow_for_many: a call for 3 completions took longer than 0.2 s (reward.timeout), so from now on each "
-        "completion gets a call of its own. Raise reward.timeout to wait for all at once, or return None for a completion "
+        "completion gets a call of its own. Raise reward.timeout to wait for all at once, or return NaN for a completion "
         "that it cannot score"
     ]
 

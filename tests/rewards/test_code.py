@@ -11,7 +11,7 @@ import pytest
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.rewards.code import CodeReward, CodeTest, program_of, same_stdout
-from gspo.rewards.programs import Programs
+from gspo.rewards.programs import COMPILED, opened_for
 from gspo.rewards.scorer import Rewards
 from gspo.sandbox import drivers, image
 from gspo.sandbox.open import open_sandbox
@@ -135,6 +135,27 @@ def test_fields_that_only_a_table_gives_are_no_matter(reward):
     assert reward("```\ndef f(): pass\n```", tests=[{"arguments": [], "value": None, "input": None}], function="f") == 1.0
 
 
+def test_the_tests_of_known_data_sets_are_read(reward):
+    one = {"input": "1 2", "output": "3"}
+    metadata = {"metadata": {"func_name": None}}
+    for tests in (
+        [one | {"type": "stdin_stdout", "fn_name": None}], json.dumps([one | {"testtype": "stdin"} | metadata]),
+        {"input": ["1 2", "3 4"], "output": ["3", "7"]}, '{"inputs": ["1 2"], "outputs": ["3"]}',
+    ):  # fmt: skip
+        assert reward(RIGHT, tests=tests) == 1.0 and reward(RIGHT.replace("sum", "max"), tests=tests) == 0.0
+    calls = {"arguments": [[1, 2], [3, 4]], "value": [3, 7]}
+    assert reward("```python\ndef add(a, b): return a + b\n```", tests=calls, function="add") == 1.0
+
+
+def test_what_is_below_a_function_is_for_whole_programs(reward):
+    """Main guards read input, run tests of their own, or exit; and a comment is no class."""
+    add, tests = "def add(a, b):\n    return a + b  # class Solution\n", [{"arguments": [1, 2], "value": 3}]
+    own = "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: 'int'\n"  # which looks its module up
+    for body in ("input()", "import unittest; unittest.main()", "raise SystemExit"):
+        text = f"```python\n{own}{add}if __name__ == '__main__':\n    {body}\n```"
+        assert reward(text, tests=tests, function="add") == 1.0, body
+
+
 @compiler
 def test_the_fence_names_the_language(reward):
     text = "```cpp\n#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b; }\n```"
@@ -164,7 +185,9 @@ BAD = {
     "nothing": ([], "an empty one"),
     "a number": (3, "holds an int in place of a list"),
     "another schema": ([{"stdin": "", "stdout": ""}], 'test 1: expected {"input"'),
-    "more than a test": ([{"input": "", "output": "", "x": 1}], "test 1: expected"),
+    "more than a test": ([{"input": "", "output": "", "x": 1}], '"value": ...}, not with x'),
+    "a function by another name": ({"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "holds a dict in place of a list"),
+    "calls as text": ([{"input": "1", "output": "1", "testtype": "functional"}], ", not with testtype"),
     "both kinds": ([{"input": "", "output": ""}, {"arguments": [], "value": 1}], "some tests have arguments and some"),
     "no function": ([{"arguments": [], "value": 1}], "there is no name of a function"),
 }
@@ -198,7 +221,7 @@ def test_each_reward_that_needs_the_compiler_says_so_before_the_run(monkeypatch)
     with pytest.raises(RuntimeError, match=re.escape(f'code.language = "cpp": {need}')):
         CodeReward(CodeConfig(language="cpp"))
     with pytest.raises(RuntimeError, match=re.escape(f"the reward codeforces: {need}")):
-        _ = Programs(CodeConfig(), ["gspo.rewards.programs:codeforces"]).sandbox
+        opened_for(COMPILED, CodeConfig())
     assert CodeReward(CodeConfig()).notice.endswith(f"; a completion in C++ will have no reward: {need}")
     assert "C++" not in CodeReward(CodeConfig(language="python")).notice
 

@@ -23,8 +23,7 @@ def fenced(code, word="python"):
 
 
 def completed(*completions):
-    columns = {"start": START, "function": "add", "canonical": CANONICAL, "check": CHECK}
-    return humaneval(completions, **{name: [value] * len(completions) for name, value in columns.items()})
+    return [humaneval(box_of("auto"), one, START, "add", CANONICAL, CHECK) for one in completions]
 
 
 def test_humaneval_takes_bodies_and_whole_functions_and_nothing_that_is_merely_equal():
@@ -63,17 +62,16 @@ def test_livecodebench_runs_programs_and_functions():
         (fenced("def add(xs, y):\n    return sorted(Counter(xs + [4]).elements())[-1:] + [5]"), CALLS, "add", 1),
         (fenced("def other():\n    pass"), CALLS, "add", 0), (good + fenced("print(0)"), STDIN, None, 0),
     ]  # fmt: skip
-    completions, tests, functions, right = zip(*cases)
-    assert livecodebench(completions, tests, functions) == list(right)
+    assert [livecodebench(box_of("auto"), *case) for *case, _ in cases] == [right for *_, right in cases]
     with pytest.raises(ValueError, match="a list of tests, or an empty one"):
-        livecodebench([good], [[]], [None])
+        livecodebench(box_of("auto"), good, [], None)
 
 
 def test_a_module_that_has_something_of_its_own_name_is_the_module():
     values = "copy.deepcopy([a + b])[0]", "bisect.bisect_left(range(99), a + b)", "datetime.datetime(2000, 1, a + b).day"
     values += ("pow(a + b, 1, 9)",)  # of Python, not of math
     found = [fenced(f"a, b = map(int, input().split())\nprint({value})") for value in values]
-    assert livecodebench(found, [STDIN] * 4, [None] * 4) == [1] * 4
+    assert [livecodebench(box_of("auto"), one, STDIN, None) for one in found] == [1] * 4
 
 
 CHECKER = """
@@ -85,18 +83,18 @@ CPP = "#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout
 
 
 def judged(completion, checker=None, tests=STDIN, seconds=8.0):
-    return codeforces([completion], [tests], [checker], [seconds], [256.0])
+    return codeforces(box_of("auto"), completion, tests, checker, seconds, 256.0)
 
 
 def test_codeforces_compares_outputs_or_asks_the_checker():
     add = "a, b = map(int, input().split())\nprint(a + b{})"
-    assert judged(fenced(add.format(""))) == [1]
-    assert judged(fenced(add.format(" + 2"))) == [0]
-    assert judged(fenced(add.format(" + 2")), CHECKER) == [1]
-    assert judged(fenced(add.format(" + 1")), CHECKER) == [0]
-    assert judged(fenced("while True: pass"), CHECKER, seconds=0.2) == [0]
-    assert judged("no code") == [0]
-    assert judged(fenced("print('what')"), CHECKER) == [0]  # at which the checker fails, and not at a right output
+    assert judged(fenced(add.format("")))
+    assert not judged(fenced(add.format(" + 2")))
+    assert judged(fenced(add.format(" + 2")), CHECKER)
+    assert not judged(fenced(add.format(" + 1")), CHECKER)
+    assert not judged(fenced("while True: pass"), CHECKER, seconds=0.2)
+    assert not judged("no code")
+    assert not judged(fenced("print('what')"), CHECKER)  # at which the checker fails, and not at a right output
     with pytest.raises(RuntimeError, match="the problem's checker failed"):
         judged(fenced(add.format("")), "raise SystemExit(3)")
 
@@ -119,9 +117,9 @@ def test_a_problem_that_can_judge_no_reply_is_known_without_one(row, found):
 
 
 def test_codeforces_compiles_cpp():
-    assert judged(fenced(CPP, "cpp")) == [1]
-    assert judged(fenced(CPP.replace("a + b", "a - b"), "c++")) == [0]
-    assert judged(fenced("int main( {", "cpp")) == [0]
+    assert judged(fenced(CPP, "cpp"))
+    assert not judged(fenced(CPP.replace("a + b", "a - b"), "c++"))
+    assert not judged(fenced("int main( {", "cpp"))
 
 
 ROW = {"tests": STDIN, "function": None}

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from decimal import Decimal
 
 import pytest
 
@@ -78,7 +77,7 @@ def test_a_right_answer_that_is_missing_or_that_nothing_can_equal_is_refused(sub
     with named("exact") as rewards, pytest.raises(ValueError, match=missing):
         rewards.check(prompts({"answr": 1}))
     where = "prompt train-0: reward.answer_column = 'answer' "
-    empty = (None, "", " \n", "nan", Decimal("NaN"), "why\n#### ")
+    empty = (None, "", " \n", "nan", "why\n#### ")
     refused = dict.fromkeys(empty, f"{where}is missing .*fill it in, or leave")
     refused |= {answer: f"{where}holds a {type(answer).__name__}: .*module:func" for answer in (("7",), True, b"7")}
     of_math = dict.fromkeys(("$$", ".", r"\boxed{}", r"\boxed{nan}", r"\text{}"), f"{where}has nothing to compare")
@@ -89,6 +88,15 @@ def test_a_right_answer_that_is_missing_or_that_nothing_can_equal_is_refused(sub
                     rewards.check(prompts({"answer": answer}))
             rewards.check(prompts(*({"answer": right} for right in ("7", 7, 7.5, "None", math.inf))))
     assert outcome(named("exact"), "$$", answer="$$")[0] == [1]
+
+
+def test_the_right_answers_of_a_benchmark_are_in_its_own_column(subtests):
+    nested, benchmark = {"reward_model": {"ground_truth": "7"}}, "benchmark:problems.jsonl"
+    for name in ("exact", "math"):
+        with subtests.test(name), named(name, answer_column="reward_model.ground_truth") as rewards:
+            rewards.check([*prompts(nested), *prompts({"answer": "8"}, task=benchmark)])
+            scored = rewards.score([rollout("7", **nested), rollout("8", 1, benchmark, answer="8")])
+            assert [one.reward for one in scored] == [1, 1]
 
 
 def test_each_task_must_have_it():

@@ -1,13 +1,19 @@
 import time
+from collections import Counter
+from contextlib import closing
 
 import pytest
 
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.rewards import channels
+from gspo.rewards.graders import Traits
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
 from tests.patience import PATIENCE
+from tests.rewards.classifiers import reward_model, saved
+from tests.rewards.endpoint import listening, material, said
+from tests.rewards.judging import KEY, judge
 from tests.rewards.tools import START, in_process, named, run
 
 
@@ -34,12 +40,14 @@ def test_several_workers_share_whole_groups():
     assert alone[0].reward_parts["length"] == 0
 
 
-def test_what_a_callable_says_of_itself(monkeypatch):
+def test_what_a_callable_of_gspo_says_of_itself(monkeypatch):
+    """In one attribute: all others are a user's own (they were read as traits before)."""
     monkeypatch.setattr(channels, "GRACE", 0.1)
 
     class Own:
-        spoken, limit, needs = True, PATIENCE, {"gold": "own.column"}
-        counted = 0
+        def __init__(self):
+            self.traits = Traits(spoken=True, limit=PATIENCE, needs={"gold": "own.column"}, counts=self.counts)
+            self.counted = 0
 
         def __call__(self, prompts, completions, gold):
             self.counted += len(completions)
@@ -55,6 +63,54 @@ def test_what_a_callable_says_of_itself(monkeypatch):
         assert rewards.counts() == {"scoring/Own/seen": 1}
         with pytest.raises(ValueError, match=r"no column 'gold' .* set own.column to one of: gole"):
             rewards.check([rollout("", gole="").prompt])
+
+
+def test_the_attributes_of_a_users_object_are_his_own():
+    class Users:
+        wait, needs, traits, spoken, complete = 0.5, ["gold"], {"kind": "strict"}, False, True
+
+        def __init__(self):
+            self.counts, self.limit = Counter(), 1e-9
+
+        def __call__(self, prompts, completions):
+            return [None if completion == "?" else 1.0 for completion in completions]
+
+    with in_process(Users(), lambda completions: [1.0] * len(completions)) as rewards:
+        rewards.wait()
+        assert [one.reward for one in rewards.score([rollout("a"), rollout("?")])] == [2, 1]
+        assert rewards.counts() == {}
+
+
+def one(prompts, completions):
+    return [1.0] * len(completions)
+
+
+def test_without_the_score_of_a_judge_there_is_no_reward(monkeypatch):
+    """The sum of the others would be another reward. A group of one, which a judge does not compare, is no failure."""
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+
+    def answer(body):
+        return said("?") if material(body)["REPLY"] == "odd" else said('{"reason": "", "score": 5}')
+
+    completions = [rollout(text) for text in ("a", "odd", "b")]
+    none = "judge: it gave no score"
+    with listening(answer) as endpoint, closing(judge(endpoint)) as judged:
+        for functions, weights, rewards_, errors in (
+            ((one, judged), [], [1.5, None, 1.5], [None, none, None]),
+            ((one, judged), [1.0, 0.0], [1, 1, 1], [None] * 3),  # only watched
+            ((judged,), [], [0.5, None, 0.5], [None, "no reward function scored it", None]),
+        ):
+            with in_process(*functions, weights=weights) as rewards:
+                scored = rewards.score(completions)
+            assert [(each.reward, each.error) for each in scored] == [*zip(rewards_, errors)]
+        with closing(judge(endpoint, mode="rank")) as ranks, in_process(one, ranks) as rewards:
+            assert rewards.score([rollout("odd")])[0].reward == 1
+
+
+def test_without_the_score_of_a_reward_model_there_is_no_reward(tmp_path):
+    with in_process(one, reward_model(saved(tmp_path))) as rewards:
+        short, long = rewards.score([rollout("a"), rollout("b" * 90)])
+    assert short.error is None and (long.reward, long.error) == (None, "model: it gave no score")
 
 
 def test_bad_settings(subtests):

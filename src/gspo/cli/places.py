@@ -8,7 +8,7 @@ from gspo.config.import_function import check_module
 from gspo.config.local_model import check_folder_exists
 from gspo.config.needs import place
 from gspo.config.schema import Config
-from gspo.config.source_kind import GIVEN, kind
+from gspo.config.source_kind import GIVEN, eval_config, kind
 from gspo.data.files import rows_of
 from gspo.runs.folder import RunFolder
 
@@ -28,9 +28,11 @@ def check_places(config: Config, command: str, resume: bool = False) -> None:
             raise ValueError(f"{key} = {value!r}: {given}: use gspo.{function}, or {remedy}")
     if not resume:
         check_folder_exists(model.path)
-    held_out = [("task.eval_source", task.eval_source)] if command != "sft" and config.eval.num_prompts else []
-    for key, source in (("task.source", task.source), *held_out):
-        where = place(source or "", task.config)
+    read = [("task.source", task.source, task.config)]
+    if command != "sft" and config.eval.num_prompts:
+        read.append(("task.eval_source", task.eval_source or "", eval_config(task)))
+    for key, source, options in read:
+        where = place(source, options)
         if kind(where) == "file" and not Path(where).exists():
             rows_of(Path(where), f"{key} = {where!r}")  # raises
         if where.partition(":")[0].endswith(".py") or kind(where) == "function":

@@ -12,7 +12,7 @@ from typing import Any
 from gspo.config.conflicts import value_of
 from gspo.config.local_model import ADAPTER
 from gspo.config.schema import Config
-from gspo.config.source_kind import BENCHMARK, in_environment, kind
+from gspo.config.source_kind import BENCHMARK, eval_config, in_environment, kind
 from gspo.config.training import TRACKERS
 from gspo.config.values import shown
 
@@ -58,7 +58,7 @@ def sources(config: Config) -> Iterator[tuple[str, str, str]]:
     task = config.task
     yield "task.source", task.source, place(task.source, task.config)
     if task.eval_source:
-        yield "task.eval_source", task.eval_source, place(task.eval_source, task.config)
+        yield "task.eval_source", task.eval_source, place(task.eval_source, eval_config(task))
     for number, stage in enumerate(config.stage):
         if stage.source:
             yield f"stage[{number}].source", stage.source, place(stage.source, {})
@@ -68,7 +68,7 @@ def sources(config: Config) -> Iterator[tuple[str, str, str]]:
 
 
 def place(name: str, options: Mapping[str, Any]) -> str:
-    """Where the rows of a source are. options: task.config."""
+    """Where the rows of a source are. options: those of the source."""
     data = options.get("data")
     return str(data or name.removeprefix(BENCHMARK)) if name.startswith(BENCHMARK) and (data or name != PACKAGED) else name
 

@@ -131,7 +131,8 @@ class RewardConfig:
     weights: list[float] = opt([], low=-1e6, high=1e6)
     """One weight per function. Empty: all 1. With a teacher all may be 0: then the rewards are only watched."""
     answer_column: str = opt("answer")
-    """Column with the correct answer, for `exact` and `math`. Every column may be nested: `extra_info.answer`."""
+    """Column with the correct answer, for `exact` and `math`; benchmarks have their own. Every column may be nested:
+    `extra_info.answer`."""
     timeout: float = opt(10.0, low=1e-3, high=86_400)
     """Seconds that one call of a reward may take. A completion whose reward hangs is left out of its group."""
     workers: int = opt(1, low=1, high=256)

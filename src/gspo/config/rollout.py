@@ -20,7 +20,8 @@ class TaskConfig:
     folder written by `save_to_disk` of datasets, or a Hub id. Required."""
     config: dict[str, Any] = opt({})
     """Options of the source: of a reasoning-gym task or a benchmark, the arguments of a function, the `name` of a data set,
-    or verifiers' `[env]`."""
+    or verifiers' `[env]`. An `eval_source` has them too if it is of the same kind (but no other benchmark), or if
+    the source takes none."""
     split: str = opt("train")
     """Split to train on, of a Hugging Face data set or of a saved one with several splits."""
     size: int | None = opt(None, low=1, high=10**8)
@@ -36,7 +37,7 @@ class TaskConfig:
     of a .txt, or rows). Training prompts of any source that share 8 consecutive words with one of them are left out. A
     benchmark that is the `eval_source` need not be named."""
     prompt_column: str = opt("prompt")
-    """Column with the prompt: a string or a list of chat messages."""
+    """Column with the prompt, also of the held-out rows: a string or a list of chat messages."""
     completion_column: str = opt("completion")
     """Column with the completion to imitate (`gspo sft`)."""
     system: str = opt("auto")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from gspo.config.rollout import TaskConfig
 
@@ -40,6 +41,15 @@ def same_place(source: str, other: str | None) -> bool:
     if other is None or source == other:
         return source == other
     return {kind(source), kind(other)} <= {"file", "saved"} and os.path.realpath(source) == os.path.realpath(other)
+
+
+def eval_config(task: TaskConfig) -> dict[str, Any]:
+    """The options of the held-out rows' source: task.config, unless that is for a training source of another kind, or for
+    another benchmark.
+    """
+    own, other = kind(task.source), task.eval_source or task.source
+    shared = own in ("given", "file", "saved", kind(other)) and (own != "benchmark" or task.source == other)
+    return task.config if shared else {}
 
 
 def has_splits(source: str) -> bool:

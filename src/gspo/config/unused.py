@@ -73,6 +73,8 @@ ALWAYS = (
          "the source takes no options: leave it out"),
     Rule("task.prompt_column", lambda c: not kinds(c) - {"generated", "verifiers", "benchmark"},
          "the source has its own name for the prompt: leave it out"),
+    Rule("reward.answer_column", lambda c: kinds(c) == {"benchmark"},
+         "the benchmark has its own name for the right answer: leave it out"),
     Rule("task.max_turns task.step_timeout", lambda c: not in_environment(c.task), ENVIRONMENT),
     Rule("task.system", lambda c: in_environment(c.task), "the environment has its own messages: leave it out"),
     Rule("eval.* -eval.num_prompts task.eval_source task.eval_split", lambda c: not c.eval.num_prompts, NOT_EVALUATED),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from gspo.config.rollout import TaskConfig
@@ -17,6 +17,7 @@ _MARK = "probe of the system message"  # without what a template might escape
 _NOW = "strftime_now"
 
 
+@cache
 def arguments_of(template: str) -> set[str]:
     """The variables that a chat template expects from its caller. Raises ValueError if it is not valid Jinja."""
     from jinja2 import TemplateError, meta
@@ -76,12 +77,14 @@ class Encoder:
                 remedy = f"{nearest(name, free) or ': remove it'} (it takes {', '.join(free) or 'no arguments'})"
                 raise ValueError(f"task.template_args.{name}: the chat template does not use it{remedy}")
 
-    def prompt(self, prompt: str | list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
-        """Token ids of a prompt, and whether it ends inside an open <think>. Raises ValueError with the remedy."""
+    def prompt(self, prompt: str | list[dict[str, Any]], tools: Sequence[Any] = ()) -> tuple[tuple[int, ...], bool]:
+        """Token ids of a prompt, and whether it ends inside an open <think>. tools: JSON schemas for the template. Raises
+        ValueError with the remedy.
+        """
         if not isinstance(prompt, str):
             check_messages(prompt)
         if self.template is not None:
-            return self._chat(_as_messages(prompt))
+            return self._chat(_as_messages(prompt), {"tools": list(tools)} if tools else {})
         if not isinstance(prompt, str):
             raise ValueError(
                 "is a list of chat messages, but no chat template is in use: give the prompt as a string, "
@@ -90,7 +93,7 @@ class Encoder:
         text = f"{self.system}\n\n{prompt}" if self.system else prompt
         return self.plain(text), _opens_thinking(text)
 
-    def _chat(self, messages: list[Message]) -> tuple[tuple[int, ...], bool]:
+    def _chat(self, messages: list[Message], options: dict[str, Any]) -> tuple[tuple[int, ...], bool]:
         if self.system and messages[0]["role"] == "system":
             raise ValueError("has a system message of its own, and task.system is set: unset one of them")
         system = self.system or self._default(messages)
@@ -100,10 +103,10 @@ class Encoder:
         if messages[-1].get("tool_calls"):
             raise ValueError("ends with a tool call: add the message with what the tool returned")
         begun = messages[-1]["role"] == "assistant"  # a partial completion for the model to continue
-        text = self.render(messages, add_generation_prompt=not begun, continue_final_message=begun)
+        text = self.render(messages, add_generation_prompt=not begun, continue_final_message=begun, **options)
         thinking = _opens_thinking(text)
         if thinking:  # the tag may only be mentioned in an instruction: check the start of the completion
-            start = messages[-1]["content"] if begun else text.removeprefix(self.render(messages))
+            start = messages[-1]["content"] if begun else text.removeprefix(self.render(messages, **options))
             thinking = _opens_thinking(start)
         return tuple(self.bare(text)), thinking  # the template has already added BOS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gspo.config.source_kind import BENCHMARK
 from gspo.config.suggestions import nearest
 from gspo.config.values import type_of
 
@@ -33,6 +34,11 @@ def value_in(row: Mapping[str, Any], column: str, default: Any = None) -> Any:
     return default
 
 
+def answer_column(source: str, column: str) -> str:
+    """The column with the right answer in rows of this source. column: reward.answer_column, which is not for benchmarks."""
+    return "answer" if source.startswith(BENCHMARK) else column
+
+
 def _names(row: Mapping[Any, Any]) -> Iterator[str]:
     """The columns of a row, and the keys in nested ones."""
     for name, value in row.items():
@@ -41,6 +47,9 @@ def _names(row: Mapping[Any, Any]) -> Iterator[str]:
             yield from (f"{name}.{inner}" for inner in _names(value))
 
 
-def judged_by(row: Mapping[str, Any], column: str, key: str) -> Any:
-    """What a reward compares completions with. Raises ValueError, with the configuration key, if the column is missing."""
+def judged_by(row: Mapping[str, Any], column: str, key: str, source: str) -> Any:
+    """What a reward compares completions with in a row of this source. Raises ValueError, with the configuration key, if the
+    column is missing.
+    """
+    column = answer_column(source, column) if key == "reward.answer_column" else column
     return cell(row, column, key, f" with the {'tests' if key == 'code.tests_column' else 'right answer'}")

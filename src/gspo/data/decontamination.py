@@ -53,6 +53,8 @@ class Overlap:
 
     def found(self, prompt: str | Sequence[Mapping[str, Any]]) -> str:
         """The benchmark that contains a prompt (text or messages); "" if none does."""
+        if not self.grams:
+            return ""
         texts = [prompt] if isinstance(prompt, str) else [text_of(message.get("content")) for message in prompt]
         return next((self.grams[gram] for text in texts for gram in grams(text) if gram in self.grams), "")
 

@@ -78,9 +78,6 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
         case "function":
             return _call(source, task, key)
         case "file":
-            if task.config:
-                shown = without_secrets(task.config)
-                raise ValueError(f"task.config = {shown!r}: has no effect on the file {source}; remove it")
             return dataclasses.replace(table(rows_of(Path(source), where), source), arrow=source.endswith(".parquet"))
         case "saved":
             return _saved(source, split, where)
@@ -151,9 +148,10 @@ def _hugging_face(source: str, task: TaskConfig, split: str, where: str) -> Tabl
         rows = datasets.load_dataset(source, split=split, **task.config)
     except Exception as error:
         given = f"split = {split!r} and task.config = {without_secrets(task.config)!r}"
-        raise ValueError(
-            f"{where}: no data set could be loaded with {given}: {describe(error.__cause__ or error)}"
-        ) from error
+        text = f"{where}: no data set could be loaded with {given}: {describe(error.__cause__ or error)}"
+        if task.config and where.startswith("task.eval_source"):
+            text += "; task.config is for task.source too: give rows that need other options as module:function"
+        raise ValueError(text) from error
     return table(rows, f"{source} [{split}]")
 
 

@@ -109,8 +109,8 @@ def text_of(content: Any) -> str:
 
 
 def without_filling(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of an Arrow table without the keys that Arrow adds to its messages: those of all others, with null."""
-    return {name: _pruned(value) if _are_messages(value) else value for name, value in row.items()}
+    """A row of an Arrow table without the keys that Arrow adds to its messages and tools: those of all others, with null."""
+    return {name: _pruned(value) if name == "tools" or _are_messages(value) else value for name, value in row.items()}
 
 
 def _are_messages(value: Any) -> bool:

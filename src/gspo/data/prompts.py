@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from gspo.config.rollout import TaskConfig
 from gspo.config.source_kind import in_environment
 from gspo.config.values import type_of
-from gspo.data.chat_template import Encoder
+from gspo.data.chat_template import Encoder, arguments_of
 from gspo.data.columns import cell
 from gspo.data.decontamination import WORDS, Overlap
 from gspo.data.loaders import Table
@@ -209,8 +209,14 @@ def _prompt(
                 "model can read. Leave such rows out, or drop the column if the text is enough; one that only rewards read "
                 "needs another name, and no image in it"
             )
+    tools = [] if in_environment(task) else _tools(row.get("tools"))
+    if tools and not (encoder.template and "tools" in arguments_of(encoder.tokenizer.get_chat_template(tools=tools))):
+        raise ValueError(
+            "the prompt does not show the tools of the column 'tools': take a chat template that shows tools, or write them "
+            "into a message and give the column another name"
+        )
     try:
-        tokens, opens_thinking = encoder.prompt(messages)
+        tokens, opens_thinking = encoder.prompt(messages, tools)
     except ValueError as error:
         raise ValueError(f"the prompt (column {column!r}) {error}") from error
     if not tokens:
@@ -218,6 +224,17 @@ def _prompt(
     _fits(len(tokens), limit, "")
     columns = {name: plain(value) for name, value in row.items() if name != column or column == "question"}
     return Prompt(f"{which}-{number}", messages, tokens, columns, source, opens_thinking)
+
+
+def _tools(value: Any) -> list[Any]:
+    """The tools that a prompt shows, of the column of that name: JSON schemas, or JSON of them; [] for anything else."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return []
+    named = isinstance(value, list) and all(isinstance(tool, dict) and {*tool} & {"function", "name"} for tool in value)
+    return plain(value) if named else []
 
 
 def _completion(row: Mapping[str, Any], column: str) -> str:

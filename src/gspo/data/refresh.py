@@ -65,6 +65,11 @@ class Pool:
         self.number = {prompt.id: number for number, prompt in enumerate(self.prompts)}
 
     @cached_property
+    def data(self) -> str:
+        """The fingerprint of the prompts, which takes seconds for a million."""
+        return digest(self.prompts)
+
+    @cached_property
     def query(self) -> list[int]:
         """The query of each prompt; equal rows share one."""
         first: dict[Any, int] = {}
@@ -132,7 +137,7 @@ class Pool:
         """All state that determines the next prompt and the next refresh, in plain types."""
         return {
             "name": self.name,
-            "data": digest(self.prompts),
+            "data": self.data,
             "rows": json.dumps(self.rows),
             "cursor": self.cursor,
             "seen": {query: [seen.groups, seen.scored, seen.correct] for query, seen in self.seen.items()},
@@ -142,7 +147,7 @@ class Pool:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict()`. Raises ValueError if the prompts differ."""
-        if state["data"] != digest(self.prompts):
+        if state["data"] != self.data:
             raise ValueError(
                 f"the prompts of {self.name} are not those that this run has been trained on (another file, order or number "
                 "of rows): put them back, or start another run from the checkpoint's model"

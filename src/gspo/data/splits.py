@@ -10,7 +10,7 @@ from typing import Any
 
 from gspo.config.import_function import load_function, unknown_arguments
 from gspo.config.rollout import TaskConfig
-from gspo.config.source_kind import BENCHMARK, VERIFIERS, same_place
+from gspo.config.source_kind import BENCHMARK, VERIFIERS, eval_config, same_place
 from gspo.config.stages import RefreshConfig, Stages
 from gspo.config.training import EvalConfig
 from gspo.data.columns import cell, judged_by
@@ -61,7 +61,7 @@ def _check_first_row(source: Table, prompt: str, needs: Mapping[str, str]) -> No
             cell(row, prompt, "task.prompt_column")
             others = {name: value for name, value in row.items() if name != prompt or prompt == "question"}
             for column, key in needs.items():
-                judged_by(others, column, key)
+                judged_by(others, column, key, source.benchmark)
         except ValueError as error:
             raise ValueError(f"{source.label}, row {number}: {error}") from None
 
@@ -121,6 +121,7 @@ def check_sources(
 
 def _held_out(task: TaskConfig, eval: EvalConfig, eval_rows: Any) -> Table:
     source = task.eval_source or task.source
+    task = dataclasses.replace(task, config=eval_config(task))
     if eval_rows is not None:
         rows = table(eval_rows, "the held-out data set")
     elif source.startswith(PREFIX):

@@ -25,6 +25,7 @@ from gspo.eval.replies import REFUSED, Key, Lines, Mark, Reply
 from gspo.eval.sampling import mark, missing_keys, sample, shuffle_problems, with_thinking
 from gspo.eval.settings import Options, folder_of
 from gspo.rewards import programs
+from gspo.rewards.code import opened
 from gspo.rewards.http_client import api_key_of
 from gspo.runs.progress import Progress, spinner
 from gspo.safe import visible
@@ -97,7 +98,7 @@ def _rows(options: Options, config: Config) -> tuple[Rows, dict[str, int]]:
     rows, counts = [dict(row) for _, row in source], Counter(source.left_out)
     if not runs_programs(config.reward.functions):
         return rows, counts
-    sandbox, fit, last = programs.Programs(config.code).sandbox, [], ""
+    (sandbox, _), fit, last = opened(config.code), [], ""
     for row in rows:
         reason, why = programs.fault_of(sandbox, row)
         if not reason:
@@ -116,7 +117,7 @@ def _runs_programs(config: Config) -> dict[str, Any]:
     """What the scoring of programs depends on; {} if none are run. Raises RuntimeError without a sandbox or compiler."""
     if not runs_programs(config.reward.functions):
         return {}
-    driver = programs.Programs(config.code, config.reward.functions).sandbox.driver
+    driver = programs.opened_for(config.reward.functions[0], config.code)[0].driver
     limits = {"livecodebench": programs.LIVECODEBENCH, "humaneval": programs.HUMANEVAL}
     own = limits.get(config.task.source.rpartition(":")[2])
     return {"sandbox": driver, "limits": vars(own) if own else "of each problem", "checker": vars(programs.CHECKER)}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 
 from gspo.config.answer_format import tagged
-from gspo.rewards.notation import CONSTANTS, WRAPPED, Tree, UnreadableAnswer, bare, tidy, unwrapped
+from gspo.rewards.notation import CONSTANTS, WRAP, WRAPPED, Tree, UnreadableAnswer, bare, tidy, unwrapped
 
 DIGITS = 4000  # Python parses no longer integers
 _BOX = re.compile(r"\\(?:fbox|boxed)(?![a-zA-Z])\s*")
@@ -20,16 +20,21 @@ _DOLLARS = re.compile(
     r"^\s*(-?)\\?\$ ?(-?[0-9.][0-9.,{}]*)(?= ?(?:[mb]illion|thousand|hundred|per |/|\\text|$))(?!.*(?<!\\)\$)", re.DOTALL
 )
 _DECIMAL = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
+_LETTER = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"  # of a script that puts spaces between words and numbers
 _FORMULA = re.compile(
-    r"\$\$([^$]+)\$\$|(?<!\\)\$((?:\\\$|[^$\n])+)(?<!\\)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]|"
-    r"(?<![\w.,^_])(?<![\w)}][+*/])(?<![\w)}] [+*/] )"  # nor within a sum or a product
+    r"\$\$([^$]+)\$\$|(?<!\\)\$((?:\\\$|[^$\n])+)(?<!\\)\$|"
+    r"\\\(((?>\\\\|(?!\\[()]).)+)\\\)|\\\[((?>\\\\|(?!\\[\[\]]).)+)\\\]|"  # none of which begins within another
+    rf"(?<!{_LETTER})(?<![.,^_])(?<![\w)}}][+*/])(?<![\w)}}] [+*/] )"  # nor within a sum or a product
     rf"([-+−]?{_DECIMAL}(?:[eE][-+]?[0-9]+)?(?: ?/ ?{_DECIMAL})?(?: ?\\?%)?)"
-    r"(?![\w^_]|\\(?!text|mbox|mathrm|degree)[a-zA-Z]|[+*][\w(]| ?/ ?[0-9(])",
+    rf"(?!{_LETTER}|\^|\\(?!text|mbox|mathrm|degree)[a-zA-Z]|[+*][\w(]| ?/ ?[0-9(])",
     re.DOTALL,
 )
-_ANSWER = re.compile(r"(?i)answer[^.\n:=]{0,40}?(?:\bis\b|:|=)")
+_ANSWER = re.compile(r"(?i)answer\b(?:[^.\n:=]{0,40}?(?:\bis\b|:)| ?=)")
 _SENTENCE = re.compile(r"\n|[.!?](?:\s|$)")
 _FACTORS = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]{4,}|([fgh])(?![(_'])|.")  # f, g and h that are no functions
+# The font of a number within an answer.
+_FONT = re.compile(rf"(?<!_)(?<!_\{{){WRAP}(?=\{{ ?[-+]?(?:[0-9]|\\d?frac|\\sqrt))(?!\{{[^{{}}]*\}} ?_)")
+_CHOICE = re.compile(r"\(?([A-J])(?:\)[.:]?|[.:]) ?\S.*", re.DOTALL)  # a choice with its text: (B) 72
 _WORDS = re.compile(r"(?![xyz]+$)[^\W\d_]{2,}(?:[ ,'-]+[^\W\d_]+)*")
 
 
@@ -77,12 +82,14 @@ def integer(answer: str) -> int | None:
 def same(answer: str, right: str) -> bool:
     """Whether an answer is right: as integers, as text, or as mathematics, exactly if both are exact (equality.py).
 
-    A text that cannot be read as a whole equals only the same text. A percentage means hundredths: 33 % is 0.33 and not 33,
-    unless the right answer is a percentage too. Raises ValueError if the right answer has nothing to compare.
+    A text that cannot be read as a whole equals only the same text. 33 % is 0.33, and also right where the right answer is
+    33 or another number of size 1 or more. Raises ValueError if the right answer has nothing to compare.
     """
     one, two = bare(answer), bare(right)
     if not two:
         raise ValueError(f"there is nothing to compare in the right answer {right!r:.80}")
+    if re.fullmatch("[A-J]", two) and (choice := _CHOICE.fullmatch(unwrapped(answer))):
+        return choice[1] == two
     numbers = integer(answer), integer(right)
     if None not in numbers:
         return numbers[0] == numbers[1]
@@ -111,6 +118,7 @@ def _trees(text: str, factors: Collection[str], comma: str = "") -> list[Tree]:
     text = tidy(_DOLLARS.sub(r"\1\2\\text{ dollars}", text.strip()))
     if (whole := WRAPPED.fullmatch(text)) is not None:
         text = tidy(whole[1])
+    text = _FONT.sub("", text)
     texts = [text, re.sub(r"(?<=[0-9])e(?=[+-])", " e ", text)]
     if factors:
         texts.append(re.sub(rf"(?<=[{''.join(factors)}])\(", " (", text))
@@ -135,12 +143,13 @@ def right_in(text: str) -> str:
 
 def found(text: str, right: str) -> bool:
     """Whether a text without a box or tags is the right answer, or its last formula, or what follows "answer is": the rest
-    of that sentence, or the first formula.
+    of that sentence, or the first formula. For a number it is the last "answer is" with a formula after it.
     """
     if same(text, right):
         return True
-    stated = [*_ANSWER.finditer(text)]
-    start = stated[-1].end() if stated else 0
+    stated = [match.end() for match in _ANSWER.finditer(text)]
+    last = max((match.start() for match in _FORMULA.finditer(text) if re.search("[0-9]", right)), default=len(text))
+    start = next((end for end in reversed(stated) if end <= last), stated[-1] if stated else 0)
     if stated and same(_SENTENCE.split(text[start:].lstrip(":*= \n"), maxsplit=1)[0].strip("* "), right):
         return True
     results = [*_FORMULA.finditer(text, start)]

@@ -22,6 +22,7 @@ from gspo.sandbox.open import USUAL, Sandbox, open_sandbox
 from gspo.sandbox.types import Case, Limits, Outcome, Program
 from gspo.sandbox.watch import BACKSTOP
 
+STDIN = ("type", "stdin_stdout"), ("testtype", "stdin")  # a field of a test in Open-R1's and in LiveCodeBench's data
 # First word of a fence. C is compiled as C++; a fence without a word may be Python.
 CPP = re.compile(r"c|cc|cxx|(?:c\+\+|cpp|g\+\+|gnu\+\+)\w*")
 PYTHON = re.compile(r"(?:i?python|py|pypy)[0-9.]*")
@@ -54,6 +55,7 @@ MODULES = (
 )
 """Modules that solutions of functional problems use without importing them: the problems' own sites provide them."""
 _FUTURE = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
+_SOLUTION = re.compile(r"^class Solution\b", re.MULTILINE)
 LAST = "from builtins import *\nimport sys\nsys.setrecursionlimit(50000)\n"
 
 
@@ -66,7 +68,7 @@ def with_imports(source: str, function: str | None) -> str:
     stars = "".join(f"from {name} import *\n" for name in used)
     prelude = stars + "".join(f"import {name}\n" for name in used) + LAST  # `copy` must be the module, not copy.copy
     # The imports define names such as operator.add, but the function called must be the solution's.
-    chosen = f"\n{function} = Solution().{function}\n" if function and "class Solution" in source else ""
+    chosen = f"\n{function} = Solution().{function}\n" if function and _SOLUTION.search(source) else ""
     return f"{''.join(_FUTURE.findall(source))}\n{prelude}{_FUTURE.sub('', source)}{chosen}"
 
 
@@ -119,23 +121,39 @@ def tests_of(columns: Mapping[str, Any], column: str) -> list[CodeTest]:
         rows = json.loads(cell) if isinstance(cell, str) else cell
     except (ValueError, RecursionError) as error:
         raise ValueError(f"column {column!r} is no JSON: {error}") from None
+    if isinstance(rows, Mapping):
+        rows = _from_columns(rows)
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"column {column!r} holds {type_of(rows)} in place of a list of tests, or an empty one")
     return [_test(row, f"column {column!r}, test {i + 1}") for i, row in enumerate(rows)]
 
 
+def _from_columns(table: Mapping[str, Any]) -> Any:
+    """The tests of a table of columns, such as {"inputs": [...], "outputs": [...]}; anything else as it is."""
+    known = {"inputs": "input", "outputs": "output"}
+    columns = {known.get(name, name): cells for name, cells in table.items() if cells is not None}
+    if not all(isinstance(cells, list) for cells in columns.values()) or len({*map(len, columns.values())}) != 1:
+        return table
+    return [dict(zip(columns, cells)) for cells in zip(*columns.values())]
+
+
 def _test(row: Any, where: str) -> CodeTest:
     match row:
-        case {"input": str(entry), "output": str(expected), **others} if _empty(others):
+        case {"input": str(entry), "output": str(expected), **others} if not _more(others):
             return CodeTest(Case(stdin=entry), expected)
-        case {"arguments": [*arguments], "value": expected, **others} if _empty(others):
+        case {"arguments": [*arguments], "value": expected, **others} if not _more(others):
             return CodeTest(Case(arguments=arguments), expected)
-    raise ValueError(f'{where}: expected {{"input": text, "output": text}} or {{"arguments": [...], "value": ...}}')
+    more = _more(row) if isinstance(row, Mapping) else []
+    names = ", ".join(name for name in more if name not in ("input", "output", "arguments", "value"))
+    expected = '{"input": text, "output": text} or {"arguments": [...], "value": ...}'
+    raise ValueError(f"{where}: expected {expected}{', not with ' * bool(names)}{names}")
 
 
-def _empty(others: Mapping[Any, Any]) -> bool:
-    """Whether a test's other fields are all None: tables give every test all fields."""
-    return all(value is None for value in others.values())
+def _more(fields: Mapping[Any, Any]) -> list[str]:
+    """The fields of a test that say more than that a program reads standard input: tables give every test all fields."""
+    return [
+        name for name, value in fields.items() if value not in (None, {"func_name": None}) and (name, value) not in STDIN
+    ]
 
 
 def opened(config: CodeConfig, compiles: str = "") -> tuple[Sandbox, str]:

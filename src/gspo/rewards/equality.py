@@ -31,8 +31,8 @@ _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "!=": "!=", "=": "="}
 
 
 def equal(a: Tree, b: Tree) -> bool:
-    """Whether an answer equals the right one, which says what is compared: 33 % is a hundredth of 33, but right where 33 %
-    is; a unit on one side alone is left out, and two must be the same.
+    """Whether an answer equals the right one, which says what is compared: 33 % is a hundredth of 33, but right where 33 is,
+    and 33 where 33 % is. A unit on one side alone is left out, and two must be the same.
     """
     if a == b:
         return True
@@ -43,6 +43,8 @@ def equal(a: Tree, b: Tree) -> bool:
         if stated[0] == "relation" and "≈" in stated[1]:
             return any(equal(each, b) if stated is a else equal(a, each) for each in _approximations(stated))
     if b[0] == "percent" and a[0] != "percent" and equal(a, b[1]):
+        return True
+    if a[0] == "percent" and (literal := _literal(b)) and abs(literal[0]) >= 1 and equal(a[1], b):
         return True
     if "quantity" in (a[0], b[0]):
         units = {tree[2] for tree in (a, b) if tree[0] == "quantity"}

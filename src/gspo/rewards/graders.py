@@ -8,7 +8,7 @@ import math
 import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +19,11 @@ from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.values import type_of
 from gspo.data import reasoning_gym, reward_bounds
-from gspo.data.columns import value_in
+from gspo.data.columns import answer_column, value_in
 from gspo.rewards import answers
 from gspo.rewards.arguments import Arguments, RewardInput
 from gspo.rewards.code import CodeReward, same_number
-from gspo.rewards.programs import Programs
+from gspo.rewards.programs import SOLVERS, columns_of, opened_for
 
 # Call levels: a call for all completions; a call per unit, concurrently (async); a call per unit, in turn. A unit is one
 # completion, or all completions of a prompt.
@@ -42,7 +42,7 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True)
 class Traits:
-    """Optional attributes of a reward callable, and their defaults."""
+    """What a reward callable of gspo says of itself, in its attribute `traits`."""
 
     by_group: bool = False  # it compares completions: each call gets all completions of one prompt and no others
     spoken: bool = False  # it gets completions without their thinking
@@ -50,11 +50,13 @@ class Traits:
     needs: Mapping[str, str] = field(default_factory=dict)  # required columns, each with the key that names it
     wait: Callable[[], None] = lambda: None  # called before the run; may raise ValueError
     counts: Callable[[], dict[str, float]] = dict  # numbers for the metrics: the counts since the last call
+    complete: bool = False  # it means to score every completion, so None is a failure and no abstention
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Traits:
-        """The attributes that `function` has."""
-        return cls(**{each.name: getattr(function, each.name) for each in fields(cls) if hasattr(function, each.name)})
+        """The traits of `function`. Other attributes are the user's own, but for the mark of `by_group`."""
+        traits = getattr(function, "traits", None)
+        return traits if isinstance(traits, cls) else cls(by_group=bool(getattr(function, "by_group", False)))
 
 
 class CallFailed(Exception):
@@ -223,19 +225,16 @@ def load(
 
         return PerCompletion(of_task)
     if name == "exact":
-        return PerCompletion(lambda row: _exact(row, reward.answer_column))
+        return PerCompletion(lambda row: _exact(row, answer_column(row.task, reward.answer_column)))
     if name == "math":
-        return PerCompletion(lambda row: _math(row, reward.answer_column))
+        return PerCompletion(lambda row: _math(row, answer_column(row.task, reward.answer_column)))
     if name == "code":
         graded = CodeReward(code)
         return PerCompletion(lambda row: graded(spoken(row), row.columns), graded.notice)
-    function = load_function(name, "reward.functions")
-    if not isinstance(getattr(function, "__self__", None), Programs):
-        return RewardFunction(function)
-    programs = Programs(code, [name])  # a benchmark's reward, in the configured sandbox
-    score = getattr(programs, function.__name__)
-    arguments = Arguments(score)
-    return PerCompletion(lambda row: score(**arguments.of([row], spoken))[0], programs.notice)
+    if name in SOLVERS:
+        (sandbox, notice), solves, columns = opened_for(name, code), SOLVERS[name], columns_of(name)
+        return PerCompletion(lambda row: solves(sandbox, spoken(row), *(row.columns[each] for each in columns)), notice)
+    return RewardFunction(load_function(name, "reward.functions"))
 
 
 def spoken(row: RewardInput) -> str:

@@ -17,6 +17,7 @@ from gspo.config.files import from_dict
 from gspo.config.rewards import JudgeConfig
 from gspo.data.columns import value_in
 from gspo.rewards import judge_prompts
+from gspo.rewards.graders import Traits
 from gspo.rewards.http_client import EndpointClient, Failed, Unreadable, api_key_of
 from gspo.rewards.judge_cache import Cache, key_of
 from gspo.rewards.judge_prompts import Question
@@ -36,8 +37,6 @@ class Judge:
     prompt get equal rewards. The API key comes from an environment variable.
     """
 
-    limit = NO_LIMIT
-    spoken = True
     __name__ = "judge"
 
     def __init__(self, config: JudgeConfig | None = None, **fields: Any) -> None:
@@ -46,8 +45,8 @@ class Judge:
         self.config = config
         check_judge(config)
         key = api_key_of(config.key_variable, "judge.key_variable")
-        self.by_group = config.mode != "score"
-        self.needs = {config.reference_column: "judge.reference_column"} if config.reference_column else {}
+        needs = {config.reference_column: "judge.reference_column"} if config.reference_column else {}
+        self.traits = Traits(config.mode != "score", True, NO_LIMIT, needs, self.wait, self.counts, complete=True)
         self.cache = Cache(config.cache, "judge.cache")
         self.endpoint = EndpointClient("judge", config.url, key, config.timeout, config.retries, config.max_concurrent)
         self._pending: dict[str, asyncio.Task[Any]] = {}
@@ -93,7 +92,7 @@ class Judge:
         self.cache.close()
 
     async def _judged(self, prompts: list[str], completions: list[str], references: list[str | None]) -> list[float | None]:
-        if self.by_group and completions:
+        if self.traits.by_group and completions:
             work = self._group(prompts[0], completions, references[0])
         else:
             work = self._each(map(partial(judge_prompts.scored, self.config), prompts, completions, references))

@@ -1,4 +1,4 @@
-"""Scoring of benchmarks whose replies are programs: reward functions that run them in a sandbox.
+"""Scoring of benchmarks whose replies are programs, which run in a sandbox.
 
 Expected outputs stay outside the sandbox, and a program's results come out as plain data. HumanEval's checks and Codeforces'
 checkers run in a second sandbox, after the program has ended.
@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Generator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from gspo.config.rewards import PROGRAMS, CodeConfig
@@ -18,72 +18,49 @@ from gspo.rewards.code import opened, program_of, same_stdout, tests_of, with_im
 from gspo.sandbox.open import Sandbox
 from gspo.sandbox.types import Case, Limits, Outcome, Program
 
-Strings = Sequence[str]
-Floats = Sequence[float]
 LIVECODEBENCH = Limits(seconds=6.0, memory=4 << 30)
 HUMANEVAL = Limits(seconds=3.0)
 CHECKER = Limits(seconds=10.0)
 PATIENCE = 3600.0  # seconds after which the scoring of one completion must have gone wrong: its tests have their own limits
-COMPILED = "codeforces"  # the reward that also accepts C++
+COMPILED = f"{PROGRAMS}codeforces"  # the reward that also accepts C++
 
 
-class Programs:
-    """The rewards of program benchmarks, whose programs run in the sandbox configured by [code]. `sandbox`, and the `notice`
-    about it, raise RuntimeError, with the remedy, if there is none, or no compiler for one of `rewards`.
+def opened_for(reward: str, config: CodeConfig) -> tuple[Sandbox, str]:
+    """The sandbox in which a reward of SOLVERS runs programs, and a notice about it. Raises RuntimeError, with the remedy,
+    if there is none, or no compiler for this reward.
     """
-
-    def __init__(self, config: CodeConfig, rewards: Sequence[str] = ()) -> None:
-        self.config, self.rewards = config, [name.rpartition(":")[2] for name in rewards]
-
-    sandbox = property(lambda self: self._opened[0])
-    notice = property(lambda self: self._opened[1])
-
-    @cached_property
-    def _opened(self) -> tuple[Sandbox, str]:
-        return opened(self.config, f"the reward {COMPILED}" if COMPILED in self.rewards else "")
-
-    def livecodebench(self, completions: Strings, tests: Sequence[Any], function: Sequence[str | None]) -> list[float]:
-        """1 for a completion whose last fenced block passes all tests, else 0."""
-        return [float(_solves(self.sandbox, *one)) for one in zip(completions, tests, function)]
-
-    def codeforces(
-        self, completions: Strings, tests: Sequence[Any], checker: Sequence[str | None], seconds: Floats, memory: Floats
-    ) -> list[float]:
-        """1 for a completion whose last fenced block, C++ or Python, passes all tests within CPU `seconds` and `memory` (MB)
-        per test, else 0. A checker is a Python program that gets the file names of input, expected output and output, and
-        prints 1 for a correct output.
-        """
-        return [float(_accepted(self.sandbox, *one)) for one in zip(completions, tests, checker, seconds, memory)]
-
-    def humaneval(
-        self, completions: Strings, start: Strings, function: Strings, canonical: Strings, check: Strings
-    ) -> list[float]:
-        """1 for a completion of `start` whose function passes the problem's checks, else 0. The canonical completion shows
-        with which arguments they call it.
-        """
-        return [float(_completes(self.sandbox, *one)) for one in zip(completions, start, function, canonical, check)]
+    return opened(config, "the reward codeforces" if reward == COMPILED else "")
 
 
-def _solves(sandbox: Sandbox, completion: str, cell: Any, function: str | None) -> bool:
-    tests = tests_of({"tests": cell}, "tests")
+def livecodebench(sandbox: Sandbox, completion: str, tests: Any, function: str | None) -> bool:
+    """Whether the last fenced block of a completion passes all tests."""
+    cases = tests_of({"tests": tests}, "tests")
     found = program_of(completion)
     if found is None or (function and function not in found.source):
         return False
     program = Program(with_imports(found.source, function), "python", function)
-    with contextlib.closing(sandbox.stream(program, [test.case for test in tests], LIVECODEBENCH)) as outcomes:
-        return all(test.passed(outcome) for test, outcome in zip(tests, outcomes))
+    with contextlib.closing(sandbox.stream(program, [test.case for test in cases], LIVECODEBENCH)) as outcomes:
+        return all(test.passed(outcome) for test, outcome in zip(cases, outcomes))
 
 
-def _accepted(sandbox: Sandbox, completion: str, cell: Any, checker: str | None, seconds: float, memory: float) -> bool:
-    tests = tests_of({"tests": cell}, "tests")
+def codeforces(sandbox: Sandbox, completion: str, tests: Any, checker: str | None, seconds: float, memory: float) -> bool:
+    """Whether the last fenced block of a completion, C++ or Python, passes all tests.
+
+    Args:
+        checker: A Python program that gets the file names of input, expected output and output, and prints 1 for a correct
+            output.
+        seconds: CPU time per test.
+        memory: In MB, per test.
+    """
+    cases = tests_of({"tests": tests}, "tests")
     found = program_of(completion)
     if found is None:
         return False
     limits = Limits(seconds=seconds, memory=max(16 << 20, int(memory * 1e6)))
     outputs = []
     program = Program(found.source, found.language)  # type: ignore[arg-type]
-    with contextlib.closing(sandbox.stream(program, [test.case for test in tests], limits)) as outcomes:
-        for test, outcome in zip(tests, outcomes):
+    with contextlib.closing(sandbox.stream(program, [test.case for test in cases], limits)) as outcomes:
+        for test, outcome in zip(cases, outcomes):
             if outcome.status != "ok" or (checker is None and not same_stdout(outcome.stdout, test.expected)):
                 return False
             outputs.append((test.case.stdin or "", str(test.expected), outcome.stdout))
@@ -136,7 +113,10 @@ def fault_of(sandbox: Sandbox, row: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
-def _completes(sandbox: Sandbox, completion: str, start: str, function: str, canonical: str, check: str) -> bool:
+def humaneval(sandbox: Sandbox, completion: str, start: str, function: str, canonical: str, check: str) -> bool:
+    """Whether the function of a completion of `start` passes the problem's checks. The canonical completion shows with which
+    arguments they call it.
+    """
     calls = called(sandbox, start, function, canonical, check)
     found = program_of(completion)
     text = completion if found is None else found.source
@@ -193,13 +173,10 @@ def called(sandbox: Sandbox, start: str, function: str, canonical: str, check: s
     return outcome.value
 
 
-_usual = Programs(CodeConfig())
-livecodebench, codeforces, humaneval = _usual.livecodebench, _usual.codeforces, _usual.humaneval
-for _function in (Programs.livecodebench, Programs.codeforces, Programs.humaneval):
-    setattr(_function, "spoken", True)  # noqa: B010  # a type of function has no such attribute
+SOLVERS = {f"{PROGRAMS}{solver.__name__}": solver for solver in (livecodebench, codeforces, humaneval)}
+"""The rewards of program benchmarks: whether a completion is right, given the columns of its row that they name."""
 
 
 def columns_of(name: str) -> list[str]:
     """The columns required by the benchmark reward of this name; [] for other rewards."""
-    known = {f"{PROGRAMS}{function.__name__}": function for function in (livecodebench, codeforces, humaneval)}
-    return list(inspect.signature(known[name]).parameters)[1:] if name in known else []
+    return list(inspect.signature(SOLVERS[name]).parameters)[2:] if name in SOLVERS else []

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.values import type_of
-from gspo.data.columns import judged_by, value_in
+from gspo.data.columns import answer_column, judged_by, value_in
 from gspo.rewards import code as programs
 from gspo.rewards.answers import right_in
 from gspo.rewards.graders import RewardFunction, result_of
@@ -62,7 +61,7 @@ class RequiredColumns:
 
     def _check(self, prompt: Prompt) -> None:
         for needed, key in self.needs.items():
-            judged_by(prompt.columns, needed, key)
+            judged_by(prompt.columns, needed, key, prompt.task)
         for spec, columns in self.of_benchmarks.items():
             if lacking := [column for column in columns if column not in prompt.columns]:
                 raise ValueError(
@@ -74,13 +73,14 @@ class RequiredColumns:
                 programs.function_of(prompt.columns, programs.tests_by_stage(prompt.columns, self.code), self.code)
             except ValueError as error:
                 raise ValueError(f"{error}; correct the row, or set [code] as the data has it") from None
-        if self.compared and (problem := _uncomparable(value_in(prompt.columns, self.column), "math" in self.compared)):
-            raise ValueError(f"reward.answer_column = {self.column!r} {problem}")
+        column = answer_column(prompt.task, self.column)
+        if self.compared and (problem := _uncomparable(value_in(prompt.columns, column), "math" in self.compared)):
+            raise ValueError(f"reward.answer_column = {column!r} {problem}")
 
 
 def _uncomparable(value: Any, by_math: bool) -> str:
     """Why a right answer cannot be compared with a completion, or an empty string. by_math: Also by the reward `math`."""
-    comparable = isinstance(value, (str, Decimal, numbers.Real)) and not isinstance(value, bool)
+    comparable = isinstance(value, (str, numbers.Real)) and not isinstance(value, bool)
     if value is None or (comparable and result_of(value) in MISSING):
         return f"is missing ({value!r:.20}): fill it in, or leave the row out"
     if comparable and by_math and right_in(result_of(value)) in MISSING:

@@ -34,7 +34,7 @@ class CallMode:
             what = (
                 f"{error}, so from now on each {unit} gets a call of its own. Raise reward.timeout to wait for all at once"
             )
-        self.news.append(f"a call for {count} completions {what}, or return None for a completion that it cannot score")
+        self.news.append(f"a call for {count} completions {what}, or return NaN for a completion that it cannot score")
 
 
 def score_rows(

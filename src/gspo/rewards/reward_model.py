@@ -14,6 +14,7 @@ from gspo.config.checks import check_reward_model
 from gspo.config.files import from_dict
 from gspo.config.rewards import RewardModelConfig
 from gspo.data.messages import text_of as words
+from gspo.rewards.graders import Traits
 from gspo.rewards.http_client import EndpointClient, Failed, api_key_of
 from gspo.rewards.judge import NO_LIMIT
 from gspo.rewards.transcripts import Messages, conversations, rewarded
@@ -29,8 +30,6 @@ class RewardModel:
     prompt's messages and the completion, without thinking, rendered with its own chat template.
     """
 
-    limit = NO_LIMIT
-    spoken = True
     __name__ = "model"
 
     def __init__(self, config: RewardModelConfig | None = None, date: str | None = None, **fields: Any) -> None:
@@ -41,6 +40,7 @@ class RewardModel:
         check_reward_model(self.config)
         self.scorer: Local | Served = Served(self.config) if self.config.url else Local(self.config, date)
         self.wait, self.counts, self.close = self.scorer.wait, self.scorer.counts, self.scorer.close
+        self.traits = Traits(spoken=True, limit=NO_LIMIT, wait=self.wait, counts=self.counts, complete=True)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
         """The score of each completion; None if it is too long, or the server returned none."""

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class Rewards:
-    """The weighted sum of reward functions. A callable may have the attributes of graders.py:Traits.
+    """The weighted sum of reward functions. A callable may have graders.py:Traits as its attribute `traits`.
 
     Args:
         reward: Its named rewards run in subprocesses that start here, in the background, and are killed when a call hangs.
@@ -145,7 +146,11 @@ class Rewards:
             for text in mode.news:
                 logger.warning(f"reward {name}: {text}")
             mode.news.clear()
-        return [self._scored(rollout, {name: results[name][i] for name in self.names}) for i, rollout in enumerate(rollouts)]
+        sizes = Counter(rollout.prompt.id for rollout in rollouts)
+        return [
+            self._scored(rollout, {name: results[name][i] for name in self.names}, sizes[rollout.prompt.id] == 1)
+            for i, rollout in enumerate(rollouts)
+        ]
 
     def _results(self, rollouts: list[Rollout], progress: Callable[[int], None] | None) -> dict[str, list[Result]]:
         """The results of each reward: those of workers in chunks, which idle workers take, those of threads at once."""
@@ -172,12 +177,15 @@ class Rewards:
         _in_parallel(lanes)
         return results
 
-    def _scored(self, rollout: Rollout, results: dict[str, Result]) -> Rollout:
+    def _scored(self, rollout: Rollout, results: dict[str, Result], alone: bool) -> Rollout:
+        """alone: No other completion of its prompt is there to be compared with."""
         parts = {name: value for name, (value, _) in results.items()}
         opinions = [self.weights[name] * value for name, value in parts.items() if value is not None]
         errors = [f"{name}: {error}" for name, (_, error) in results.items() if error is not None]
         if not opinions and not errors:
             errors = [NO_OPINION]
+        elif not errors:
+            errors = [f"{name}: it gave no score" for name in self.functions if self._silent(name, parts[name], alone)]
         reward = None if errors else sum(opinions)
         if reward is not None and (problem := invalid(reward)):
             reward, errors = None, [f"the weighted sum is {problem}, or lower reward.weights"]
@@ -185,6 +193,11 @@ class Rewards:
             rollout, reward=reward, reward_parts=parts, reward_weights=tuple(self.weights.values()),
             error=without_logins("; ".join(errors)) or None,
         )  # fmt: skip
+
+    def _silent(self, name: str, value: float | None, alone: bool) -> bool:
+        """Whether a callable that counts has no value where it should: the sum of the others would be another reward."""
+        traits = self.functions[name].traits
+        return value is None and traits.complete and self.weights[name] != 0 and not (alone and traits.by_group)
 
     def _row(self, rollout: Rollout) -> RewardInput:
         prompt = rollout.prompt

@@ -24,14 +24,16 @@ _LETTERS = "ABCFGHJKLMNSTVWdghlmstu"  # that are units in \text or \mathrm; othe
 _WORTH = re.compile(
     r"\b(squared|cubed|factorial|hal(f|ves)|thirds?|quarters?|below|less|least|most|not|minus|"
     r"plus|times|root|of|pi|and|or|"
+    r"(?:[十百万亿兆십백천만억]|千(?![克米瓦])|分之|тыс|милли(?:он|ард)|мл[нр])\w*|半|倍|"
     r"(four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|\w+illion)ths?)\b"
 )
 _WRAPPED, _CIRCLE = rf"(?!\\(?:mathb|bm|bold)){WRAP}\{{((?:[^{{}}]|\{{[^{{}}]*\}})*+)\}}", r"\^ ?\{? ?\\circ ?\}?|\\degree"
-_WORD = rf"(?>{_WRAPPED}| [A-Za-z]++|(?:{_CIRCLE})(?: ?[CF](?![a-z]))?)(?: ?\^ ?\{{?-?[0-9]\}}?)?+"
+_OTHER = r"[\u0400-\u04ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"  # letters of scripts in which no formula is written
+_WORD = rf"(?>{_WRAPPED}| [A-Za-z]++| ?{_OTHER}++|(?:{_CIRCLE})(?: ?[CF](?![a-z]))?)(?: ?\^ ?\{{?-?[0-9]\}}?)?+"
 _UNIT = re.compile(rf" ?{_WORD}(?>(?> ?/ ?|\\cdot)?+ ?{_WORD}|/[A-Za-z]++(?: ?\^ ?\{{?-?[0-9]\}}?)?+)*+")
 _RATE = re.compile(r" ?(?:[ckm]?m|mi|ft|k?g)(?:/| per )(?:s|h|l|min|sec|hour|second)(?![a-zA-Z])")  # such as 5 m/s
 _DEGREES = re.compile(rf" ?(?:{_CIRCLE}) ?[CF]?")
-_PART = re.compile(rf"{_WRAPPED}|({_CIRCLE})|([A-Za-z]+)|([/0-9-])")
+_PART = re.compile(rf"{_WRAPPED}|({_CIRCLE})|([A-Za-z]+|{_OTHER}+)|([/0-9-])")
 _END = re.compile(
     rf" ?(?:$|[,;)\]}}|=<>&]|\\[}}\\]|(?:{WRAP}\{{ ?)?(?:and|or)(?![a-zA-Z])|"
     r"\\(?:rbrace|rangle|leq?|geq?|lt|gt|in|cup|cap|approx|end|l?or|l?and)(?![a-zA-Z]))"
@@ -50,7 +52,7 @@ def unit(text: str, at: int) -> tuple[list[str], int] | None:
     for wrapped, circle, plain, sign in _PART.findall(found[0]):
         known = plain.casefold().removesuffix("s") in _NAMES if len(plain) > 1 else plain in "CF" and "degree" in words
         function = any(plain[:-1] == name for name in FUNCTIONS)  # sinx is none
-        if plain and not known and not rate and (len(plain) < 4 or function):
+        if plain and plain.isascii() and not known and not rate and (len(plain) < 4 or function):
             return None
         if re.fullmatch(f" *(?![{_LETTERS}])[A-Za-z] *", wrapped):
             return None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gspo.data.columns import value_in
+from gspo.data.columns import answer_column, value_in
 from gspo.types import Group, Rollout
 
 
@@ -79,9 +79,11 @@ def in_parts(rollouts: Sequence[Rollout]) -> float:
     return sum(len(rollout.version[rollout.sampled].unique()) > 1 for rollout in rollouts) / max(1, len(rollouts))
 
 
-def describe(rollout: Rollout, answer_column: str) -> dict[str, Any]:
-    """A rollout as a line of JSON, with the row's answer if any, and the newest weights that sampled any token."""
-    answer = value_in(rollout.prompt.columns, answer_column)
+def describe(rollout: Rollout, column: str) -> dict[str, Any]:
+    """A rollout as a line of JSON, with the row's answer if any, and the newest weights that sampled any token. column:
+    reward.answer_column.
+    """
+    answer = value_in(rollout.prompt.columns, answer_column(rollout.prompt.task, column))
     return {
         "prompt_id": rollout.prompt.id,
         "prompt": rollout.prompt.messages,

@@ -222,9 +222,9 @@ def run_program(source: str, function: str | None, case: dict[str, Any]) -> int:
     import builtins
     import types
 
-    module = types.ModuleType("__main__")
+    module = types.ModuleType("solution" if function else "__main__")  # no main guard runs before a call
     module.__file__ = "solution.py"
-    sys.modules["__main__"] = module
+    sys.modules["__main__"] = sys.modules[module.__name__] = module
     sys.argv = ["solution.py", *case["words"]]
     sys.path[:] = [path for path in sys.path if path not in OWN_MODULES] + [""]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # normally added by site
