@@ -26,7 +26,7 @@ def test_calls_are_evicted_by_version_and_by_size(monkeypatch):
     monkeypatch.setattr(module, "MOST", two.held)
     for call in calls:
         few.add(call)
-    traces = [reduce(follow, (*call.messages, call.message), b"") for call in calls]
+    traces = [reduce(follow, (*call.rollout.prompt.messages, call.message), b"") for call in calls]
     assert [few.ending(trace) for trace in traces] == [[], [calls[1]], [calls[2]]]
     assert len(few) == 2 and few.held == two.held and few.get(calls[0].id) is None
     developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from copy import copy
 
 import pytest
 import torch
@@ -111,8 +112,9 @@ def played(*script, make=Box, prompt=ROW["prompt"], columns=ROW, context=4096, t
     """The last of so many episodes."""
     sampler = Scripted("chatml", *script)
     task = TaskConfig(**{"max_turns": 4, "step_timeout": PATIENCE} | limits)
-    encoder = Encoder(tokenizer("chatml"), task)
-    encoder.template = template or encoder.template
+    own = copy(tokenizer("chatml"))
+    own.chat_template = template or own.chat_template
+    encoder = Encoder(own, task)
     prompt = Prompt("0", prompt, tuple(encoder.prompt(prompt)[0]), columns)
     with Episodes(sampler, sampler, encoder, context, task, make) as episodes:
         *_, rollout = episodes.generate([prompt], times, Sampling(50, stop_ids=(tokenizer("chatml").eos_token_id,)))
@@ -140,9 +142,10 @@ def test_what_goes_wrong_with_a_tool_is_told_and_counted():
 
 def test_tools_of_a_template_that_is_not_understood_end_the_run():
     """No episode would see a call, so it is no failure of one."""
+    other = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(UnknownConvention, match="is not known"):
-        played(template="tools in some other way")
-    assert played(("no lower case: 7", "eos"), make=Quiz, template="tools in some other way").error is None  # has none
+        played(template=other)
+    assert played(("no lower case: 7", "eos"), make=Quiz, template=other).error is None  # has none
 
 
 def test_limits_cut_an_episode_off():

@@ -76,7 +76,7 @@ def _rollout(name: str, trajectory: Any, calls: Calls, trained: set[str], oldest
         return None
     result.calls |= {call.id for _, call in reading.chosen}
     first = reading.chosen[0][1]
-    rollout = merge_turns(Prompt(name, list(first.messages), first.rollout.prompt.tokens), reading.chosen)
+    rollout = merge_turns(Prompt(name, first.rollout.prompt.messages, first.rollout.prompt.tokens), reading.chosen)
     return replace(
         rollout,
         reward=reward + sum(by_turn or ()),
