@@ -13,7 +13,7 @@ from functools import reduce
 from torch import Tensor
 
 from gspo.agents.tool_arguments import Tools
-from gspo.data.messages import Message, content_of, functions_of, role_of
+from gspo.data.messages import Message, templated
 from gspo.types import Rollout
 
 MOST = 4 << 30  # bytes of memory for the cache
@@ -44,10 +44,12 @@ def digest(tools: Tools) -> str:
 
 
 def follow(trace: bytes, message: Message) -> bytes:
-    """Hash of a conversation (roles, texts and tool calls) after one more message, from the hash so far (b"" at first)."""
-    named = [(function.get("name"), function.get("arguments", "")) for function in functions_of(message)]
-    calls = [(name, given if isinstance(given, str) else json.dumps(given)) for name, given in named]
-    key = role_of(message), content_of(message), calls
+    """Hash of a conversation after one more message, from the hash so far (b"" at first): of roles, texts and tool calls,
+    whose arguments may be any text of the same JSON.
+    """
+    readable = templated(message)
+    functions = [call["function"] for call in readable.get("tool_calls", ())]
+    key = readable["role"], readable["content"], [(one.get("name"), one["arguments"]) for one in functions]
     return hashlib.sha256(trace + json.dumps(key).encode()).digest()
 
 
