@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gspo.agents.chat import Chat, TurnOptions, _warn_unseen
+from gspo.agents.environment import ToolEnvironment
 from gspo.agents.tool_calls import UnknownConvention
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
@@ -230,6 +231,22 @@ def test_further_turns(family):
     found = conversation(talk, 4)
     assert [len(turn.message.get("tool_calls", ())) for turn in found] == [1, 1, 0, 0] and not talk.malformed
     assert all(map(continues, found[1:], found)) and read(talk, found[-1]).count("42 pears") == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("qwen3", "<tool_call>{oops</tool_call>"), ("mistral", "[TOOL_CALLS][{oops]"),
+        ("gemma 4", "<|tool_call>oops<tool_call|>"), ("kimi k2", "<|tool_call_begin|>f:0<|tool_call_end|>"),
+        ("gpt-oss", "<|channel|>commentary to=functions.lookup<|message|>{oops"),
+    ],
+)  # fmt: skip
+def test_a_malformed_call_is_reported_in_a_message_that_templates_read(family, said):
+    talk = talking(FAMILIES[family], said, "done")
+    (bad,) = turns(talk, ASK, tools=TOOLS)
+    told = asyncio.run(ToolEnvironment({}).step(bad.message)).messages
+    (after,) = turns(talk, [*ASK, bad.message, *told], tools=TOOLS)
+    assert "error: no call could be read" in read(talk, after)
 
 
 def test_a_turn_is_not_continued_where_its_prompt_has_changed():
