@@ -164,6 +164,7 @@ def test_whatever_a_tool_raises_is_its_own_error():
         ("fall", concurrent.futures.CancelledError(1)),
         ("fall_later", SystemExit(1)),
         ("fall_later", TimeoutError(1)),
+        ("fall_later", asyncio.CancelledError(1)),
     ):
         found = step(answer((tool, "{}")), Falls({"error": error}))
         assert found.messages[0]["content"] == f"error: {type(error).__name__}: 1"

@@ -66,6 +66,10 @@ class Box(ToolEnvironment):
             raise RuntimeError("the environment fell over")
         if text == "leave":
             sys.exit(0)
+        if text == "close":  # as a session that closes cancels its own tasks
+            session = asyncio.ensure_future(asyncio.sleep(1e6))
+            asyncio.get_running_loop().call_soon(session.cancel)
+            await session
         if text == "sleep":
             leap(asyncio.get_running_loop())
             await asyncio.sleep(1e6)
@@ -165,6 +169,7 @@ def test_an_environment_that_fails_is_data():
         (Box, "fall over", "RuntimeError: the environment fell over"),
         (Box, "sleep", "timed out"),
         (Box, "leave", "SystemExit: 0"),
+        (Box, "close", "CancelledError"),
         (unmade, "", "no such room"),
     ):
         rollout = played((said, "eos"), make=make)

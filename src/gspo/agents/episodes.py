@@ -15,7 +15,7 @@ from typing import Any, Self
 from gspo.agents.calls import Call
 from gspo.agents.chat import Chat, TooLong, TurnOptions
 from gspo.agents.environment import Environment, Step
-from gspo.agents.loop_thread import LoopThread, cancelled
+from gspo.agents.loop_thread import FAILURES, LoopThread, cancelled, raise_own
 from gspo.agents.token_tree import merge_turns
 from gspo.agents.tool_calls import UnknownConvention
 from gspo.config.rollout import TaskConfig
@@ -178,7 +178,8 @@ class Episode:
             cut = await self._turns()
         except (SamplerError, UnknownConvention):  # every episode would fail like this
             raise
-        except (Exception, SystemExit) as error:  # a failed episode is data
+        except FAILURES as error:  # a failed episode is data
+            raise_own(error)
             reason = "timed out" if isinstance(error, TimeoutError) else str(error)
             return self._rollout(None, without_logins(f"environment: {type(error).__name__}: {reason}")[:300])
         if problem := next(filter(None, map(invalid, [*self.rewards, sum(self.rewards)])), ""):
