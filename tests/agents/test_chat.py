@@ -1,6 +1,7 @@
 import asyncio
 import copy
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tests.agents.tools import ASK, MORE
 class Says:
     """A completer with a script: texts, and whether each ends with EOS; in the tokenizer's own tokens or one a character."""
 
-    version = 1
+    version, still = 1, nullcontext()
 
     def __init__(self, template, *script, spelled=False):
         self.tokenizer, self.script, self.spelled, self.asked = tokenizer(template), list(script), spelled, []

@@ -7,7 +7,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Self
@@ -45,7 +44,7 @@ class WholeEpisodes:
         self, sampler: Sampler, completer: StreamingCompleter, encoder: Encoder, context: int | None, task: TaskConfig
     ) -> None:
         self.sampler, self.completer, self.encoder, self.context = sampler, completer, encoder, context
-        self.task, self._loop = task, LoopThread()
+        self.task, self._loop, self.still = task, LoopThread(), completer.still
         self._left_out: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -53,11 +52,6 @@ class WholeEpisodes:
 
     def __exit__(self, *error: object) -> None:
         self._loop.close()
-
-    @property
-    def still(self) -> AbstractContextManager[Any]:
-        """Lock that is held while the weights change."""
-        return self.completer.still
 
     @property
     def version(self) -> int:
