@@ -121,10 +121,6 @@ class StreamingCompleter(Protocol):
 
     still: AbstractContextManager[Any]
 
-    @property
-    def version(self) -> int:
-        """Version of the current weights."""
-
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
         """Starts a completion: `so_far` contains only the prompt."""
 

@@ -43,6 +43,7 @@ CHATML = """{%- if tools %}<|im_start|>system
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 HEADERS = """{{- '<|begin|>' }}
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
 {%- for message in messages %}
 {{- '<|header|>' + message.role + '<|/header|>\n\n' + message.content | trim }}
 {%- for call in message.tool_calls or [] %}{{ '[TOOL_CALLS]' + ([call.function] | tojson) }}{% endfor %}
@@ -127,6 +128,11 @@ class RandomCompleter:
         )  # fmt: skip
         self.heard.setdefault(prompt.id, []).append(rollout)
         return Job(rollout)
+
+
+def read(talk, call):
+    """The text that the policy read for a turn."""
+    return talk.decode(list(call.rollout.prompt.tokens))
 
 
 def chat(template="chatml", seed=0, completer=None):

@@ -26,7 +26,7 @@ def test_calls_are_evicted_by_version_and_by_size(monkeypatch):
     monkeypatch.setattr(module, "MOST", two.held)
     for call in calls:
         few.add(call)
-    traces = [reduce(follow, (*call.messages, call.message), b"") for call in calls]
+    traces = [reduce(follow, (*call.rollout.prompt.messages, call.message), b"") for call in calls]
     assert [few.ending(trace) for trace in traces] == [[], [calls[1]], [calls[2]]]
     assert len(few) == 2 and few.held == two.held and few.get(calls[0].id) is None
     developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))
@@ -56,3 +56,16 @@ def test_as_much_is_counted_as_they_take(n, words):
     assert len(rollouts) == 50 * n
     taken += sum(value.nbytes for rollout in rollouts for value in rollout.values() if isinstance(value, Tensor))
     assert taken < talk.calls.held - held < 3 * taken
+
+
+def test_arguments_of_calls_may_be_written_anew():
+    """JavaScript leaves out the spaces, and others write é as it is."""
+
+    def called(arguments):
+        function = {"name": "f", "arguments": arguments}
+        return follow(b"", {"role": "assistant", "content": "", "tool_calls": [{"function": function}]})
+
+    same = '{"a": "\\u00e9", "b": 1}', '{"a":"é","b":1}', {"a": "é", "b": 1}
+    other = '{"a": "e", "b": 1}', '{"b": 1, "a": "é"}', "{oops", "[" * 10_000
+    assert len({called(arguments) for arguments in same}) == 1
+    assert len({called(arguments) for arguments in (same[0], *other)}) == 5

@@ -1,23 +1,27 @@
 import asyncio
 import copy
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from gspo.agents.chat import Chat, TurnOptions
+from gspo.agents.chat import Chat, TurnOptions, _warn_unseen
+from gspo.agents.environment import ToolEnvironment
 from gspo.agents.tool_calls import UnknownConvention
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
+from gspo.runs.log import recorded
 from gspo.types import Rollout
-from tests.agents.talking import TOOLS, Job, chat, tokenizer
+from tests.agents.talking import CHATML, TOOLS, Job, chat, read, tokenizer
+from tests.agents.tool_templates import BARE, FAMILIES, SILENT, written
 from tests.agents.tools import ASK, MORE
 
 
 class Says:
     """A completer with a script: texts, and whether each ends with EOS; in the tokenizer's own tokens or one a character."""
 
-    version = 1
+    version, still = 1, nullcontext()
 
     def __init__(self, template, *script, spelled=False):
         self.tokenizer, self.script, self.spelled, self.asked = tokenizer(template), list(script), spelled, []
@@ -41,6 +45,12 @@ def turns(talk, *requests, tools=()):
     return [asyncio.run(talk.turn(messages, tools))[0] for messages in requests]
 
 
+def continues(second, first):
+    """Whether a turn was sampled after the very tokens of another."""
+    before = first.rollout.tokens.tolist()
+    return list(second.rollout.prompt.tokens[: len(before)]) == before
+
+
 CALL = '<tool_call>\n{"arguments": {"key":  "é"}, "name":"lookup"}\n</tool_call>'
 
 
@@ -54,34 +64,33 @@ def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said,
     (first,) = turns(talk, ASK, tools=TOOLS)
     following = {"role": "tool" if first.message.get("tool_calls") else "user", "content": "go on"}
     (second,) = turns(talk, [*ASK, first.message, following], tools=TOOLS)
-    before = first.rollout.tokens.tolist()
-    assert list(second.rollout.prompt.tokens[: len(before)]) == before and second.prompt_text.startswith(first.text)
-    if not spelled:  # what stands between the turns is read to the letter
-        assert talk.encoder.tokenizer.decode(second.rollout.prompt.tokens) == second.prompt_text
+    assert continues(second, first)
+    after = talk.decode(list(second.rollout.prompt.tokens[len(first.rollout.tokens) :]))
+    text = talk.encoded(second.rollout.prompt.messages, TOOLS).text
+    assert text.endswith("<|im_end|>" + after) and after.count("go on") == 1
 
 
 def two_turns(first, *, history=ASK, ended="eos", following=(MORE,)):
-    """A turn, and the next, which reads it after this history."""
+    """A turn, the next, which reads it after this history, and what both read."""
     talk = chat("chatml", completer=Says("chatml", (first, ended), ("done", "eos")))
     (one,) = turns(talk, ASK)
     (two,) = turns(talk, [*history, one.message, *following])
-    return one, two
+    return one, two, read(talk, one), read(talk, two)
 
 
 def test_an_answer_that_was_cut_off_is_closed_by_the_template():
-    first, second = two_turns("two pe", ended="length")
-    assert list(second.rollout.prompt.tokens[: len(first.rollout.tokens)]) == first.rollout.tokens.tolist()
-    assert second.prompt_text[len(first.text) :].startswith("<|im_end|>\n")
+    first, second, before, after = two_turns("two pe", ended="length")
+    assert continues(second, first) and after.startswith(f"{before}two pe<|im_end|>\n")
 
 
 def test_what_is_read_again_in_other_words():
     """Thinking that the template leaves out, an unfinished turn, and a history that was edited."""
-    _, second = two_turns("<think>hm</think>\n\npears")
-    assert "<think>" not in second.prompt_text and "assistant\npears<|im_end|>" in second.prompt_text
-    first, second = two_turns("two", ended="length", following=())
-    assert second.prompt_text == first.prompt_text + "two"
-    _, second = two_turns("two pears", history=[{"role": "user", "content": "what is in the bag"}])
-    assert "what is in the bag" in second.prompt_text and "box" not in second.prompt_text
+    *_, after = two_turns("<think>hm</think>\n\npears")
+    assert "<think>" not in after and "assistant\npears<|im_end|>" in after
+    *_, before, after = two_turns("two", ended="length", following=())
+    assert after == before + "two"
+    *_, after = two_turns("two pears", history=[{"role": "user", "content": "what is in the bag"}])
+    assert "what is in the bag" in after and "box" not in after
 
 
 def test_tool_calls_become_messages_and_malformed_ones_stay_text():
@@ -127,14 +136,14 @@ def test_a_call_in_thinking_is_none(said, more, begun, words):
     assert first.message["content"] == (said if words is None else words)
     if not more and not begun:  # the same tokens are read again, thoughts and all
         (second,) = turns(talk, [*ASK, first.message, {"role": "tool", "content": "go on"}], tools=TOOLS)
-        assert second.prompt_text.startswith(first.text)
+        assert continues(second, first)
 
 
 def test_the_schema_of_a_tool_says_what_an_argument_in_tags_is():
     said = "<tool_call><function=lookup><parameter=key>42</parameter><parameter=n>42</parameter></function></tool_call>"
     talk = chat("chatml", completer=Says("chatml", (said, "eos")))
     encoder = Encoder(copy.copy(talk.encoder.tokenizer), TaskConfig())
-    encoder.template += "{# <function= #}"
+    encoder.tokenizer.chat_template += "{# <function= #}"
     parameters = {"type": "object", "properties": {"key": {"type": "string"}, "n": {"type": "integer"}}}
     tools = [{"type": "function", "function": {"name": "lookup", "parameters": parameters}}]
     (turn,) = turns(Chat(talk.completer, encoder, talk.sampling, 4096), ASK, tools=tools)
@@ -161,7 +170,7 @@ def test_seeds_stops_and_lengths_reach_the_sampler():
     seeds, samplings = zip(*talk.completer.asked)
     assert seeds[0] != seeds[1] and seeds[0] == seeds[2]
     assert samplings[0].max_new_tokens == 7 and samplings[0].stop == ("END",)
-    assert first.message["content"] == "a " and first.sampled_text == "a END b" and first.id != second.id
+    assert first.message["content"] == "a " and first.words == "a END b" and first.id != second.id
 
 
 def test_bad_messages():
@@ -183,10 +192,139 @@ def test_bad_messages():
 def test_tools_of_a_template_that_is_not_understood_are_refused_before_anything_is_sampled():
     talk = chat("chatml", completer=Says("chatml", ("done", "eos")))
     encoder = Encoder(copy.copy(talk.encoder.tokenizer), TaskConfig())
-    encoder.template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    encoder.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     encoder.tokenizer.name_or_path = "some/model"
     other = Chat(talk.completer, encoder, talk.sampling, 4096)
     with pytest.raises(UnknownConvention, match=r"tools: the chat template of 'some/model' .* not known.*<tool_call>"):
         turns(other, ASK, tools=TOOLS)
     assert not talk.completer.asked
     assert turns(other, ASK)[0].message["content"] == "done"  # without tools it talks
+
+
+def talking(template, *script):
+    """A Chat with this template."""
+    talk = chat("chatml", completer=Says("chatml", *((said, "eos") for said in script)))
+    encoder = Encoder(copy.copy(talk.encoder.tokenizer), TaskConfig())
+    encoder.tokenizer.chat_template = encoder.template = template
+    return Chat(talk.completer, encoder, talk.sampling, 4096)
+
+
+def conversation(talk, count, tools=TOOLS):
+    """This many turns, each with its tool results or a user's message after it."""
+    messages, found = [*ASK], []
+    for _ in range(count):
+        found += turns(talk, messages, tools=tools)
+        told = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "42 pears"}
+            for call in found[-1].message.get("tool_calls", ())
+        ]
+        messages = [*messages, found[-1].message, *(told or [MORE])]
+    return found
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *BARE, *SILENT])
+def test_further_turns(family):
+    """Each continues the tokens of the one before, whatever the template refuses, or words otherwise in earlier turns."""
+    said, template = written(
+        {"smollm3": "qwen3", "the first lfm2": "lfm2"}.get(family, family), "", [("lookup", {"key": "é"})]
+    )
+    talk = talking(SILENT.get(family, template), said, said, "done", "done")
+    found = conversation(talk, 4)
+    assert [len(turn.message.get("tool_calls", ())) for turn in found] == [1, 1, 0, 0] and not talk.malformed
+    assert all(map(continues, found[1:], found)) and read(talk, found[-1]).count("42 pears") == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("qwen3", "<tool_call>{oops</tool_call>"), ("mistral", "[TOOL_CALLS][{oops]"),
+        ("gemma 4", "<|tool_call>oops<tool_call|>"), ("kimi k2", "<|tool_call_begin|>f:0<|tool_call_end|>"),
+        ("gpt-oss", "<|channel|>commentary to=functions.lookup<|message|>{oops"),
+    ],
+)  # fmt: skip
+def test_a_malformed_call_is_reported_in_a_message_that_templates_read(family, said):
+    talk = talking(FAMILIES[family], said, "done")
+    (bad,) = turns(talk, ASK, tools=TOOLS)
+    told = asyncio.run(ToolEnvironment({}).step(bad.message)).messages
+    (after,) = turns(talk, [*ASK, bad.message, *told], tools=TOOLS)
+    assert "error: no call could be read" in read(talk, after)
+
+
+def test_a_turn_is_not_continued_where_its_prompt_has_changed():
+    """In what the hash of a conversation leaves out."""
+    template = CHATML.replace("user\n' +", "user\n' + (message.name or '') +")
+    talk = talking(template, "pears", "done", "done")
+    (first,) = turns(talk, ASK)
+    for asked, tools, shown in ((ASK, TOOLS, "lookup"), ([ASK[0] | {"name": "Ann"}], (), "Ann")):
+        (after,) = turns(talk, [*asked, first.message, MORE], tools=tools)
+        assert not continues(after, first) and shown in read(talk, after)
+
+
+def test_a_turn_of_gpt_oss_in_its_channels():
+    thought, final = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant", "<|channel|>final<|message|>two"
+    call = "<|channel|>commentary to=functions.lookup <|constrain|>json<|message|>{}"
+    talk = talking(FAMILIES["gpt-oss"], thought + call, thought + final, thought + call[:-1], "done")
+    called, answered, malformed, _ = conversation(talk, 4)
+    assert called.message | {"tool_calls": 0} == {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": 0}
+    assert answered.message == {"role": "assistant", "content": "two", "thinking": "hm"} and continues(answered, called)
+    assert malformed.message["malformed"] and (malformed.message["content"], malformed.message["thinking"]) == ("", "hm")
+    (plain,) = turns(talking(FAMILIES["gpt-oss"], thought + final), ASK)
+    assert plain.message["content"] == "two"  # without tools too
+
+
+def test_a_template_that_begins_thinking_reads_it_from_its_beginning():
+    """In a history that was edited, too, and where a later message has the template leave it out."""
+    talk = talking(CHATML + OPENS, f"hm</think>\n\n{CALL}", "so</think>\n\ntwo", "x</think>y", "x</think>y")
+    first, second, third = conversation(talk, 3)
+    assert continues(second, first) and "<think>" not in read(talk, third)[: -len("<think>\n")]
+    (edited,) = turns(talk, [{"role": "user", "content": "?"}, *second.rollout.prompt.messages[1:]], tools=TOOLS)
+    assert "assistant\n<think>\nhm</think>\n<tool_call>" in read(talk, edited)
+
+
+@pytest.mark.parametrize(
+    ("family", "said", "ids"),
+    [
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "abcdefgh9"}]', ["abcdefgh9"]),
+        ("mistral small 3.2", "[TOOL_CALLS]f[CALL_ID]abcdefgh9[ARGS]{}", ["abcdefgh9"]),
+        ("kimi k2", "<|tool_call_begin|>functions.f:7<|tool_call_argument_begin|>{}<|tool_call_end|>", ["functions.f:7"]),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f"}]', None),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "id": "abcdefgh9"}, {"name": "f", "id": "abcdefgh9"}]', None),
+        ("qwen3", '<tool_call>{"name": "f", "arguments": {"id": "abcdefgh9"}}</tool_call>', None),
+    ],
+)
+def test_ids_of_calls(family, said, ids):
+    """Those that the model wrote; else nine characters, other ones for each turn, and the same in each run."""
+    made = []
+    for name in "aab":
+        (turn,) = asyncio.run(talking(FAMILIES[family], said).turn(ASK, TOOLS, id=name))
+        made.append([call["id"] for call in turn.message["tool_calls"]])
+    assert made[0] == made[1] and len(set(made[0])) == len(made[0])
+    assert made[0] == made[2] == ids if ids else made[0] != made[2] and {len(id) for id in made[0]} == {9}
+
+
+def test_turns_in_the_same_words_are_told_apart_by_the_ids_of_their_calls():
+    call = "<|channel|>commentary to=functions.lookup <|constrain|>json<|message|>{}"
+    said = [f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant{call}" for thought in ("one", "two")]
+    talk = talking(FAMILIES["gpt-oss"], *said, "done")
+    first, second = turns(talk, ASK, ASK, tools=TOOLS)
+    told = {"role": "tool", "tool_call_id": first.message["tool_calls"][0]["id"], "content": "42"}
+    (after,) = turns(talk, [*ASK, first.message, told], tools=TOOLS)
+    assert continues(after, first) and not continues(after, second)
+
+
+@pytest.mark.parametrize(("template", "times"), [(CHATML.replace("tool | tojson", "''"), 1), (CHATML, 0)])
+def test_tools_that_a_template_does_not_show_are_warned_of_once(template, times):
+    told = []
+    _warn_unseen.cache_clear()
+    with recorded(lambda record: told.append(record.getMessage())):
+        conversation(talking(template, CALL, CALL, "done"), 3)
+        conversation(talking(template, "done"), 1)
+    assert ["does not show the tools lookup: a model that was not trained" in one for one in told] == [True] * times
+
+
+def test_a_template_of_its_own_for_tools():
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    talk = talking({"default": plain, "tool_use": CHATML}, CALL, "done")
+    encoder = Encoder(talk.encoder.tokenizer, TaskConfig())
+    talk = Chat(talk.completer, encoder, talk.sampling, 4096)
+    assert conversation(talk, 2)[0].message["tool_calls"]

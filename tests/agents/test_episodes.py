@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from copy import copy
 
 import pytest
 import torch
@@ -65,6 +66,10 @@ class Box(ToolEnvironment):
             raise RuntimeError("the environment fell over")
         if text == "leave":
             sys.exit(0)
+        if text == "close":  # as a session that closes cancels its own tasks
+            session = asyncio.ensure_future(asyncio.sleep(1e6))
+            asyncio.get_running_loop().call_soon(session.cancel)
+            await session
         if text == "sleep":
             leap(asyncio.get_running_loop())
             await asyncio.sleep(1e6)
@@ -111,8 +116,9 @@ def played(*script, make=Box, prompt=ROW["prompt"], columns=ROW, context=4096, t
     """The last of so many episodes."""
     sampler = Scripted("chatml", *script)
     task = TaskConfig(**{"max_turns": 4, "step_timeout": PATIENCE} | limits)
-    encoder = Encoder(tokenizer("chatml"), task)
-    encoder.template = template or encoder.template
+    own = copy(tokenizer("chatml"))
+    own.chat_template = template or own.chat_template
+    encoder = Encoder(own, task)
     prompt = Prompt("0", prompt, tuple(encoder.prompt(prompt)[0]), columns)
     with Episodes(sampler, sampler, encoder, context, task, make) as episodes:
         *_, rollout = episodes.generate([prompt], times, Sampling(50, stop_ids=(tokenizer("chatml").eos_token_id,)))
@@ -134,15 +140,16 @@ def test_a_tool_is_used_and_the_answer_rewarded():
 
 def test_what_goes_wrong_with_a_tool_is_told_and_counted():
     rollout = played(("<tool_call>{oops", "eos"), ("it is 42", "eos"))
-    assert rollout.dialogue[2] == {"role": "tool", "content": "error: no call could be read: <tool_call> is never closed"}
+    assert rollout.dialogue[2] == {"role": "user", "content": "error: no call could be read: <tool_call> is never closed"}
     assert rollout.reward_parts["tools/malformed"] == 1 and rollout.reward == 1.0
 
 
 def test_tools_of_a_template_that_is_not_understood_end_the_run():
     """No episode would see a call, so it is no failure of one."""
+    other = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(UnknownConvention, match="is not known"):
-        played(template="tools in some other way")
-    assert played(("no lower case: 7", "eos"), make=Quiz, template="tools in some other way").error is None  # has none
+        played(template=other)
+    assert played(("no lower case: 7", "eos"), make=Quiz, template=other).error is None  # has none
 
 
 def test_limits_cut_an_episode_off():
@@ -162,6 +169,7 @@ def test_an_environment_that_fails_is_data():
         (Box, "fall over", "RuntimeError: the environment fell over"),
         (Box, "sleep", "timed out"),
         (Box, "leave", "SystemExit: 0"),
+        (Box, "close", "CancelledError"),
         (unmade, "", "no such room"),
     ):
         rollout = played((said, "eos"), make=make)

@@ -40,6 +40,11 @@ def test_runs_that_fail_are_counted_and_a_group_of_fewer_than_two_is_dropped():
     assert line.startswith("3 of 6 runs") and "2 x ValueError: no such tool" in line and "1 of 2 groups are dropped" in line
 
 
+def test_a_run_whose_session_was_cancelled_is_a_failed_one():
+    kept, warnings = gathered([[run("a"), run("b"), run("c", asyncio.CancelledError())]], max_exceptions=1)
+    assert names(kept) == [["a", "b"]] and "1 x CancelledError" in warnings[0]
+
+
 def test_too_many_that_fail_stop_the_rest():
     ended = []
 

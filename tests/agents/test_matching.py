@@ -137,13 +137,27 @@ def test_what_is_left_out_and_why():
         assert found_in(talk, group(trajectory), **options).left_out == Counter({why: 1})
     twice = found_in(talk, pair(talk, Trajectory(items, 1.0)), group(Trajectory(items, 0.0)))
     assert len(twice.groups) == 1 and twice.left_out == Counter({matching.TWICE: 1})
-    talk.calls.add(replace(call, id="again"))  # two calls gave this turn: it needs its id
-    result = found_in(talk, group(Trajectory(items, 1.0)))
-    assert result.left_out == Counter({matching.SEVERAL: 1})
-    assert call.id in found_in(talk, pair(talk, Trajectory([*ASK, choice(call)], 1.0))).calls
     talk.calls.add(replace(call, untrainable="sampled at temperature 0.5"))
     untrainable = found_in(talk, group(Trajectory([*ASK, choice(call)], 1.0)))
     assert untrainable.left_out == Counter({"sampled at temperature 0.5": 1})
+
+
+def test_messages_in_the_same_words_are_as_many_turns_as_were_sampled():
+    """Otherwise what is most often right would be left out, and the rare words remain."""
+    talk = chat(seed=2)
+    items, (call,) = talked(talk)
+    older = replace(call.rollout, version=call.rollout.version - 1)
+    alike = [call, replace(call, id="1"), replace(call, id="2"), replace(call, id="old", rollout=older)]
+    talk.calls.add(*alike[1:], replace(call, id="hot", untrainable="sampled at temperature 0.5"))
+    named = Trajectory([*items[:-1], choice(alike[1])], 0.0)
+    result = found_in(talk, group(Trajectory(items, 1.0), named, Trajectory(items, 1.0)), oldest=3)
+    assert result.calls == {call.id, "1", "2"} and not result.reasons()  # the one that is named is taken by no other
+    result = found_in(talk, group(*[Trajectory(items, 1.0)] * 4), oldest=2)
+    assert len(result.calls) == 4 and not result.reasons()
+    result = found_in(talk, group(*[Trajectory(items, 1.0)] * 4), oldest=3)
+    assert len(result.calls) == 3 and result.left_out == Counter({matching.TWICE: 1})
+    branch = Trajectory(items, 1.0, additional_histories=[History(items)])
+    assert len(found_in(talk, group(branch, Trajectory(items, 0.0))).calls) == 2  # what a history repeats is one turn
 
 
 def test_trajectories_that_are_unusable():

@@ -126,7 +126,7 @@ def turn(prompt, sampled, version, routes):
         Prompt("p", "", tuple(prompt)), tokens, chosen, torch.zeros(len(tokens)),
         torch.where(chosen, version, -1), "eos", routes=torch.tensor(routes, dtype=torch.int16)[:, None, None],
     )  # fmt: skip
-    return Call("c", [], {}, [], "", "", "", rollout)
+    return Call("c", {}, "", "", rollout)
 
 
 def test_routes_are_those_of_the_weights_that_sampled_or_unknown():

@@ -31,13 +31,6 @@ def test_a_group_sets_exceptions_aside():
     assert [*group] == [kept] and len(group) == 1 and group.exceptions == [lost] and group.metadata == {"id": 7}
 
 
-def test_a_trajectory_notes_its_time_and_its_log():
-    made = Trajectory()
-    made.log("begun")
-    assert made.finish() is made and made.metrics["duration"] >= 0 and made.logs == ["begun"]
-    assert Trajectory().metrics == {}  # each has its own
-
-
 def test_learning_rates_that_are_none():
     for rate in (0, 2.0, float("nan"), "1e-5"):
         with pytest.raises(ValueError, match="must be a number above 0 and at most 1"):

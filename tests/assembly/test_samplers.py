@@ -1,4 +1,5 @@
 from contextlib import contextmanager
+from copy import deepcopy
 
 import pytest
 
@@ -7,12 +8,16 @@ from gspo.agents.episodes import Episodes
 from gspo.assembly.samplers import EVAL_SEED, evaluator_of, samplers_of, samplings
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.hf.tiny import build_tiny
 from gspo.backends.vllm.process import free_port
 from gspo.config.files import from_dict
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
 from tests import tiny_run
+from tests.agents.talking import tokenizer
+from tests.backends.hf.families import FAMILIES
 from tests.backends.vllm.engines import Bigrams, Engines
+from tests.logged import logs, silent
 from tests.serving import served
 from tests.training.whole import numbers, train
 
@@ -62,6 +67,19 @@ def test_a_stop_string_that_no_text_has_is_refused_before_anything_is_sampled():
     config = from_dict({"rollout": {"stop": ["b", "<eos>\n"]}})
     with pytest.raises(ValueError, match=r"rollout\.stop.*'<eos>\\n' has the special token '<eos>'.*stop at '<eos>' alone"):
         samplings(config, tiny_run.model())
+
+
+def test_a_turn_that_ends_no_completion_is_warned_of():
+    """As with Qwen's base models: their template ends turns with <|im_end|>, and their eos token is another."""
+    wrapped = deepcopy(tokenizer("chatml"))
+    wrapped.eos_token = wrapped.pad_token = "<|begin|>"
+    base, chat = (build_tiny(FAMILIES["qwen3"] | {"vocab_size": 400}, one) for one in (wrapped, tokenizer("chatml")))
+    with logs(match=r'ends a turn with <\|im_end\|>, which ends no completion.*set rollout.stop = \["<\|im_end\|>"\]'):
+        samplings(from_dict({}), base)
+    with silent():
+        samplings(from_dict({}), chat)
+        samplings(from_dict({"rollout": {"stop": ["<|im_end|>"]}}), base)
+        samplings(from_dict({"task": {"template": "none"}}), base)
 
 
 def test_the_policy_samples_itself(policy):

@@ -237,6 +237,18 @@ def test_tool_calls_of_a_row_are_rendered_as_those_of_an_agent(subtests):
     assert encoded([ASKED[0], said, TOLD], characters(written)) == "<s>[user]1;[assistant]<fa=1>;[tool]2;[assistant]"
 
 
+def test_a_name_may_be_shown_in_the_id_alone():
+    """As Kimi K2's template does."""
+    by_id = CALLS.replace("c.function.name", "c.id")
+    said = ASKED[1] | {"tool_calls": [CALL | {"id": "functions.f:0"}]}
+    assert (
+        encoded([ASKED[0], said, TOLD], characters(by_id))
+        == '<s>[user]1;[assistant]<functions.f:0{"a": 1}>;[tool]2;[assistant]'
+    )
+    with pytest.raises(ValueError, match="the tool calls of message 1"):
+        encoded([*ASKED, TOLD], characters(by_id))
+
+
 NOW = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y, %H:%M') }}{% endif %}"
 
 

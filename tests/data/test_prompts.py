@@ -122,6 +122,11 @@ def test_rows_to_imitate():
     chat[0]["completion"][0]["tool_calls"] = [{"name": "f"}]
     with pytest.raises(ValueError, match=r"the completion .* has tool calls: give the turn as the text"):
         load(rows=chat, loader=load_demonstrations)
+    opens = TEMPLATE + "{% if add_generation_prompt %}<think>{% endif %}"
+    rows = [{"prompt": "hi", "completion": "I greet.</think>ho"}]
+    assert load(rows=rows, loader=load_demonstrations, tokenizer=characters(opens))[0]
+    with pytest.raises(ValueError, match="row 0: the prompt ends inside <think>, and the completion never ends it"):
+        load(rows=[rows[0] | {"completion": "ho"}], loader=load_demonstrations, tokenizer=characters(opens))
     row, _ = load("reasoning_gym:gcd", size=4, num_prompts=0, completion_column="answer", loader=load_demonstrations)
     assert row[0].text == row[0].columns["answer"]
 

@@ -79,14 +79,6 @@ def test_arts_agent_learns(tmp_path):
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.07
 
 
-def test_what_art_calls_otherwise_is_named(tmp_path):
-    with serving(tmp_path / "run") as model:
-        for theirs, ours in (("get_step", "step"), ("inference_base_url", "base_url"), ("train_sft", "imitate")):
-            assert hasattr(art.TrainableModel, theirs) or theirs in art.TrainableModel.model_fields
-            with pytest.raises(AttributeError, match=f"no {theirs}: what ART calls so is {ours} here"):
-                getattr(model, theirs)
-
-
 def test_the_tables_are_those_of_the_version_that_is_installed():
     taken = {
         p.name: p.default for p in inspect.signature(LocalBackend.train).parameters.values() if p.kind is p.KEYWORD_ONLY

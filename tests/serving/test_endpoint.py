@@ -30,6 +30,8 @@ def test_an_answer_is_what_was_sampled_with_the_policys_likelihoods(model):
     assert response.usage.prompt_tokens == len(rollout.prompt.tokens)
     likelihoods = [token.logprob for token in choice.logprobs.content]
     assert likelihoods == pytest.approx(rollout.logp[rollout.sampled].tolist())
+    parts = [(token.token, token.bytes) for token in choice.logprobs.content]
+    assert all(bytes(given).decode() == text if given is not None else "\ufffd" in text for text, given in parts)
     batch = layout.build([completion_of(rollout, 0.0)])
     with torch.no_grad():
         logp = model.run.learner.policy.forward(batch).logp
@@ -46,9 +48,9 @@ def test_n_seed_and_lengths(model):
 
 
 def test_streams(model):
-    async def streamed():
+    async def streamed(**more):
         async with model.openai_client() as client:
-            stream = await client.chat.completions.create(model="policy", messages=ASK, seed=7, n=2, stream=True)
+            stream = await client.chat.completions.create(model="policy", messages=ASK, seed=7, n=2, stream=True, **more)
             return [chunk async for chunk in stream]
 
     chunks = asyncio.run(streamed())
@@ -58,7 +60,9 @@ def test_streams(model):
         assert "".join(piece.delta.content or "" for piece in pieces) == choice.message.content
         assert pieces[-1].finish_reason == choice.finish_reason and pieces[0].delta.role == "assistant"
         assert model.chat.calls.get(pieces[0].id) is not None
-    assert chunks[-1].usage.completion_tokens == response.usage.completion_tokens
+    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+    *_, last = asyncio.run(streamed(stream_options={"include_usage": True}))
+    assert not last.choices and last.usage.completion_tokens == response.usage.completion_tokens
 
 
 def test_models(model):

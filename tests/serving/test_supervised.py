@@ -6,7 +6,9 @@ import pytest
 
 from gspo import Trajectory
 from gspo.agents.trajectories import TrainCall
-from tests.agents.talking import TOOLS
+from gspo.serving.supervised import targets
+from tests.agents.talking import CHATML, TOOLS
+from tests.agents.test_chat import OPENS, talking
 from tests.serving.served import ASK, GOOD, post, serving
 from tests.serving.test_model import collected
 
@@ -44,6 +46,14 @@ def test_each_update_has_its_learning_rate_and_its_conversations(model):
     first, second = asyncio.run(model.imitate([TALK, TALK, TALK], [1e-9, 2e-9], 2))
     assert (first["lr"], second["lr"]) == (pytest.approx(1e-9), pytest.approx(2e-9))
     assert first["loss"] == pytest.approx(second["loss"], abs=1e-4)  # a mean over tokens
+
+
+def test_an_answer_that_would_be_all_thoughts_is_refused():
+    talk = talking(CHATML + OPENS)
+    thought = Trajectory([*ASK, {"role": "assistant", "content": "It is sweet.</think>a pear"}])
+    assert len(targets([thought], talk)) == 1
+    with pytest.raises(ValueError, match=r"messages_and_choices\[1\]: the prompt ends inside <think>"):
+        targets([TALK], talk)
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,6 @@ ELSEWHERE: dict[str, tuple[Any, str]] = {
     "allow_training_without_logprobs": (False, "nothing: gspo trains on what its endpoint has sampled, and only on that"),
 }
 OURS = ("learning_rate", "importance_sampling_level")
-# Members of art.Model and art.TrainableModel, with gspo's counterparts.
-MEMBERS = {
-    "inference_base_url": "base_url", "inference_api_key": "api_key", "inference_model_name": "name",
-    "get_inference_name": "name", "get_step": "step", "delete_checkpoints": "train.keep_checkpoints",
-    "train_sft": "imitate",
-    "register": "gspo.serve, which gives a model that is ready", "backend": "gspo.serve, which gives a model that is ready",
-}  # fmt: skip
 # ART's names of metrics; those without one are gspo/NAME.
 METRICS = {
     "loss": "loss/train", "entropy": "loss/entropy", "grad_norm": "loss/grad_norm", "lr": "loss/learning_rate",

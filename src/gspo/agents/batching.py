@@ -49,11 +49,6 @@ class Batching:
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    @property
-    def version(self) -> int:
-        """Version of the current weights."""
-        return self.sampler.version
-
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
         """Queues a completion. `so_far` holds only the prompt."""
         waiting = Waiting(so_far, seed, sampling)

@@ -12,11 +12,12 @@ from functools import reduce
 
 from torch import Tensor
 
-from gspo.data.messages import Message, content_of, functions_of, role_of
+from gspo.agents.tool_arguments import Tools
+from gspo.data.messages import Message, templated
 from gspo.types import Rollout
 
 MOST = 4 << 30  # bytes of memory for the cache
-# Bytes of memory: of a call apart from its texts and tokens, of a message, and of a token in a prompt's tuple.
+# Bytes of memory: of a call apart from its texts and tokens, of a message, and of a token of a prompt, as text too.
 CALL, MESSAGE, TOKEN = 8000, 1500, 40
 
 
@@ -25,12 +26,9 @@ class Call:
     """One turn of the policy, with the prompt that it answers."""
 
     id: str
-    messages: Sequence[Message]  # as requested
     message: Message  # the turn
-    rendered: Sequence[Message]  # `messages`, with the policy's earlier turns worded as they were sampled
-    prompt_text: str
-    sampled_text: str  # of all sampled tokens
-    words: str  # `sampled_text` without the token that ended it, as a chat template shows it
+    tools: str  # digest of the tools that it was offered
+    words: str  # what was sampled as text, without the token that ended it
     rollout: Rollout  # prompt and completion, unscored
     untrainable: str = ""  # why it cannot be trained on; empty if it can
 
@@ -39,17 +37,19 @@ class Call:
         """Number of sampled tokens."""
         return int(self.rollout.sampled.sum())
 
-    @property
-    def text(self) -> str:
-        """Text of the prompt and of all sampled tokens."""
-        return self.prompt_text + self.sampled_text
+
+def digest(tools: Tools) -> str:
+    """A short text that is the same for the same tools."""
+    return hashlib.sha256(json.dumps(list(tools), default=str).encode()).hexdigest()
 
 
 def follow(trace: bytes, message: Message) -> bytes:
-    """Hash of a conversation (roles, texts and tool calls) after one more message, from the hash so far (b"" at first)."""
-    named = [(function.get("name"), function.get("arguments", "")) for function in functions_of(message)]
-    calls = [(name, given if isinstance(given, str) else json.dumps(given)) for name, given in named]
-    key = role_of(message), content_of(message), calls
+    """Hash of a conversation after one more message, from the hash so far (b"" at first): of roles, texts and tool calls,
+    whose arguments may be any text of the same JSON.
+    """
+    readable = templated(message)
+    functions = [call["function"] for call in readable.get("tool_calls", ())]
+    key = readable["role"], readable["content"], [(one.get("name"), one["arguments"]) for one in functions]
     return hashlib.sha256(trace + json.dumps(key).encode()).digest()
 
 
@@ -63,9 +63,8 @@ def size(call: Call, sharing: int = 1) -> int:
     """About how many bytes of memory a call takes, as one of `sharing` calls of a request, which share their prompt."""
     rollout = call.rollout
     tensors = sum(value.untyped_storage().nbytes() for value in vars(rollout).values() if isinstance(value, Tensor))
-    # A text is in the messages, and in the prompt that they were rendered to.
-    prompt = 2 * sys.getsizeof(call.prompt_text) + len(call.messages) * MESSAGE + len(rollout.prompt.tokens) * TOKEN
-    return CALL + tensors + 3 * sys.getsizeof(call.sampled_text) + prompt // sharing
+    prompt = len(rollout.prompt.messages) * MESSAGE + len(rollout.prompt.tokens) * TOKEN
+    return CALL + tensors + 3 * sys.getsizeof(call.words) + prompt // sharing
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Calls:
     def add(self, *calls: Call) -> None:
         """Adds the calls of one request, and evicts old ones."""
         for call in calls:
-            trace = reduce(follow, (*call.messages, call.message), b"")
+            trace = reduce(follow, (*call.rollout.prompt.messages, call.message), b"")
             kept = _Kept(call, trace, size(call, len(calls)))
             with self._lock:
                 self._by_id[call.id] = kept

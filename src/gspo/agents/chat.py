@@ -1,8 +1,9 @@
 """Chat messages -> turns of the policy, each stored with its tokens (calls.py).
 
 The policy's earlier turns are not tokenized again: where a conversation continues a stored turn, the prompt tokens and
-sampled tokens of that turn are the prefix of the new prompt. If the history was edited, or the template words it
-differently, no stored turn matches, and the whole text is tokenized.
+sampled tokens of that turn are the prefix of the new prompt. What follows them is the text by which the template's wording
+of the whole conversation is longer than its wording up to that turn. If the history was edited, or the template now words
+it differently, no stored turn matches, and the whole text is tokenized.
 """
 
 from __future__ import annotations
@@ -10,19 +11,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gspo.agents.calls import Call, Calls, follow
+from gspo.agents.calls import Call, Calls, digest, follow
 from gspo.agents.tool_arguments import Tools, typed
-from gspo.agents.tool_calls import CONVENTIONS, Malformed, UnknownConvention, convention
+from gspo.agents.tool_calls import CONVENTIONS, Malformed, UnknownConvention, call_ids, convention, harmony, in_channels
 from gspo.data.chat_template import Encoder, decoded
-from gspo.data.messages import Message, templated
+from gspo.data.messages import Message, calls_of, content_of, templated
 from gspo.interfaces import StreamingCompleter
 from gspo.types import Prompt, Rollout, Sampling
+
+logger = logging.getLogger(__name__)
 
 DISTRIBUTION = ("temperature", "top_p", "top_k")
 
@@ -40,10 +45,8 @@ class TurnOptions:
 
 
 class Encoded(NamedTuple):
-    """A prompt. `rendered`: its messages, with earlier turns of the policy worded as they were sampled."""
+    """A prompt: the text of its messages, and its tokens, in which earlier turns of the policy are as they were sampled."""
 
-    messages: Sequence[Message]
-    rendered: Sequence[Message]
     text: str
     tokens: tuple[int, ...]
 
@@ -67,7 +70,8 @@ class Chat:
     def __init__(self, completer: StreamingCompleter, encoder: Encoder, sampling: Sampling, context: int | None) -> None:
         self.completer, self.encoder, self.sampling, self.context = completer, encoder, sampling, context
         self.calls, self.malformed = Calls(), 0
-        self._parse = convention(encoder.template, encoder.tokenizer)
+        template = encoder.template and encoder.tokenizer.get_chat_template(tools=[{}])  # it may have one for tools
+        self._parse = convention(template, encoder.tokenizer)
         self._count = itertools.count()
 
     async def turn(
@@ -97,7 +101,8 @@ class Chat:
             for job in jobs:
                 job.cancel()
             raise
-        calls = [self._call(f"{id}-{i}", asked, rollout, tools, sampling) for i, rollout in enumerate(rollouts)]
+        thinks = _opens_thinking(asked.text, messages[-1])
+        calls = [self._call(f"{id}-{i}", rollout, tools, sampling, thinks) for i, rollout in enumerate(rollouts)]
         self.calls.add(*calls)
         return calls
 
@@ -115,22 +120,58 @@ class Chat:
                 f"known, so no call would be seen. Known are templates with one of {', '.join(CONVENTIONS)}, and Llama's. "
                 "Set tokenizer.chat_template to one of these, set tokenizer.response_template, or offer no tools"
             )
-        readable = [templated(message) for message in messages]
         traces = list(itertools.accumulate(messages, follow, initial=b""))[1:]
-        for at in reversed([i for i, message in enumerate(messages) if message.get("role") == "assistant"]):
-            for call in self.calls.ending(traces[at]):
-                rendered = [*call.rendered, {"role": "assistant", "content": call.words}, *readable[at + 1 :]]
-                text = self._text(rendered, tools)
-                if text.startswith(call.text):
-                    following = self.encoder.bare(text[len(call.text) :])
-                    return Encoded(messages, rendered, text, (*call.rollout.tokens.tolist(), *following))
+        stored = {i: self.calls.ending(traces[i]) for i, one in enumerate(messages) if one["role"] == "assistant"}
+        readable = [self._readable(message, stored.get(i)) for i, message in enumerate(messages)]
         text = self._text(readable, tools)
-        return Encoded(messages, readable, text, tuple(self.encoder.bare(text)))
+        names = [str(tool.get("function", tool).get("name")) for tool in tools]
+        if not stored and (unseen := [name for name in names if name not in text]):
+            _warn_unseen(", ".join(unseen))
+        for at, calls in reversed(stored.items()):
+            for call in sorted(calls, key=lambda call: _ids(call.message) != _ids(messages[at])):
+                if call.tools == digest(tools) and call.rollout.prompt.messages == list(messages[:at]):
+                    tokens = self._continued(call, readable[: at + 1], text, tools)
+                    if tokens:
+                        return Encoded(text, tokens)
+        return Encoded(text, tuple(self.encoder.bare(text)))
 
-    def _text(self, messages: Sequence[Message], tools: Tools) -> str:
-        begun = messages[-1].get("role") == "assistant"  # an unfinished turn to continue
+    def _readable(self, message: Message, calls: Sequence[Call] | None) -> Message:
+        """A message as the template reads it. calls: the stored turns that it may be."""
+        readable = templated(message)
+        thoughts, ended, _ = readable["content"].partition("</think>")
+        if readable["role"] == "assistant" and ended and "<think>" not in thoughts:  # the prompt of the turn had it
+            readable["content"] = self.encoder.opening + readable["content"]
+        if calls and "tool_calls" in readable and not self.encoder.shows_calls:
+            return {"role": "assistant", "content": calls[0].words}
+        return readable
+
+    def _continued(self, call: Call, upto: Sequence[Message], text: str, tools: Tools) -> tuple[int, ...]:
+        """Tokens of the prompt `text`, whose messages `upto` end with a stored turn; none if the template words these in
+        another way on their own, or leaves out some of the turn.
+        """
+        tokens, ended = call.rollout.tokens.tolist(), call.rollout.stop == "eos"
+        if not ended and "tool_calls" in upto[-1]:
+            return ()
+        try:
+            before = self._text(upto, tools, ended)
+        except ValueError:  # a template may refuse to end there
+            return ()
+        if ended:
+            words, _, after = before.rpartition(self.decode(tokens[-1:]))
+            before = before if after.strip() else words  # some templates end a turn only with what begins the next message
+        if not text.startswith(before) or upto[-1]["content"].strip() not in before:
+            return ()
+        following = self.encoder.bare(text[len(before) :])
+        if not ended:
+            return (*tokens, *following)
+        return (*tokens, *following[1:]) if following[:1] == tokens[-1:] else ()
+
+    def _text(self, messages: Sequence[Message], tools: Tools, ended: bool = False) -> str:
+        """ended: whether a turn of the policy at the end is over; else it is to be continued."""
+        begun = messages[-1].get("role") == "assistant"
         options = {"tools": list(tools)} if tools else {}
-        return self.encoder.render(messages, add_generation_prompt=not begun, continue_final_message=begun, **options)
+        continued = begun and not ended
+        return self.encoder.render(messages, add_generation_prompt=not begun, continue_final_message=continued, **options)
 
     def _sampling(self, options: TurnOptions, size: int) -> Sampling:
         """Sampling parameters for a prompt of `size` tokens. Raises TooLong if it leaves no room for a turn."""
@@ -143,43 +184,56 @@ class Chat:
         stop = (*self.sampling.stop, *options.stop)
         return replace(self.sampling, max_new_tokens=max_new_tokens, stop=stop, seed=0, **changed)
 
-    def _call(self, id: str, asked: Encoded, rollout: Rollout, tools: Tools, sampling: Sampling) -> Call:
+    def _call(self, id: str, rollout: Rollout, tools: Tools, sampling: Sampling, thinks: bool) -> Call:
         sampled = rollout.tokens[rollout.sampled].tolist()
         words = self.decode(sampled[:-1] if rollout.stop == "eos" else sampled)
         content = words
         for end in sampling.stop if rollout.stop == "stop" else ():
             content = content.partition(end)[0]
-        message = {"role": "assistant", "content": content}
-        if tools:
-            message = self._message(id, content, tools, _opens_thinking(asked))
+        message = self._message(id, content, tools, thinks)
         used, trained = ({name: getattr(one, name) for name in DISTRIBUTION} for one in (sampling, self.sampling))
         untrainable = ", ".join(f"sampled at {name} {value:g}" for name, value in used.items() if value != trained[name])
-        sampled_text = self.decode(sampled)
-        return Call(id, list(asked.messages), message, asked.rendered, asked.text, sampled_text, words, rollout, untrainable)
+        return Call(id, message, digest(tools), words, rollout, untrainable)
 
     def _message(self, id: str, content: str, tools: Tools, thinks: bool) -> Message:
         """A turn as a chat message, with its tool calls parsed. thinks: whether it begins inside an open <think>."""
-        assert self._parse is not None  # else `encoded` has rejected the tools
-        try:
-            beside, parsed = self._parse(content, thinks)
-            parsed = typed(parsed, tools)
-            texts = [json.dumps(arguments) for _, arguments in parsed]
-        except (Malformed, RecursionError) as error:  # RecursionError: a thousand opening brackets
-            self.malformed += 1
-            return {"role": "assistant", "content": content, "malformed": str(error)}
-        calls = [
-            {"id": f"{id}-tool-{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
-            for i, ((name, _), arguments) in enumerate(zip(parsed, texts))
-        ]
-        return {"role": "assistant", "content": beside} | ({"tool_calls": calls} if calls else {})
+        message: Message = {"role": "assistant", "content": content}
+        if tools:
+            assert self._parse is not None  # else `encoded` has rejected the tools
+            try:
+                message["content"], parsed = self._parse(content, thinks)
+                parsed = typed(parsed, tools)
+                texts = [json.dumps(arguments) for _, arguments in parsed]
+                if parsed:
+                    message["tool_calls"] = [
+                        {"id": one, "type": "function", "function": {"name": name, "arguments": arguments}}
+                        for one, (name, _), arguments in zip(call_ids(id, content, len(parsed)), parsed, texts)
+                    ]
+            except (Malformed, RecursionError) as error:  # RecursionError: a thousand opening brackets
+                self.malformed += 1
+                message["malformed"] = str(error)
+        return message | in_channels(content, "tool_calls" in message) if self._parse is harmony else message
 
     def decode(self, tokens: list[int]) -> str:
         """The text of these tokens, special tokens included."""
         return decoded(self.encoder.tokenizer, tokens)
 
 
-def _opens_thinking(asked: Encoded) -> bool:
+@cache
+def _warn_unseen(names: str) -> None:
+    """Warns of these tools, once."""
+    logger.warning(
+        f"the chat template does not show the tools {names}: a model that was not trained on them cannot know of them. Set "
+        "a tokenizer.chat_template that shows tools (some do only beside a system message)"
+    )
+
+
+def _opens_thinking(text: str, last: Message) -> bool:
     """Whether a prompt ends inside an open <think>, of the template or of the unfinished turn that it ends with."""
-    last = asked.rendered[-1]
-    begun = str(last["content"]) if last["role"] == "assistant" else ""
-    return asked.text.rstrip().endswith("<think>") or "<think>" in begun.rpartition("</think>")[2]
+    begun = content_of(last) if last["role"] == "assistant" else ""
+    return text.rstrip().endswith("<think>") or "<think>" in begun.rpartition("</think>")[2]
+
+
+def _ids(message: Message) -> list[Any]:
+    """The ids of a message's tool calls."""
+    return [call.get("id") for call in calls_of(message)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from gspo.agents.loop_thread import FAILURES, raise_own
 from gspo.agents.threads import begin
 from gspo.data.messages import Message, content_of
 
@@ -88,7 +89,8 @@ class ToolEnvironment:
     async def step(self, turn: Message) -> Step:
         """Runs the turn's tool calls, or ends the episode."""
         if "malformed" in turn:
-            notice = {"role": "tool", "content": f"error: no call could be read: {turn['malformed']}"}
+            # As a user: many templates take a tool's message only after a call.
+            notice = {"role": "user", "content": f"error: no call could be read: {turn['malformed']}"}
             return Step([notice], metrics={"tools/malformed": 1})
         calls = turn.get("tool_calls") or ()
         if not calls:
@@ -114,7 +116,8 @@ class ToolEnvironment:
                 if inspect.iscoroutinefunction(function):
                     return str(await function(**values)), ""
                 return await asyncio.wrap_future(begin(partial(_answer, function, values)))
-        except (Exception, SystemExit) as error:
+        except FAILURES as error:
+            raise_own(error)
             if limit.expired():  # a tool's own TimeoutError is an error
                 return f"error: {name} took more than {self.tool_timeout:g} seconds", "timeouts"
             return _failed(error)

@@ -7,7 +7,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Self
@@ -15,7 +14,7 @@ from typing import Any, Self
 from gspo.agents.calls import Call
 from gspo.agents.chat import Chat, TooLong, TurnOptions
 from gspo.agents.environment import Environment, Step
-from gspo.agents.loop_thread import LoopThread, cancelled
+from gspo.agents.loop_thread import FAILURES, LoopThread, cancelled, raise_own
 from gspo.agents.token_tree import merge_turns
 from gspo.agents.tool_calls import UnknownConvention
 from gspo.config.rollout import TaskConfig
@@ -45,7 +44,7 @@ class WholeEpisodes:
         self, sampler: Sampler, completer: StreamingCompleter, encoder: Encoder, context: int | None, task: TaskConfig
     ) -> None:
         self.sampler, self.completer, self.encoder, self.context = sampler, completer, encoder, context
-        self.task, self._loop = task, LoopThread()
+        self.task, self._loop, self.still = task, LoopThread(), completer.still
         self._left_out: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -53,11 +52,6 @@ class WholeEpisodes:
 
     def __exit__(self, *error: object) -> None:
         self._loop.close()
-
-    @property
-    def still(self) -> AbstractContextManager[Any]:
-        """Lock that is held while the weights change."""
-        return self.completer.still
 
     @property
     def version(self) -> int:
@@ -178,7 +172,8 @@ class Episode:
             cut = await self._turns()
         except (SamplerError, UnknownConvention):  # every episode would fail like this
             raise
-        except (Exception, SystemExit) as error:  # a failed episode is data
+        except FAILURES as error:  # a failed episode is data
+            raise_own(error)
             reason = "timed out" if isinstance(error, TimeoutError) else str(error)
             return self._rollout(None, without_logins(f"environment: {type(error).__name__}: {reason}")[:300])
         if problem := next(filter(None, map(invalid, [*self.rewards, sum(self.rewards)])), ""):

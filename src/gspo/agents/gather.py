@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
+from gspo.agents.loop_thread import raise_own
 from gspo.agents.trajectories import TrajectoryGroup
 from gspo.config.values import type_of
 from gspo.runs.progress import Progress
@@ -51,7 +52,8 @@ async def gather(
         nonlocal done
         try:
             result = await _trajectory(run, limit)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            raise_own(error)
             failures.add(error)
             result = error
         done += 1
@@ -95,7 +97,7 @@ class _Failures:
         self.total, self.most, self.reasons = total, most, Counter[str]()
         self.allowed = math.floor(most * total) if 0 < most < 1 else most
 
-    def add(self, error: Exception) -> None:
+    def add(self, error: BaseException) -> None:
         """Counts a failed run. Raises RuntimeError if there are too many."""
         self.reasons[f"{type(error).__name__}: {error}"[:200]] += 1
         if self.reasons.total() > self.allowed:

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 END = 5.0  # seconds to wait on shutdown
+FAILURES = (Exception, SystemExit, asyncio.CancelledError)
+"""What code of a user may raise in an episode's task. See `raise_own`."""
 
 
 class LoopThread:
@@ -65,6 +67,13 @@ class LoopThread:
             return await work
         finally:
             self._tasks.discard(task)
+
+
+def raise_own(error: BaseException) -> None:
+    """Raises the error that cancels the running task. Any other CancelledError is a failure: of a task that it awaited."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:

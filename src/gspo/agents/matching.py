@@ -16,7 +16,6 @@ from gspo.types import Group, Prompt, Rollout
 
 UNKNOWN = "its id is of no call that is known: another model's, of another run, or of weights long gone"
 NONE = "no turn of the policy after these messages reads like it"
-SEVERAL = "several turns of the policy read like it, and it has no id"
 OLD = "the weights that sampled it are too old"
 ALONE = "there is no other in its group to compare its reward with"
 INVALID = f"a reward that is no finite number of at most {LARGEST:g}"
@@ -44,11 +43,15 @@ def matched(groups: Iterable[TrajectoryGroup], calls: Calls, trained: set[str], 
     """Converts groups of trajectories to groups of rollouts. trained: ids of calls that were trained on before. oldest: the
     oldest weight version whose tokens may be trained on.
     """
-    result = Matched()
+    result, groups = Matched(), list(groups)
+    named = {id_of(item) for group in groups for one in group for history in _histories(one) for item in history}
     for number, group in enumerate(groups):
         result.unusable += Counter({FAILED: len(group.exceptions)})
         before = set(result.calls)
-        rollouts = [_rollout(f"group {number}", trajectory, calls, trained, oldest, result) for trajectory in group]
+        rollouts = [
+            _rollout(f"group {number}", trajectory, _Reading(calls, trained | result.calls, named, oldest), result)
+            for trajectory in group
+        ]
         usable = [rollout for rollout in rollouts if rollout is not None]
         if len(usable) == 1:
             result.unusable[ALONE] += 1
@@ -58,15 +61,20 @@ def matched(groups: Iterable[TrajectoryGroup], calls: Calls, trained: set[str], 
     return result
 
 
-def _rollout(name: str, trajectory: Any, calls: Calls, trained: set[str], oldest: int, result: Matched) -> Rollout | None:
+def _histories(trajectory: Any) -> list[Sequence[Any]]:
+    """The conversations of a trajectory, the main one first."""
+    more = getattr(trajectory, "additional_histories", None) or ()
+    return [history.messages_and_choices for history in (trajectory, *more)]
+
+
+def _rollout(name: str, trajectory: Any, reading: _Reading, result: Matched) -> Rollout | None:
     """A trajectory as a rollout, or None if nothing in it can be trained on."""
     reward, by_turn = float(trajectory.reward), getattr(trajectory, "turn_rewards", None)
     if any(map(invalid, (reward, *(by_turn or ()), reward + sum(by_turn or ())))):
         result.unusable[INVALID] += 1
         return None
-    reading = _Reading(calls, trained | result.calls, oldest)
-    for history in (trajectory, *(getattr(trajectory, "additional_histories", None) or ())):
-        reading.history(history.messages_and_choices, by_turn or ())
+    for history in _histories(trajectory):
+        reading.history(history, by_turn or ())
     if by_turn is not None and len(by_turn) != reading.turns:
         result.unusable[f"{len(by_turn)} turn_rewards for {reading.turns} turns"] += 1
         return None
@@ -76,7 +84,7 @@ def _rollout(name: str, trajectory: Any, calls: Calls, trained: set[str], oldest
         return None
     result.calls |= {call.id for _, call in reading.chosen}
     first = reading.chosen[0][1]
-    rollout = merge_turns(Prompt(name, list(first.messages), first.rollout.prompt.tokens), reading.chosen)
+    rollout = merge_turns(Prompt(name, first.rollout.prompt.messages, first.rollout.prompt.tokens), reading.chosen)
     return replace(
         rollout,
         reward=reward + sum(by_turn or ()),
@@ -88,10 +96,16 @@ def _rollout(name: str, trajectory: Any, calls: Calls, trained: set[str], oldest
 
 
 class _Reading:
-    """Reads the histories of one trajectory in order. `chosen` holds the calls to train on, each with its turn's index."""
+    """Reads the histories of one trajectory in order. `chosen` holds the calls to train on, each with its turn's index.
 
-    def __init__(self, calls: Calls, used: set[str], oldest: int) -> None:
-        self.calls, self.used, self.oldest = calls, used, oldest
+    Args:
+        used: Ids of calls that were trained on, or are in another trajectory.
+        named: Ids that are given anywhere, and so are of no message without one.
+        oldest: The oldest weight version whose tokens may be trained on.
+    """
+
+    def __init__(self, calls: Calls, used: set[str], named: set[str | None], oldest: int) -> None:
+        self.calls, self.used, self.named, self.oldest = calls, used, named, oldest
         self.turns = 0
         self.chosen: list[tuple[int, Call]] = []
         self.left_out: Counter[str] = Counter()
@@ -104,8 +118,8 @@ class _Reading:
         for item in items:
             message = plain(item)
             trace = follow(trace, message)
-            is_turn = message["role"] == "assistant"
-            call, why = _call(id_of(item), trace, self.calls) if is_turn else (None, "")
+            id, is_turn = id_of(item), message["role"] == "assistant"
+            call = self.calls.get(id) if id is not None and is_turn else None
             key = trace if call is None else call.id
             if key in self._seen:
                 continue
@@ -114,33 +128,33 @@ class _Reading:
             if functions := functions_of(message):
                 entry["tool_calls"] = functions
             if is_turn:
-                entry |= self._turn(call, why)
+                call = call or self._like(trace)
+                entry |= self._turn(call, UNKNOWN if id is not None else NONE)
                 if self.turns <= len(rewards):
                     entry["reward"] = rewards[self.turns - 1]
             self.dialogue.append(entry)
 
     def _turn(self, call: Call | None, why: str) -> dict[str, Any]:
+        """why: why there is no call."""
         turn, self.turns = self.turns, self.turns + 1
         if call is not None:
-            why = _untrainable(call, self.used, self.oldest)
+            self._seen.add(call.id)
+            why = self._untrainable(call)
         if call is None or why:
             self.left_out[why] += 1
             return {"left_out": why}
         self.chosen.append((turn, call))
         return {"turn": turn}
 
+    def _like(self, trace: bytes) -> Call | None:
+        """A call for a turn without a known id: the oldest of those that sampled these words after these messages and is
+        free. They are alike, so it does not matter which trajectory has which.
+        """
+        found = self.calls.ending(trace)[::-1]
+        free = [call for call in found if call.id not in self.named | self._seen and not self._untrainable(call)]
+        return next(iter(free or found), None)
 
-def _call(id: str | None, trace: bytes, calls: Calls) -> tuple[Call | None, str]:
-    """The call that sampled the turn at the end of this conversation, or None and the reason."""
-    if id is not None and (call := calls.get(id)) is not None:
-        return call, ""
-    candidates = calls.ending(trace)
-    if len(candidates) == 1:
-        return candidates[0], ""
-    return None, SEVERAL if candidates else UNKNOWN if id is not None else NONE
-
-
-def _untrainable(call: Call, used: set[str], oldest: int) -> str:
-    """Why a call cannot be trained on; empty if it can."""
-    versions = call.rollout.version[call.rollout.sampled]
-    return call.untrainable or (TWICE if call.id in used else OLD if int(versions.min()) < oldest else "")
+    def _untrainable(self, call: Call) -> str:
+        """Why a call cannot be trained on; empty if it can."""
+        versions = call.rollout.version[call.rollout.sampled]
+        return call.untrainable or (TWICE if call.id in self.used else OLD if int(versions.min()) < self.oldest else "")

@@ -9,10 +9,7 @@ from gspo.agents.chat import TurnOptions
 from gspo.config.checks import nearest
 
 # Options without effect on the completion.
-HARMLESS = {
-    "user", "metadata", "store", "service_tier", "stream_options", "safety_identifier",
-    "prompt_cache_key",
-}  # fmt: skip
+HARMLESS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"), "response_format": ({"type": "text"},), "best_of": (1,), "echo": (False,),
     "top_logprobs": (0,), "functions": ([],), "modalities": (["text"],), "logit_bias": ({},),

@@ -8,6 +8,7 @@ transformers parses. Arguments in tags are `Untyped` here; tool_arguments.py giv
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -205,6 +206,16 @@ def harmony(text: str, thinks: bool = False) -> Found:
     return (text[:beside].removesuffix("<|start|>").strip() if calls else text), calls
 
 
+def in_channels(text: str, calls: bool) -> dict[str, str]:
+    """A turn of gpt-oss as its template reads it: its thoughts and its words; with calls, all of it as thoughts."""
+    said = {"thinking": "", "content": ""}
+    for message in text.split("<|start|>"):
+        header, begun, body = message.partition("<|message|>")
+        if begun and " to=" not in header:
+            said["thinking" if calls or "analysis" in header else "content"] += body.removesuffix("<|end|>")
+    return said
+
+
 def bare(text: str, thinks: bool = False) -> Found:
     """`{"name": ..., "parameters": {...}}` as the whole completion, one or more (Llama 3 and 4)."""
     start = _after_thinking(text, thinks, "{")
@@ -227,12 +238,15 @@ CONVENTIONS: dict[str, Parse] = {
     "<arg_key>": Marked("<tool_call>", "</tool_call>", _keyed),
     "<function=": Marked("<tool_call>", "</tool_call>", _function),
     "<|tool_call_start|>": Marked("<|tool_call_start|>", "<|tool_call_end|>", _pythonic),
+    "<|tool_list_start|>": Marked("<|tool_call_start|>", "<|tool_call_end|>", _pythonic),  # the first LFM2
     "<function_calls>": Marked("<function_calls>", "</function_calls>", _pythonic),
     "<|tool_call|>": Marked("<|tool_call|>", "", partial(_objects, closes="<|/tool_call|>")),
     "<tool_calls>": Marked("<tool_calls>", "", partial(_objects, closes="</tool_calls>")),
     "<tool_call>": Marked("<tool_call>", "</tool_call>", _object),
     "[TOOL_CALLS]": Marked("[TOOL_CALLS]", "", _listed),
 }  # fmt: skip
+_WRITES_IDS = re.compile(r"\[TOOL_CALLS\]|<\|tool_call_begin\|>")
+_WRITTEN_ID = re.compile(r'<\|tool_call_begin\|>\s*(\S+?:\d+)\s*<|"id":\s*"(\w{9})"|\[CALL_ID\](\w{9})\b')
 _LLAMA = re.compile(r"""\{"name": function name, "parameters":|"parameters":(?:(?!parameters)[^|:]){0,60}?\barguments\b""")
 """Llama's marker also occurs in tool schemas. It counts only in the template's instruction, or if `arguments` follows
 closely, without a filter (|) or a key (:) in between.
@@ -247,6 +261,16 @@ def convention(template: str | None, tokenizer: Any = None) -> Parse | None:
     if known is None and getattr(tokenizer, "response_template", None) is not None:
         return partial(_by_response_template, tokenizer)
     return known
+
+
+def call_ids(id: str, text: str, count: int) -> list[str]:
+    """The ids of the calls in a turn: those that it writes itself (Kimi K2, Mistral), else some that Mistral's templates
+    take, the same for the same `id`.
+    """
+    ids = ["".join(found) for found in _WRITTEN_ID.findall(text)] if _WRITES_IDS.search(text) else []
+    if len(ids) == count == len(set(ids)):
+        return ids
+    return [hashlib.sha256(f"{id}-{i}".encode()).hexdigest()[:9] for i in range(count)]
 
 
 def _by_response_template(tokenizer: Any, text: str, thinks: bool = False) -> Found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,21 +39,10 @@ class Trajectory:
     tools: list[dict[str, Any]] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
-    logs: list[str] = field(default_factory=list)
-    start_time: float = field(default_factory=time.monotonic, repr=False)
-
-    def log(self, message: str) -> None:
-        """Appends a line to the log."""
-        self.logs.append(message)
 
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as plain messages, for the next request."""
         return [plain(item) for item in self.messages_and_choices]
-
-    def finish(self) -> Trajectory:
-        """Records the duration in seconds."""
-        self.metrics["duration"] = time.monotonic() - self.start_time
-        return self
 
 
 class TrajectoryGroup:

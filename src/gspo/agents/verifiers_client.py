@@ -18,8 +18,8 @@ from gspo.agents.tool_calls import UnknownConvention
 from gspo.interfaces import SamplerError
 
 GRANTED = {
-    "model", "messages", "tools", "stream", "n", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
-    "stop",
+    "model", "messages", "tools", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "temperature",
+    "top_p", "top_k", "stop",
 }  # fmt: skip
 
 

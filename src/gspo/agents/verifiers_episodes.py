@@ -18,6 +18,7 @@ from verifiers.v1.interception import InterceptionServerConfig
 
 from gspo.agents import verifiers_harness
 from gspo.agents.episodes import Parts, WholeEpisodes
+from gspo.agents.loop_thread import FAILURES, raise_own
 from gspo.agents.token_tree import merge_turns
 from gspo.agents.verifiers_client import Playing, PolicyClient
 from gspo.config.import_function import describe
@@ -139,7 +140,8 @@ class VerifiersEpisodes(WholeEpisodes):
                 episode = await env.run_slot(env.slots(task)[0], context, on_trace=begun)
         except TimeoutError:
             return _failed(prompt, f"the environment took more than task.step_timeout = {playing.limit:g} seconds")
-        except (Exception, SystemExit) as error:  # a failed episode is data
+        except FAILURES as error:  # a failed episode is data
+            raise_own(error)
             return _failed(prompt, describe(error))
         finally:
             for name in traces:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,11 +25,13 @@ from gspo.config.schema import Config, RunConfig
 from gspo.config.source_kind import in_environment
 from gspo.config.stages import longest
 from gspo.config.values import type_of
-from gspo.data.chat_template import Encoder
+from gspo.data.chat_template import Encoder, decoded
 from gspo.interfaces import Sampler, StreamingCompleter, StreamingSampler, Weights
 from gspo.learner.weights import PolicyWeights
 from gspo.runs import checkpoint
 from gspo.types import Sampling
+
+logger = logging.getLogger(__name__)
 
 EVAL_SEED = 1 << 40  # far from every training seed
 
@@ -41,11 +44,30 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
         model.stop_ids, config.train.seed, keep_special_tokens=rollout.keep_special_tokens,
     )  # fmt: skip
     stops_by_kind(model.tokenizer, train)  # before anything is sampled
+    _warn_endless(config, model)
     return train, dataclasses.replace(
         train, max_new_tokens=evaluation.max_completion_length or longest(rollout, config.stage)[1],
         temperature=eval_temperature(config), top_p=evaluation.top_p, top_k=evaluation.top_k,
         seed=EVAL_SEED + config.train.seed,
     )  # fmt: skip
+
+
+def _warn_endless(config: Config, model: HFModel) -> None:
+    """Warns if no completion ends where the chat template ends a turn: the policy would make up the other side's."""
+    tokenizer, mark = model.tokenizer, "the last words"
+    if config.task.template == "none" or not tokenizer.chat_template:
+        return
+    with suppress(ValueError):  # a template that refuses these messages
+        talk = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": mark}]
+        after = Encoder(tokenizer, config.task).render(talk).rpartition(mark)[2]
+        special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        ends = sorted((token for token in special if token in after), key=after.index)
+        stops = *config.rollout.stop, *(decoded(tokenizer, [i]) for i in model.stop_ids)
+        if ends and not any(stop in after for stop in stops):
+            logger.warning(
+                f"the chat template ends a turn with {ends[0]}, which ends no completion, so the policy would go on with "
+                f'turns that it makes up: set rollout.stop = ["{ends[0]}"], or have it as the tokenizer\'s eos_token'
+            )
 
 
 def eval_temperature(config: Config) -> float:

@@ -156,6 +156,8 @@ class Encoder:
             if message["content"]:
                 message = message | {"content": mark}
             for j, call in enumerate(calls):
+                if str(call.get("id")).startswith(f"functions.{call['function'].get('name')}:"):
+                    call = call | {"id": f"functions.{mark}{j}:{j}"}  # Kimi K2 shows the name in the id alone
                 calls[j] = call | {"function": {"name": f"{mark}{j}", "arguments": {"probe": f"{j}{mark}"}}}
                 marks += [(i, f"{mark}{j}"), (i, f"{j}{mark}")]
             if message["content"] and not calls:
@@ -198,15 +200,38 @@ class Encoder:
     @cached_property
     def _reads_objects(self) -> bool:
         """Whether the template reads arguments of calls that are objects, and not only their JSON."""
-        call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {"a": _MARK}}}
-        user, turn = (self._readable({"role": role, "content": ""}) for role in ("user", "assistant"))
-        as_object, as_json = (self._shows(user, turn | {"tool_calls": [one]}) for one in (call, _in_json(call)))
+        as_object, as_json = self._calls_shown
         return as_object or not as_json
+
+    @cached_property
+    def shows_calls(self) -> bool:
+        """Whether the template shows the tool calls of a message."""
+        return any(self._calls_shown)
+
+    @cached_property
+    def _calls_shown(self) -> tuple[bool, bool]:
+        """Whether the template shows the arguments of a call that are an object, and those that are JSON."""
+        call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {"a": _MARK}}}
+        user = self._readable({"role": "user", "content": ""})
+        turns = [
+            self._readable({"role": "assistant", "content": ""}) | {"tool_calls": [one]} for one in (call, _in_json(call))
+        ]
+        return self._shows(user, turns[0]), self._shows(user, turns[1])
 
     @cached_property
     def takes_system(self) -> bool:
         """Whether the template shows a system message."""
         return self._shows(*map(self._readable, ({"role": "system", "content": _MARK}, {"role": "user", "content": "?"})))
+
+    @cached_property
+    def opening(self) -> str:
+        """The <think> with which the template begins a turn, and the space after it; empty if it begins with none."""
+        try:
+            text = self._apply([{"role": "user", "content": "?"}], add_generation_prompt=True)
+        except Exception:  # templates raise anything
+            return ""
+        _, tag, space = text.rpartition("<think>")
+        return "" if space.strip() else tag + space
 
     def _shows(self, *messages: dict[str, Any]) -> bool:
         """Whether the template shows the mark in these messages, and not as a list of parts that Python prints."""

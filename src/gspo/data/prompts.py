@@ -88,11 +88,21 @@ def load_demonstrations(
     def build(which: str, number: int, row: Mapping[str, Any]) -> Demonstration:
         prompt = _prompt(which, number, row, task, encoder, limit)
         text = _completion(row, task.completion_column)
+        check_thoughts(prompt.opens_thinking, text)
         ids = encoder.completion(text)
         _fits(len(prompt.tokens) + len(ids), limit, "with its completion ")
         return Demonstration(**vars(prompt), text=text, completion=ids)
 
     return _load(task, tables, encoder, build)
+
+
+def check_thoughts(opens: bool, completion: str) -> None:
+    """Raises ValueError for a completion to imitate that would be all thoughts. opens: whether its prompt opens <think>."""
+    if opens and "</think>" not in completion:
+        raise ValueError(
+            "the prompt ends inside <think>, and the completion never ends it: begin it with the thoughts and </think>, or "
+            "set task.template_args = {enable_thinking = false}, if the chat template has it"
+        )
 
 
 def other_prompts(

@@ -172,7 +172,8 @@ def _choice(index: int, call: Call, chat: Chat, request: ChatRequest) -> dict[st
     if request.logprobs:
         texts = [chat.decode([token]) for token in rollout.tokens[rollout.sampled].tolist()]
         pairs = zip(texts, rollout.logp[rollout.sampled].tolist())
-        entries = [{"token": t, "logprob": x, "bytes": list(t.encode()), "top_logprobs": []} for t, x in pairs]
+        whole = [(t, x, None if "\ufffd" in t else list(t.encode())) for t, x in pairs]  # None: part of a character
+        entries = [{"token": t, "logprob": x, "bytes": b, "top_logprobs": []} for t, x, b in whole]
         logprobs = {"content": entries, "refusal": None}
     reason = "length" if rollout.stop == "length" else "tool_calls" if calls else "stop"
     key = "delta" if request.stream else "message"
@@ -180,7 +181,7 @@ def _choice(index: int, call: Call, chat: Chat, request: ChatRequest) -> dict[st
 
 
 def _response(request: ChatRequest, id: str, choices: list[dict[str, Any]], calls: list[Call]) -> dict[str, Any] | Response:
-    """A response, or a stream of it: an event for each choice and one for the usage, all at once."""
+    """A response, or a stream of it: an event for each choice and, if asked for, one for the usage, all at once."""
     body = {
         "id": id, "object": "chat.completion" + ".chunk" * bool(request.stream), "created": int(time.time()),
         "model": request.model, "system_fingerprint": f"version-{int(calls[0].rollout.version.max())}",
@@ -188,6 +189,8 @@ def _response(request: ChatRequest, id: str, choices: list[dict[str, Any]], call
     whole = body | {"choices": choices, "usage": usage(calls)}
     if not request.stream:
         return whole
-    chunks = [*(body | {"choices": [choice]} for choice in choices), whole | {"choices": []}]
+    chunks = [body | {"choices": [choice]} for choice in choices]
+    if (request.stream_options or {}).get("include_usage"):
+        chunks.append(whole | {"choices": []})
     events = [*map(json.dumps, chunks), "[DONE]"]
     return Response("".join(f"data: {event}\n\n" for event in events), media_type="text/event-stream")

@@ -72,10 +72,6 @@ class ServedModel:
 
         return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, **options)
 
-    def __getattr__(self, name: str) -> Any:
-        ours = art_compat.MEMBERS.get(name)
-        raise AttributeError(f"a gspo model has no {name}" + (f": what ART calls so is {ours} here" if ours else ""))
-
     async def gather(self, groups: Iterable[Iterable[Awaitable[Any]]], **options: Any) -> list[TrajectoryGroup]:
         """gspo.gather, with its progress on the run's screen and its failures in the run's log."""
         return await gather(groups, progress=self.run.screen.phase, warn=self.run.log.warn, **options)

@@ -120,6 +120,7 @@ class ChatRequest(BaseModel):
     max_tokens: Size | None = None
     max_completion_tokens: Size | None = None
     stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod

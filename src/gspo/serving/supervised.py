@@ -11,6 +11,7 @@ from gspo.agents.chat import Chat
 from gspo.agents.trajectories import plain
 from gspo.assembly.learners import supervised_learning
 from gspo.data.messages import calls_of, content_of
+from gspo.data.prompts import check_thoughts
 from gspo.learner.learner import LocalLearner
 from gspo.training.sft import imitated
 from gspo.training.state import Run, load
@@ -29,8 +30,12 @@ def targets(trajectories: Iterable[Any], chat: Chat) -> list[list[Completion]]:
             name = f"trajectories[{number}].messages_and_choices[{i}]"
             if calls_of(messages[i]):
                 raise ValueError(f"{name} calls tools: give the turn as the text that the model writes")
-            prompt = chat.encoded(messages[:i], trajectory.tools or ()).tokens
-            rows.append(imitated(prompt, chat.encoder.completion(content_of(messages[i]))))
+            asked, text = chat.encoded(messages[:i], trajectory.tools or ()), content_of(messages[i])
+            try:
+                check_thoughts(asked.text.rstrip().endswith("<think>"), text)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+            rows.append(imitated(asked.tokens, chat.encoder.completion(text)))
             if chat.context is not None and len(rows[-1].tokens) > chat.context:
                 raise ValueError(f"{name} ends at token {len(rows[-1].tokens)} of {chat.context} that fit: leave it out")
         if rows:
