@@ -3,7 +3,9 @@
 import asyncio
 import json
 import sys
+import threading
 from copy import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -301,3 +303,13 @@ def test_the_same_seed_plays_the_same_episodes():
         )
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, second))
     assert len({tuple(r.tokens.tolist()) for r in first}) > 6
+
+
+def test_the_sampler_rests_when_no_turn_is_being_sampled():
+    """A turn that an environment gave up would else be sampled while the learner changes the weights."""
+    lock, held = threading.Lock(), []
+    sampler = SimpleNamespace(rest=lambda: held.append(lock.locked()))
+    task = TaskConfig()
+    with Episodes(sampler, SimpleNamespace(still=lock), Encoder(tokenizer("chatml"), task), 512, task, Quiz) as episodes:
+        episodes.rest()
+    assert held == [True] and not lock.locked()

@@ -72,8 +72,9 @@ class WholeEpisodes:
         self.sampler.load(weights)
 
     def rest(self) -> None:
-        """Pauses the sampler: no episode runs until the next `load`."""
-        self.sampler.rest()
+        """Pauses the sampler: no episode runs until the next `load`. A turn that an environment gave up ends before that."""
+        with self.still:
+            self.sampler.rest()
 
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
