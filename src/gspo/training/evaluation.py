@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from gspo.data.reward_bounds import NO_OPINION
 from gspo.interfaces import RewardsFailed
@@ -19,6 +20,14 @@ def evaluates(run: Run) -> bool:
     """Whether this step (0: before the first) ends with an evaluation."""
     every = run.config.eval.every
     return every > 0 and (run.step % every == 0 or run.step == run.config.train.steps)
+
+
+def rank(rewards: Sequence[float | None]) -> float:
+    """What evaluations are ranked by: the mean reward. A completion that was not scored counts as 0, or as the worst if that
+    is lower, lest failed graders make an evaluation the best. NaN if none was scored.
+    """
+    known = [reward for reward in rewards if reward is not None]
+    return (sum(known) + (len(rewards) - len(known)) * min(0.0, *known)) / len(rewards) if known else math.nan
 
 
 def held_out(run: Run) -> Metrics:
@@ -42,10 +51,7 @@ def held_out(run: Run) -> Metrics:
             f"step {run.step}: {metrics['eval/failed']:.0f} of {len(errors)} held-out completions were not scored, and "
             f"count as wrong in eval/accuracy; {cause(errors)}"
         )
-    rewards = [rollout.reward for group in groups for rollout in group.rollouts]
-    known = [reward for reward in rewards if reward is not None]
-    lost = (len(rewards) - len(known)) * min(0.0, *known, 0.0)  # not scored: 0, or the worst, lest failures make the best
-    mean = (sum(known) + lost) / len(rewards) if known else math.nan
+    mean = rank([rollout.reward for group in groups for rollout in group.rollouts])
     if mean > (-math.inf if run.best is None else run.best):
         run.best, run.best_step = mean, run.step
     return metrics
