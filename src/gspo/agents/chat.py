@@ -127,9 +127,10 @@ class Chat:
         names = [str(tool.get("function", tool).get("name")) for tool in tools]
         if not stored and (unseen := [name for name in names if name not in text]):
             _warn_unseen(", ".join(unseen))
+        offered = digest(tools)
         for at, calls in reversed(stored.items()):
             for call in sorted(calls, key=lambda call: _ids(call.message) != _ids(messages[at])):
-                if call.tools == digest(tools) and call.rollout.prompt.messages == list(messages[:at]):
+                if call.tools == offered and call.rollout.prompt.messages == list(messages[:at]):
                     tokens = self._continued(call, readable[: at + 1], text, tools)
                     if tokens:
                         return Encoded(text, tokens)

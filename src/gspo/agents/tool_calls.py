@@ -208,12 +208,12 @@ def harmony(text: str, thinks: bool = False) -> Found:
 
 def in_channels(text: str, calls: bool) -> dict[str, str]:
     """A turn of gpt-oss as its template reads it: its thoughts and its words; with calls, all of it as thoughts."""
-    said = {"thinking": "", "content": ""}
+    parts = {"thinking": "", "content": ""}
     for message in text.split("<|start|>"):
         header, begun, body = message.partition("<|message|>")
         if begun and " to=" not in header:
-            said["thinking" if calls or "analysis" in header else "content"] += body.removesuffix("<|end|>")
-    return said
+            parts["thinking" if calls or "analysis" in header else "content"] += body.removesuffix("<|end|>")
+    return parts
 
 
 def bare(text: str, thinks: bool = False) -> Found:
