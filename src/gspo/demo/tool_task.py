@@ -64,7 +64,8 @@ class Boxes(ToolEnvironment):
         if step.done:
             return replace(step, metrics={"found": step.reward, "looks": self.looks})
         # The model's vocabulary holds no other tool messages.
-        messages = [heard if heard["content"] in TOOL_TEXTS else heard | {"content": HELP} for heard in step.messages]
+        other = {"role": "tool", "content": HELP}
+        messages = [heard if heard["content"] in TOOL_TEXTS else heard | other for heard in step.messages]
         return replace(step, messages=messages, reward=-LOOK_COSTS)
 
     async def end(self, text: str) -> float:
