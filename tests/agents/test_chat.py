@@ -70,6 +70,17 @@ def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said,
     assert text.endswith("<|im_end|>" + after) and after.count("go on") == 1
 
 
+@pytest.mark.parametrize("template", ["chatml", "headers"])
+def test_a_turn_that_was_cut_off_after_its_call_is_read_again_too(template):
+    """With the template's end of a turn, which was not sampled."""
+    said = CALL if template == "chatml" else '[TOOL_CALLS][{"name": "lookup"}]'
+    talk = chat(template, completer=Says(template, (f"{said}\n", "length"), ("done", "eos")))
+    (first,) = turns(talk, ASK, tools=TOOLS)
+    (second,) = turns(talk, [*ASK, first.message, {"role": "tool", "content": "go on"}], tools=TOOLS)
+    after = talk.decode(list(second.rollout.prompt.tokens[len(first.rollout.tokens) :]))
+    assert first.message["tool_calls"] and continues(second, first) and after.startswith("<|im_end|>")
+
+
 def two_turns(first, *, history=ASK, ended="eos", following=(MORE,)):
     """A turn, the next, which reads it after this history, and what both read."""
     talk = chat("chatml", completer=Says("chatml", (first, ended), ("done", "eos")))

@@ -151,14 +151,14 @@ class Chat:
         another way on their own, or leaves out some of the turn.
         """
         tokens, ended = call.rollout.tokens.tolist(), call.rollout.stop == "eos"
-        if not ended and "tool_calls" in upto[-1]:
-            return ()
+        whole = ended or "tool_calls" in upto[-1]  # a call is whole even if what came after it was cut off
         try:
-            before = self._text(upto, tools, ended)
+            before = self._text(upto, tools, whole)
         except ValueError:  # a template may refuse to end there
             return ()
-        if ended:
-            words, _, after = before.rpartition(self.decode(tokens[-1:]))
+        if whole:
+            ends = [self.decode([end]) for end in (tokens[-1:] if ended else self.sampling.stop_ids)]
+            words, _, after = max((before.rpartition(end) for end in ends), key=lambda parts: len(parts[0]))
             before = before if after.strip() else words  # some templates end a turn only with what begins the next message
         if not text.startswith(before) or upto[-1]["content"].strip() not in before:
             return ()
