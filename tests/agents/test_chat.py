@@ -2,6 +2,7 @@ import asyncio
 import copy
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,9 +73,13 @@ def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said,
 
 @pytest.mark.parametrize("template", ["chatml", "headers"])
 def test_a_turn_that_was_cut_off_after_its_call_is_read_again_too(template):
-    """With the template's end of a turn, which was not sampled."""
+    """With the template's end of a turn, which was not sampled; also if no token ends completions."""
     said = CALL if template == "chatml" else '[TOOL_CALLS][{"name": "lookup"}]'
-    talk = chat(template, completer=Says(template, (f"{said}\n", "length"), ("done", "eos")))
+    talk = chat(template, completer=Says(template, *[(f"{said}\n", "length"), ("done", "eos")] * 2))
+    ends, talk.sampling = talk.sampling, replace(talk.sampling, stop_ids=())
+    (first,) = turns(talk, ASK, tools=TOOLS)
+    assert turns(talk, [*ASK, first.message, {"role": "tool", "content": "go on"}], tools=TOOLS)
+    talk.sampling = ends
     (first,) = turns(talk, ASK, tools=TOOLS)
     (second,) = turns(talk, [*ASK, first.message, {"role": "tool", "content": "go on"}], tools=TOOLS)
     after = talk.decode(list(second.rollout.prompt.tokens[len(first.rollout.tokens) :]))

@@ -158,7 +158,8 @@ class Chat:
             return ()
         if whole:
             ends = [self.decode([end]) for end in (tokens[-1:] if ended else self.sampling.stop_ids)]
-            words, _, after = max((before.rpartition(end) for end in ends), key=lambda parts: len(parts[0]))
+            parts = [before.rpartition(end) for end in ends]
+            words, _, after = max(parts, key=lambda part: len(part[0]), default=("", "", before))
             before = before if after.strip() else words  # some templates end a turn only with what begins the next message
         if not text.startswith(before) or upto[-1]["content"].strip() not in before:
             return ()
@@ -202,9 +203,10 @@ class Chat:
         if tools:
             assert self._parse is not None  # else `encoded` has rejected the tools
             try:
-                message["content"], parsed = self._parse(content, thinks)
+                beside, parsed = self._parse(content, thinks)
                 parsed = typed(parsed, tools)
                 texts = [json.dumps(arguments) for _, arguments in parsed]
+                message["content"] = beside
                 if parsed:
                     message["tool_calls"] = [
                         {"id": one, "type": "function", "function": {"name": name, "arguments": arguments}}
