@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -43,6 +45,16 @@ def test_a_shared_prompt_stands_once():
     assert shared.forest.tokens.tolist() == [1, 2, 3, 100, 101, 200, 201, 202, 203, 9, 100, 5, 100, 101, 102]
     assert shared.forest.parent.tolist() == [-1, 0, 1, 2, 3, 2, 5, 6, 7, 1, 9, -1, 11, 12, 13]
     assert shared.forest.position.tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 6, 2, 3, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("replay, tokens", [(False, 7), (True, 8)])
+def test_replay_shares_no_token_whose_experts_differ(replay, tokens):
+    routes = torch.tensor([[3, 4, 5, 6, 7], [3, 4, -1, 6, 7]]).reshape(2, 5, 1, 1)
+    pair = [replace(completion([1, 2, 3], 2), routes=routes[i]) for i in range(2)]
+    batch = layout.build(pair, True, replay)
+    assert len(batch.forest.tokens) == len(batch.routes) == tokens
+    if replay:
+        assert [batch.routes[path].flatten().tolist() for path in batch.path.split(5)] == routes.flatten(1).tolist()
 
 
 @pytest.mark.parametrize("share", [False, True])
