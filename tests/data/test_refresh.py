@@ -86,6 +86,14 @@ def test_dropped_queries_return_and_are_judged_anew():
     assert seen(pool(3), 4).refresh(100, RULES, 1).returned == 0
 
 
+def test_groups_in_flight_when_their_query_was_dropped_do_not_drop_it_again():
+    rules = RefreshConfig(every=2, drop_above=0.8, return_after=3)
+    made = seen(pool(3), 4)
+    made.refresh(2, rules, 1)
+    seen(made, 4)
+    assert made.refresh(6, rules, 1) == Change(returned=1)
+
+
 def test_what_a_rewound_policy_answered_counts_no_more():
     made = seen(pool(), 2, 0, None)
     good = made.state_dict()

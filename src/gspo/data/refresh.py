@@ -111,6 +111,7 @@ class Pool:
         back = [query for query, since in self.resting.items() if rules.return_after and done - since >= rules.return_after]
         for query in back:
             del self.resting[query]
+            self.seen.pop(query, None)  # groups that were in flight when it was dropped
         active = self.active
         judged = [query for query in active if query in self.seen and self.seen[query].groups >= rules.min_seen]
         accuracy = {query: self.seen.pop(query).accuracy for query in judged}
