@@ -1,5 +1,6 @@
 """PPO's critic, in whole runs."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -44,6 +45,12 @@ def test_the_critic_learns_the_returns(trunk):
         made.take([[replace(r, advantage=0 * r.advantage, returns=r.reward + 0 * r.returns) for r in old]])
         found.append(made.update(0).metrics)
     assert found[-1]["value/loss"] < 0.05 * found[0]["value/loss"] and found[-1]["value/explained"] > 0.8
+
+
+def test_equal_returns_leave_nothing_to_explain():
+    made = learner("shared", lam=1.0)
+    made.prepare([[replace(each, reward=1.0) for each in completions()]], recompute=False)
+    assert math.isnan(made.update(0).metrics["value/explained"])
 
 
 def test_a_new_head_says_zero_and_a_copy_leaves_the_policy_alone():

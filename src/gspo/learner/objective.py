@@ -206,7 +206,8 @@ class PolicyObjective:
                 "correction/ratio_max": float(r.max()),
             }
         if "returns" in stats:
-            unexplained = stats["value_error"].var() / stats["returns"].var().clamp(min=1e-12)
+            spread = stats["returns"].var()
+            unexplained = stats["value_error"].var() / spread if spread > 1e-12 else float("nan")
             metrics |= {"value/loss": float(stats["value_loss"].mean()), "value/explained": 1 - float(unexplained)}
         if "kl_ref" in stats:
             metrics["kl_ref"] = float(stats["kl_ref"].mean())
