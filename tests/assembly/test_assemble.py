@@ -85,7 +85,7 @@ def test_half_precision_weights_are_warned_of(tmp_path):
     tiny = tiny_run.model()
     made = config(tmp_path / "run", tiny, model={"dtype": "bfloat16"})
     with assemble.training(made, given=given(tiny)):
-        assert any("trained in torch.bfloat16" in text for text in texts(tmp_path / "run"))
+        assert any("moments are in torch.bfloat16" in text for text in texts(tmp_path / "run"))
 
 
 def test_only_warnings_of_our_own_code_are_the_runs_while_it_loads(tmp_path, monkeypatch):

@@ -309,8 +309,10 @@ def note_limits(log: RunLog, policy: HFPolicy) -> None:
     trained = next((p.dtype for p in policy.model.model.parameters() if p.requires_grad), torch.float32)
     if trained != torch.float32:
         log.warn(
-            f"the weights are trained in {trained}, where an update smaller than about 1/256 of a weight is lost; "
-            'model.dtype = "float32" keeps it (matrix products still run in bfloat16 on a GPU)'
+            f"the weights and AdamW's moments are in {trained}, where changes smaller than about 1/256 are lost: small "
+            "updates, and with beta2 = 0.999 each decrease of the second moment, so that steps stay small once gradients "
+            "shrink; "
+            'model.dtype = "float32" keeps both (matrix products still run in bfloat16 on a GPU)'
         )
 
 

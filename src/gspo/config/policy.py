@@ -191,7 +191,8 @@ class OptimizerConfig:
     warmup: int = opt(0, low=0, high=10**9)
     """Number of warm-up updates, over which the learning rate rises from 0."""
     schedule: str = opt("constant", choices=("constant", "linear", "cosine"))
-    """Learning-rate schedule from the end of the warm-up to the last step."""
+    """Learning-rate schedule from the end of the warm-up to the last step. It counts updates: a run in which mini-batches
+    without any group are left out ends above its last rate."""
     min_lr: float = opt(0.0, low=0, high=1)
     """Learning rate at the end of the schedule, as a fraction of `lr`."""
     max_grad_norm: float = opt(1.0, low=1e-6, high=1e12)
