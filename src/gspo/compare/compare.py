@@ -104,9 +104,10 @@ def _collect(
             row |= measure(run, study.metric, study.last, cell.config.guard)
             row["collapsed"] |= has_event(cell, "collapse")
             if study.metric and not is_number(row["metric"]):
+                again = f"To run it again, delete {cell.config.log.dir}"
                 row["reason"] = (
-                    f"{study.metric} has no value at its last step, {row['steps']}: only its reward counts. To run it "
-                    f"again, delete {cell.config.log.dir}"
+                    f"{study.metric} has no value at its last step, {row['steps']}: only its reward counts. "
+                    f"{'The guard stopped it' if has_event(cell, 'collapse') else again}"
                 )
             runs.setdefault(cell.setting, {}).setdefault(cell.variant, []).append(run)
         rows.append(row)
