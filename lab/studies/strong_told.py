@@ -68,7 +68,7 @@ def quantile(share: float, freedom: int) -> float:
 def within(values: Sequence[float], share: float, most: float = WIDEST) -> Interval:
     """Mean and the interval that leaves out this share, by Student's t. most: no value is further from 0."""
     x = np.asarray(values, float)
-    if noiseless(x):
+    if noiseless(x) and x.any():
         return Interval(float(x.mean()), math.nan, math.nan, len(x))
     half = quantile(share, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
     return Interval(float(x.mean()), max(float(x.mean() - half), -most), min(float(x.mean() + half), most), len(x))
@@ -77,7 +77,7 @@ def within(values: Sequence[float], share: float, most: float = WIDEST) -> Inter
 def p_value(differences: Sequence[float]) -> float:
     """Two-sided, by Student's t; 1 where nothing differs, or all by the same, so that no noise is seen."""
     x = np.asarray(differences, float)
-    if noiseless(x) or not x.any():
+    if noiseless(x):
         return 1.0
     return beyond(float(x.mean() / (x.std(ddof=1) / math.sqrt(len(x)))), len(x) - 1)
 

@@ -40,6 +40,8 @@ def test_completions_without_a_reward_are_counted():
     columns = {"rollouts/failed": [3.0, 1.0], "tokens": [80.0, 40.0], "completions/mean_length": [10.0, 5.0]}
     row = measure(run([0.5, 0.5], **columns, **{"eval/failed": [4.0, 2.0]}), "", 10)
     assert row["unscored"] == 4 / 16 and row["eval_unscored"] == 2
+    columns |= {"tokens": [80.0, 0.0], "completions/mean_length": [10.0, 0.0]}  # in the second step all failed at once
+    assert measure(run([0.5, 0.5], **columns), "", 10)["unscored"] == 4 / 9
     row = measure(run([0.25, 0.75]), "", 10)  # shorter than the window
     assert row["reward"] == 0.5 and not row["collapsed"] and "metric" not in row and math.isnan(row["unscored"])
 

@@ -89,6 +89,8 @@ def test_what_is_finished_is_kept_and_what_fails_says_why(place, monkeypatch):
     assert not finished(done) and not finished(lost)
     (folder / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
     assert finished(done)
+    (folder / "events.jsonl").write_text('{"step": 3, "kind": "error", "text": "the sampler is lost"}\n')
+    assert not finished(done)  # its last evaluation is missing
     (folder / "metrics.jsonl").write_text('{"step": 2}\n')
     (folder / "events.jsonl").write_text('{"step": 2, "kind": "collapse", "text": "the reward"}\n')
     assert finished(done)  # the guard has stopped it: it counts, as one that collapsed

@@ -49,7 +49,8 @@ def test_a_study_from_start_to_end_and_again(place, capsys):
     assert [(r["status"], r["steps"]) for r in rows(place / "out")] == [("done", "4")] + [("not run", "")] * 3
 
 
-def test_a_cell_that_was_not_evaluated_at_its_end_is_told_and_counts_for_the_reward_alone(place):
+@pytest.mark.parametrize("guard", [False, True])
+def test_a_cell_that_was_not_evaluated_at_its_end_is_told_and_counts_for_the_reward_alone(place, guard):
     study = write(place, BASE.replace("last = 2", 'last = 2\nmetric = "eval/accuracy"'))
     lost = None
     for cell in read(study, place / "out").cells:
@@ -60,13 +61,17 @@ def test_a_cell_that_was_not_evaluated_at_its_end_is_told_and_counts_for_the_rew
         lost = (cell.variant, cell.seed) == ("GSPO auto", 4)
         lines[1 if lost else 2]["eval/accuracy"] = 0.9 - 0.1 * cell.seed
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        if lost and guard:
+            (folder / "events.jsonl").write_text('{"step": 3, "kind": "collapse", "text": "the reward"}\n')
     assert lost and compare(study, place / "out") == 0
     assert [row["metric"] == "nan" for row in rows(place / "out")] == [False, False, False, True]
     told = json.loads((place / "out" / "results.json").read_text())
     assert [told[by][1]["difference"]["n"] for by in ("reward", "metric")] == [2, 1]
     page = (place / "out" / "compare.html").read_text()
     assert "Not in the numbers" in page and "4 of 4 cells" in page
-    assert "GSPO auto / seed 4: done. eval/accuracy has no value at its last step, 3: only its reward counts" in page
+    assert "GSPO auto / seed 4: done. eval/accuracy has no value at its last step, 3: only its reward counts." in page
+    assert ("The guard stopped it" in page, "To run it again, delete" in page) == (guard, not guard)
+    assert "GSPO auto against GRPO: no verdict: 1 cell has no value." in page
 
 
 def test_what_the_command_line_refuses(place, capsys):

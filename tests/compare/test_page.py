@@ -44,6 +44,32 @@ def test_a_summary_by_hand():
     assert gspo["verdict"].startswith("reward of the last 2 steps: GSPO collapsed in 1 of 2 seeds.")
 
 
+def test_those_that_did_not_collapse_decide_nothing(tmp_path):
+    """The guard stopped two of four baseline cells, so that these have no accuracy; on the reward all count."""
+    study = replace(STUDY, metric="eval/accuracy")
+    rows = [row("GSPO", seed, 0.5, metric=0.5 + 0.01 * seed) for seed in range(4)]
+    rows += [row("GRPO", seed, 0.6 - 0.1 * seed, metric=0.6 + 0.02 * seed if seed < 2 else math.nan, collapsed=seed >= 2)
+             for seed in range(4)]  # fmt: skip
+    summaries = {by: summarise(study, rows, by) for by in ("metric", "reward")}
+    of_metric, of_reward = (lines[1]["verdict"] for lines in summaries.values())
+    assert of_metric == (
+        "eval/accuracy at the end: GRPO collapsed in 2 of 4 seeds. GSPO against GRPO: no verdict: 2 cells have no value."
+    )
+    assert "GRPO collapsed in 2 of 4 seeds. GSPO against GRPO: no difference resolvable at 4 seeds" in of_reward
+    page = write_html(study, rows, summaries, {}, tmp_path).read_text()
+    assert "0.610 [0.483, 0.737] (n = 2)" in page and page.count("(n = ") == 1
+    alone = [each | {"seed": each["seed"] + 4 * (each["variant"] == "GRPO")} for each in rows]
+    assert "0 paired seeds, no verdict" in summarise(study, alone, "metric")[1]["verdict"]
+
+
+def test_equal_seeds_get_no_interval(tmp_path):
+    rows = [row(variant, seed, reward) for variant, reward in (("GRPO", 0.75), ("GSPO", 1.0)) for seed in range(3)]
+    lines = summarise(STUDY, rows, "reward")
+    assert lines[1]["verdict"].endswith("+0.250 at each of 3 seeds, so no noise is seen: no verdict.")
+    page = write_html(STUDY, rows, {"reward": lines}, {}, tmp_path).read_text()
+    assert ">1.000<" in page and ">+0.250<" in page
+
+
 def test_a_verdict_says_what_its_rewards_leave_out():
     rows = [row(v, seed, 0.5, unscored=0.25 * (v == "GSPO"), eval_unscored=2.0) for v in ("GSPO", "GRPO") for seed in (0, 1)]
     verdicts = [line["verdict"] for line in summarise(STUDY, rows, "reward") if "verdict" in line]

@@ -38,6 +38,8 @@ def test_held_out_prompts_are_never_trained_on():
     with logs(match="2 rows left out of training: their prompts are held out"):
         train, held_out = load(rows=ROWS, eval_rows=ROWS[5:7])
     assert len(train) == 38 and not {p.messages for p in train} & {p.messages for p in held_out}
+    with logs(match="only 2 of 4 held-out prompts are different, so intervals of accuracies are too narrow"):
+        load(rows=ROWS, eval_rows=ROWS[5:7] * 2)
     with pytest.raises(ValueError, match="no row is left to train on: each of its prompts is also held out; give rows with"):
         load(rows=ROWS, eval_rows=ROWS)
 

@@ -91,3 +91,5 @@ def test_the_mean_over_contests_says_what_is_but_a_bound():
     assert "In 1 it took the first place, so that its rating there is at least" in text
     assert "[" not in describe([one], Missing(0, 0, 0), False)
     assert "off by one place" in describe([one], Missing(0, 0, 0), True)
+    assert "it had 2, which makes the rating lower" in describe([one], Missing(0, 0, 0), False, 2)
+    assert "makes the rating lower" not in text

@@ -36,6 +36,22 @@ def test_figures_of_a_benchmark():
     assert "1 reply could not be scored and counts as wrong; the commonest reason: too slow" in text
 
 
+def test_the_interval_over_other_problems_is_never_the_narrower():
+    other = {"n": 2, "truncated": 0, "tokens": 9.0, "failed": 0, "errors": [], "refused": 0, "id": "a"}
+    found = figures([other | {"correct": c} for c in [1] * 7 + [2]])  # the problems hardly differ: it is the sampling
+    assert (found[LIKE].low, found[LIKE].high) == (found[THESE].low, found[THESE].high)
+
+
+@pytest.mark.parametrize("tokens, mean", [([100, 0, 100, 0], "mean length 100 tokens"), ([0] * 4, "")])
+def test_replies_of_unknown_length_have_no_part_in_the_mean(tokens, mean):
+    """The endpoint refused them, or counts no tokens."""
+    replies = {("a", i): Reply("a", i, "", count, "eos" if count else "refused") for i, count in enumerate(tokens)}
+    right = {("a", i): Mark("a", i, False) for i in range(4)}
+    found = figures(problem_rows([Prompt("a", "?", (), {})], 4, replies, right))
+    text = "\n".join(describe(found))
+    assert mean in text and ("mean length" in text) == bool(mean) and "nan" not in text
+
+
 def marks(right, wrong):
     votes = [(vote, True) for vote in right] + [(vote, False) for vote in wrong]
     return [Mark("a", i, good, vote) for i, (vote, good) in enumerate(votes)]

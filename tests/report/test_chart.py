@@ -59,6 +59,11 @@ def test_a_long_line_keeps_its_spikes_and_few_points():
     ((_, _, steps, shown),) = data(made)["lines"]
     assert len(steps) <= charts.MOST_POINTS and max(shown) == 40 and steps[shown.index(40)] == 31_234
     assert all(len(path) < 20_000 for _, path in made["paths"])
+    low, high = np.random.default_rng(0).uniform(size=(2, 5_000))  # areas above each other meet
+    made = drawn(line(low, "a", "area", low=0 * low), line(low + high, "b", "area", low=low))
+    lower, upper = (path.strip("MZ").split("L") for _, path in made["paths"])
+    half = len(lower) // 2
+    assert lower[:half] == upper[half:][::-1]
 
 
 def test_the_values_under_the_pointer():

@@ -12,6 +12,8 @@ from gspo.report.read import RunMetrics
         (numbers.duration(7200), "2.0 h"), (numbers.count(999_999), "999,999"), (numbers.count(2.5e6), "2.5 million"),
         (numbers.count(3e9), "3.0 billion"), (numbers.plural(1, "step"), "1 step"), (numbers.plural(0, "step"), "0 steps"),
         (numbers.percent(0.0), "0 %"), (numbers.percent(0.0123), "1.2 %"), (numbers.percent(0.5), "50 %"),
+        (numbers.percent(0.994), "99 %"), (numbers.percent(0.996), "99.6 %"), (numbers.percent(0.99999), "99.9 %"),
+        (numbers.percent(1.0), "100 %"), (numbers.percent(1e-5), "0.001 %"),
         (numbers.percent(None), ""), (numbers.change((-1.0, 2.0), "{:.1f}"), "−1.0 → 2.0"),
     ],
 )  # fmt: skip

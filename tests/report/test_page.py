@@ -57,7 +57,7 @@ def page(html):
 def test_the_headline_has_the_numbers(page):
     assert "Held-out accuracy 36 % → 88 % in 60 steps, " in page.text
     assert "95 % intervals 32–40 % and 85–91 %, on 512 prompts never trained on." in page.text
-    assert "In the last evaluation 3 completions were not scored; they count as wrong." in page.text
+    assert "In the last evaluation 3 completions were not scored; they count as wrong, and not in the reward." in page.text
     assert re.search(r"\d+ % of the tokens were clipped", page.text)
     assert "Watched: worked46 % → 98 %first and last evaluation" in page.text
 
@@ -84,7 +84,7 @@ def test_the_right_answers_have_a_column_if_there_are_any(html, talked):
 
 def test_judgements_and_what_is_wrong(page):
     for text in (
-        "Rose by 52 points [47, 57], more than chance explains.",
+        "Rose by 52.0 points [47.0, 57.0], more than chance explains.",
         "11 % clipped: usual for this range.",
         "Of the 24 training completions of step 60 that were logged, ",
     ):

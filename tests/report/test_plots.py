@@ -31,7 +31,7 @@ def test_what_a_run_has_figures_of(tmp_path):
 
 def test_accuracy_has_its_intervals_and_ends(run):
     chart = figure("accuracy", run)
-    assert [text for *_, text in chart.texts] == ["36 %", "88 %"]
+    assert [text for *_, text in chart.texts] == ["36\u00a0%", "88\u00a0%"]
     (bars,) = of(chart, "bars")
     assert (bars.low[0], bars.y[0]) == pytest.approx((31.84, 40.16), abs=0.01)  # 36 % +- 1.96 sqrt(.36 .64 / 512)
 

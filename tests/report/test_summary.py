@@ -72,9 +72,12 @@ def test_a_supervised_run_is_not_labelled_by_an_algorithm():
 
 def test_a_change_is_told_from_chance():
     for ends, said in (
-        ((0.5, 0.55), "95 % intervals 45–55 % and 50–60 %. Accuracy changed by +5 points [−2, 12], which may be chance."),
-        ((0.5, 0.2), "Accuracy fell by 30 points [23, 37], more than chance explains."),
-        ((0.2, 0.5), "Accuracy rose by 30 points [23, 37], more than chance explains."),
+        (
+            (0.5, 0.55),
+            "95 % intervals 45–55 % and 50–60 %. Accuracy changed by +5.0 points [−2.1, 12.1], which may be chance.",
+        ),
+        ((0.5, 0.2), "Accuracy fell by 30.0 points [22.9, 37.1], more than chance explains."),
+        ((0.2, 0.5), "Accuracy rose by 30.0 points [22.9, 37.1], more than chance explains."),
         ((0.5,), "95 % interval 45–55 %."),
     ):
         lines = [{"eval/accuracy": a, "eval/accuracy_low": a - 0.05, "eval/accuracy_high": a + 0.05} for a in ends]
@@ -86,8 +89,19 @@ def test_the_held_out_reward_is_told_if_it_says_more_than_the_accuracy():
         lines = [{"eval/accuracy": right, "eval/reward": reward} for right, reward in zip((0.0, 0.25), rewards)]
         made = summary(*lines)
         assert headline(made) == f"Held-out accuracy 0{NBSP}% → 25{NBSP}%{told} in 2 steps, 2.0{NBSP}s"
-        assert tiles(made)[0] == ("Held-out accuracy", f"0{NBSP}% → 25{NBSP}%", f"{noted}first and last evaluation")
+        assert tiles(made)[0] == ("Held-out accuracy", f"0{NBSP}% → 25{NBSP}%", f"{noted}steps 1 and 2")
     assert "25 %, reward 0.37 in 1 step" in headline(summary(lines[1])).replace(NBSP, " ")
+
+
+def test_an_evaluation_is_told_with_its_own_step():
+    before, later = ({"step": step, "eval/accuracy": right} for step, right in ((0, 0.125), (10, 0.6)))
+    steps = [{"step": step, "reward": 0.5} for step in range(1, 20) if step != 10]
+    for lines, said, noted in (
+        ([before, *steps], "Held-out accuracy 12 % before training", "step 0"),
+        ([before, *steps[:9], later, *steps[9:]], "Held-out accuracy 12 % → 60 % in 10 steps, 11 s", "steps 0 and 10"),
+    ):
+        made = summary(*lines)
+        assert headline(made).replace(NBSP, " ") == said and tiles(made)[0][2] == noted
 
 
 def test_rewards_that_only_watch_are_told_as_what_they_are():

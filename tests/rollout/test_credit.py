@@ -67,6 +67,7 @@ def test_equal_rewards_stay_in_the_denominator_of_gspo_and_leave_dapos():
     assert [len(g) for g in made(*groups, row=ALGORITHMS["dapo"]).groups] == [2]
     assert made(*groups).counts["frac_reward_zero_std"] == 0.5
     assert made(*groups).counts["reward_std"] == pytest.approx(0.5 * 2**-0.5)
+    assert math.isnan(made([rollout(1.0)]).counts["reward_std"])
 
 
 def test_completions_carry_the_samplers_likelihoods_of_sampled_tokens_only():

@@ -90,6 +90,8 @@ def test_the_numbers_of_a_step_are_of_all_completions_that_were_sampled():
     assert source.metrics["rollouts/failed"] == 4
     assert source.metrics["tokens"] == 8 * G * 3
     assert source.metrics["scoring/marks/requests"] == 2  # one a round
+    assert source.metrics["frac_reward_zero_std"] == 0.5  # of the batch none
+    assert source.metrics["reward_std"] == pytest.approx(0.5 * 3**-0.5)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ import pytest
 from gspo.statistics.intervals import (
     T95,
     Z95,
-    Interval,
     accuracy_interval,
     bootstrap,
     interval,
     newcombe,
-    of_differences,
+    over_seeds,
     paired,
     student,
     wilson,
@@ -87,14 +86,13 @@ def test_students_t_by_hand():
     assert interval([0.0, 1.0] * 16).high - 0.5 == pytest.approx(2.0395 * math.sqrt(8 / 31) / math.sqrt(32), abs=1e-4)
 
 
-def test_differences_that_are_equal_show_no_noise():
+def test_numbers_that_are_equal_show_no_noise():
     bounds = (-1.0, 1.0)
-    for equal in ([0.25, 0.25], [0.1 + 0.2, 0.3], [-1.0] * 9):
-        found = of_differences(equal, bounds)
+    for equal in ([0.25, 0.25], [0.1 + 0.2, 0.3], [-1.0] * 9, [0.0, 0.0], [1.0, math.nan, 1.0]):
+        found = over_seeds(equal, bounds)
         assert found.mean == pytest.approx(equal[0]) and math.isnan(found.low) and not found.resolved
-    assert of_differences([0.0, 0.0], bounds) == Interval(0.0, 0.0, 0.0, 2)  # nothing differs
-    assert of_differences([0.25, 0.5], bounds) == interval([0.25, 0.5], bounds)
-    assert of_differences([], bounds).n == 0
+    assert over_seeds([0.25, 0.5], bounds) == interval([0.25, 0.5], bounds)
+    assert over_seeds([], bounds).n == 0
 
 
 def test_the_interval_covers_as_often_as_it_says_and_the_bootstrap_does_not():

@@ -18,7 +18,7 @@ def run_of(step=1, **sections):
     tables = {"task": {"source": "rows.jsonl"}, "reward": {"functions": ["exact"]}} | sections
     config, said = resolved(from_dict(tables))[0], []
     row, log = ALGORITHMS[config.algorithm.name], SimpleNamespace(warn=said.append)
-    return SimpleNamespace(config=config, row=row, step=step, equal_steps=0, log=log), said
+    return SimpleNamespace(config=config, row=row, step=step, equal_steps=[], log=log), said
 
 
 def ranged(length, step=1, **algorithm):
@@ -75,9 +75,19 @@ def test_right_answers_and_rewards_that_differ():
     (said,) = told(1.0)
     assert "got the reward 1," in said and "take harder prompts" in said
     run, said = run_of()
-    for rewards in ((0.0, 0.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0), (None, None), (0.0, 0.0), (0.0, None)):
+    for rewards in (
+        (0.0, 0.0),
+        (0.0, 0.0),
+        (0.0, 1.0),
+        (0.0, 0.0),
+        (None, None),
+        (0.0, 0.0),
+        (0.0, None),
+        (1.0, 1.0),
+        (1.0, 1.0),
+    ):
         advice.of_rewards(run, [group("", *rewards)])
-    assert said == [] and run.equal_steps == 2
+    assert said == [] and run.equal_steps == [1.0, 1.0]
 
 
 def test_a_whole_run_says_both(tmp_path):

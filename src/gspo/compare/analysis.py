@@ -68,5 +68,7 @@ def collapsed(run: RunMetrics, guard: GuardConfig = GUARD) -> bool:
 def unscored(run: RunMetrics) -> float:
     """The share of the sampled completions without a reward, which the mean reward of a step does not count."""
     _, (failed, tokens, length) = run.rows(("rollouts/failed", "tokens", "completions/mean_length"))
-    count = float((tokens / length).sum()) if len(length) and (length > 0).all() else math.nan
-    return float(failed.sum()) / count if count else math.nan
+    counts = np.divide(
+        tokens, length, out=failed.copy(), where=length > 0
+    )  # without tokens only those that failed are known
+    return float(failed.sum() / counts.sum()) if counts.any() else math.nan

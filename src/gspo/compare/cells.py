@@ -48,12 +48,15 @@ def finished(cell: Cell) -> bool:
     done = max((line.get("step", 0) for line in read_lines(folder / "metrics.jsonl")), default=0)
     if done > (steps := cell.config.train.steps):
         raise ValueError(f"{folder}: holds a cell of {done} steps, more than train.steps = {steps}. {remedy}")
-    return done == steps or stopped(cell)
+    failed = has_event(cell, "error")  # so the last evaluation may be missing. A resumed run removes the event
+    return (done == steps and not failed) or has_event(cell, "collapse")
 
 
-def stopped(cell: Cell) -> bool:
-    """Whether the guard has stopped the cell's run. That completes it: resumed, it would be stopped again."""
-    return any(event.get("kind") == "collapse" for event in read_lines(Path(cell.config.log.dir) / "events.jsonl"))
+def has_event(cell: Cell, kind: str) -> bool:
+    """Whether the cell's run has an event of this kind: "error" if it failed; "collapse" if the guard stopped it, which
+    completes it: resumed, it would be stopped again.
+    """
+    return any(event.get("kind") == kind for event in read_lines(Path(cell.config.log.dir) / "events.jsonl"))
 
 
 class Running:
@@ -84,7 +87,7 @@ class Running:
         if status is None:
             return None
         seconds = time.monotonic() - self.begin
-        if status == 0 or stopped(self.cell):
+        if status == 0 or has_event(self.cell, "collapse"):
             return CellOutcome(self.cell, "done", "", seconds)
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         reason = next((line for line in reversed(lines) if "error:" in line.lower()), lines[-1] if lines else "")

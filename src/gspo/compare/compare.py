@@ -10,7 +10,7 @@ from typing import Any
 
 from gspo.compare import page, spec
 from gspo.compare.analysis import measure
-from gspo.compare.cells import CellOutcome, finished, run_cells, stopped
+from gspo.compare.cells import CellOutcome, finished, has_event, run_cells
 from gspo.compare.figures import setting_charts
 from gspo.compare.measures import bounds
 from gspo.report.html import write_figures
@@ -102,11 +102,12 @@ def _collect(
         if status == "done":
             run = read_run(cell.config.log.dir, cell.name)
             row |= measure(run, study.metric, study.last, cell.config.guard)
-            row["collapsed"] |= stopped(cell)
+            row["collapsed"] |= has_event(cell, "collapse")
             if study.metric and not is_number(row["metric"]):
+                again = f"To run it again, delete {cell.config.log.dir}"
                 row["reason"] = (
-                    f"{study.metric} has no value at its last step, {row['steps']}: only its reward counts. To run it "
-                    f"again, delete {cell.config.log.dir}"
+                    f"{study.metric} has no value at its last step, {row['steps']}: only its reward counts. "
+                    f"{'The guard stopped it' if has_event(cell, 'collapse') else again}"
                 )
             runs.setdefault(cell.setting, {}).setdefault(cell.variant, []).append(run)
         rows.append(row)

@@ -18,7 +18,7 @@ from gspo.report.chart import Chart
 from gspo.report.html import write_page
 from gspo.runs.log import finite
 from gspo.safe import replace_file
-from gspo.statistics.intervals import bootstrap, interval, of_differences, paired
+from gspo.statistics.intervals import bootstrap, interval, over_seeds, paired
 from gspo.statistics.verdicts import spell, verdict
 
 CellRow = dict[str, Any]
@@ -69,15 +69,19 @@ def summarise(
                 "setting": setting, "variant": variant, "cells": len(here),
                 "collapsed": sum(bool(row["collapsed"]) for row in here),
             }  # fmt: skip
-            line[by] = interval(list(values[variant].values()), limits)
-            line |= {name: interval([row[name] for row in here], ends) for name, ends in BESIDE.items()}
+            line[by] = over_seeds(list(values[variant].values()), limits)
+            line |= {name: over_seeds([row[name] for row in here], ends) for name, ends in BESIDE.items()}
             if variant != study.baseline:
-                differences = paired(values[variant], values[study.baseline])
-                line["difference"] = of_differences(differences, (-width, width))
-                line["bootstrap"] = bootstrap(differences) if len(differences) > 1 else (math.nan, math.nan)
+                both = {name: done[name] for name in (variant, study.baseline)}
+                mine, other = (values[name] for name in both)
+                differences = paired(mine, other)
+                line["difference"] = found = over_seeds(differences, (-width, width))
+                line["bootstrap"] = (math.nan, math.nan) if math.isnan(found.low) else bootstrap(differences)
                 line["verdict"] = verdict(
-                    variant, study.baseline, line["difference"], line["collapsed"], len(here), words, better(metric)
-                ) + _unscored(metric, {name: done[name] for name in (variant, study.baseline)})
+                    variant, study.baseline, found, words, better(metric),
+                    collapsed={name: (sum(bool(r["collapsed"]) for r in each), len(each)) for name, each in both.items()},
+                    missing=sum(not math.isfinite(each[seed]) for each in (mine, other) for seed in mine.keys() & other),
+                ) + _unscored(metric, both)  # fmt: skip
             lines.append(line)
     return lines
 
@@ -149,8 +153,9 @@ def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> tuple[Sequ
         difference, against = line.get("difference"), ""
         if difference and difference.n > 1:
             low, high = line["bootstrap"]
-            against = f"{spell(difference, '+z.3f')} ({low:+z.3f}, {high:+z.3f})"
+            against = spell(difference, "+z.3f") + ("" if math.isnan(low) else f" ({low:+z.3f}, {high:+z.3f})")
         beside = (("clipped", ".2%"), ("volatility", ".2%"), ("seconds", ".0f"))
         means = [spell(line[name], form, short=True) for name, form in beside]
-        rows.append([line["variant"], spell(line[by]), against, f"{line['collapsed']} of {line['cells']}", *means])
+        value = spell(line[by]) + (f" (n = {line[by].n})" if line[by].n < line["cells"] else "")
+        rows.append([line["variant"], value, against, f"{line['collapsed']} of {line['cells']}", *means])
     return head, rows

@@ -131,6 +131,9 @@ def _load(
             "rollout.max_completion_length or eval.max_completion_length, give shorter ones as task.eval_source, or set "
             "eval.num_prompts = 0 to hold out none"
         )
+    if (different := len({identity(prompt, in_environment(task)) for prompt in held_out})) < len(held_out):
+        text = f"{tables[1].label}: only {different} of {len(held_out)} held-out prompts are different"
+        logger.warning(f"{text}, so intervals of accuracies are too narrow: give each once")
     train = _training(task, tables[0], "train", build, held_out, overlap or Overlap(task, tables))
     _log_system(task, encoder, train[0])
     return train, held_out

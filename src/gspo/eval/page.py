@@ -53,7 +53,7 @@ def _interval(value: Interval) -> str:
 
 
 def _lead(made: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
-    text = f"{describe_sizes(made)}; mean length {made['tokens']:,.0f} tokens."
+    text = describe_sizes(made) + (f"; mean length {made['tokens']:,.0f} tokens." if made["tokens"] > 0 else ".")
     if made["truncated"]:
         text += f" {100 * made['truncated']:.1f} % of the replies were cut off at the length limit."
     if made["failed"]:
@@ -92,7 +92,8 @@ def _problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for row in rows[:MOST]:
         own = (row["answer"][:60], str(row["majority"] or "")[:60]) if answers else ()
         some = [str(row[name]) if row[name] else "" for name in ("truncated", "failed")]
-        lines.append((row["id"], f"{row['correct']} of {row['n']}", *own, some[0], f"{row['tokens']:,.0f}", some[1]))
+        length = f"{row['tokens']:,.0f}" if row["tokens"] > 0 else ""
+        lines.append((row["id"], f"{row['correct']} of {row['n']}", *own, some[0], length, some[1]))
     return {"columns": head, "rows": lines, "left": max(0, len(rows) - MOST)}
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gspo.eval.manifest import load
 from gspo.eval.replies import Mark, read
 from gspo.eval.results import LIKE, THESE
-from gspo.statistics.intervals import Interval, accuracy_interval, interval
+from gspo.statistics.intervals import Interval, accuracy_interval, interval, newcombe, no_narrower
 from gspo.statistics.scores import over_these
 from gspo.statistics.verdicts import in_points, verdict
 
@@ -65,7 +65,7 @@ def paired(
     these = _difference(over_these(mine, n), over_these(theirs, m))
     differences = [c / n - d / m for c, d in zip(mine, theirs)]
     like = _like(differences, these, accuracy_interval([c / n for c in mine]), accuracy_interval([d / m for d in theirs]))
-    text = verdict(*names, like, 0, len(mine), f"avg, {LIKE}", 1, "problem", share=True)
+    text = verdict(*names, like, f"avg, {LIKE}", 1, "problem", share=True)
     if like.n > 1 and not like.resolved and these.resolved:
         more = "higher" if these.mean > 0 else "lower"
         text += f" {THESE.capitalize()} alone it is {more}: {in_points(these)}."
@@ -75,14 +75,9 @@ def paired(
 
 
 def _difference(a: Interval, b: Interval) -> Interval:
-    """a - b with an interval from both intervals: each half-width is the root sum of squares of their half-widths towards
-    that end (Newcombe, Statistics in Medicine 17, 1998, method 10). NaN if one has no interval.
-    """
-    mean = a.mean - b.mean
-    if math.isnan(a.low + b.low):
-        return Interval(mean, math.nan, math.nan, a.n)
-    down, up = math.hypot(a.mean - a.low, b.high - b.mean), math.hypot(a.high - a.mean, b.mean - b.low)
-    return Interval(mean, max(-1.0, mean - down), min(1.0, mean + up), a.n)
+    """a - b with an interval from both intervals."""
+    low, high = newcombe((b.mean, b.low, b.high), (a.mean, a.low, a.high))  # NaN if one has no interval
+    return Interval(a.mean - b.mean, max(low, -1.0), min(high, 1.0), a.n)
 
 
 def _like(differences: Sequence[float], these: Interval, a: Interval, b: Interval) -> Interval:
@@ -93,6 +88,4 @@ def _like(differences: Sequence[float], these: Interval, a: Interval, b: Interva
     floor = these
     if math.isnan(these.low) and like.low == like.high:
         floor = _difference(a, b)
-    if like.n < 2 or math.isnan(floor.low):
-        return like
-    return Interval(like.mean, min(like.low, floor.low), max(like.high, floor.high), like.n)
+    return no_narrower(like, floor)

@@ -141,8 +141,8 @@ def that_rate(contests: Sequence[Contest], problems: Sequence[tuple[str, str]]) 
     return kept, missing
 
 
-def describe(each: Sequence[Rated], missing: Missing, as_published: bool) -> str:
-    """The mean over contests, with Student's t interval, and what it leaves out."""
+def describe(each: Sequence[Rated], missing: Missing, as_published: bool, tries: int = TRIES) -> str:
+    """The mean over contests, with Student's t interval, and what it leaves out. tries: submissions to each problem."""
     mean = interval([one.rating for one in each])
     text = f"CodeElo-style rating, local tests: {spell(mean, '.0f')} over {mean.n} contest{'s' * (mean.n != 1)}."
     for bound, where in (("at least", "the first place"), ("at most", "the last place")):
@@ -150,6 +150,8 @@ def describe(each: Sequence[Rated], missing: Missing, as_published: bool) -> str
             if as_published:
                 where = "a place beyond those that have a rating"
             text += f" In {count} it took {where}, so that its rating there is {bound} what counts."
+    if tries < TRIES:
+        text += f" Of {TRIES} submissions to a problem that may count it had {tries}, which makes the rating lower."
     if left_out := missing.described():
         text += f" Left out: {', '.join(left_out)}."
     if as_published:

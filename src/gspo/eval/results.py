@@ -16,7 +16,7 @@ from gspo.rewards.answers import integer, same
 from gspo.rollout.failures import commonest
 from gspo.runs.log import finite, to_json
 from gspo.safe import replace_file, visible
-from gspo.statistics.intervals import Interval, accuracy_interval, standard_error
+from gspo.statistics.intervals import Interval, accuracy_interval, no_narrower, standard_error
 from gspo.statistics.scores import ladder, majority, over_these, passes
 from gspo.types import Prompt
 
@@ -40,7 +40,7 @@ def problem_rows(
             "right": [mark.right for mark in marked],
             "n": n,
             "truncated": sum(reply.stop == "length" for reply in given),
-            "tokens": sum(reply.tokens for reply in given) / n,
+            "tokens": mean_length([reply.tokens for reply in given]),
             "failed": sum(mark.error is not None for mark in marked),  # not scored, the refused among them
             "errors": [mark.error for mark in marked if mark.error and mark.error != REFUSAL],
             "refused": sum(reply.stop == REFUSED for reply in given),
@@ -99,7 +99,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "samples": n,
         "avg": these.mean,
         THESE: these,
-        LIKE: accuracy_interval([c / n for c in correct]),
+        LIKE: no_narrower(accuracy_interval([c / n for c in correct]), these),
         "pass": {k: accuracy_interval([passes(n, c, k) for c in correct]) for k in ladder(n)},
     }
     if "votes" in rows[0]:
@@ -107,11 +107,17 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         made["maj"] = {k: accuracy_interval(values) for k, values in by_k.items()}
         made["answered"] = sum(row["answered"] for row in rows) / (n * len(rows))
     made["truncated"] = sum(row["truncated"] for row in rows) / (n * len(rows))
-    made["tokens"] = sum(row["tokens"] for row in rows) / len(rows)
+    made["tokens"] = mean_length([row["tokens"] for row in rows])
     made["failed"] = sum(row["failed"] for row in rows)
     made["why_failed"], _ = commonest([error for row in rows for error in row["errors"]])
     made["refused"] = [row["id"] for row in rows if row["refused"]]
     return made
+
+
+def mean_length(tokens: Sequence[float]) -> float:
+    """The mean of the lengths above 0: a refused reply has none, nor where an endpoint reports none. NaN without any."""
+    known = [length for length in tokens if length > 0]
+    return sum(known) / len(known) if known else math.nan
 
 
 def percent_with_interval(value: Interval) -> str:
@@ -151,7 +157,9 @@ def describe(made: Mapping[str, Any]) -> list[str]:
     for name in ("pass", "maj"):
         if name in made:
             lines.append("  ".join(f"{name}@{k} {100 * value.mean:.2f} %" for k, value in made[name].items()))
-    lines.append(f"truncated {100 * made['truncated']:.1f} %  mean length {made['tokens']:.0f} tokens")
+    lines.append(f"truncated {100 * made['truncated']:.1f} %")
+    if made["tokens"] > 0:
+        lines[-1] += f"  mean length {made['tokens']:.0f} tokens"
     if "answered" in made:
         lines[-1] += f"  with an answer {100 * made['answered']:.1f} %"
     return [*lines, unscored(made)] if made["failed"] else lines

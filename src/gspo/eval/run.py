@@ -80,7 +80,7 @@ def evaluate(options: Options, config: Config) -> int:
                 contests, missing = humans
                 rated = _rated(contests, prompts, table, options.as_published)
                 extra["rating"] = [one._asdict() for one in rated]
-                notes.append(rating.describe(rated, missing, options.as_published))
+                notes.append(rating.describe(rated, missing, options.as_published, samples))
             results.write(folder, what, made, table, prompts, replies.lines, marks.lines, extra)
     if options.against is not None:
         notes.append(paired.compared(folder, options.against).words)

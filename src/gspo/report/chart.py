@@ -53,7 +53,8 @@ class Chart(NamedTuple):
 
 def layout(chart: Chart) -> dict[str, Any]:
     """The values of templates/chart.svg."""
-    marks = [_thinned(mark) for mark in chart.marks]
+    stacked = [mark.y for mark in chart.marks if mark.style == "area"]  # the edges of one are those of the next
+    marks = [_thinned(mark, stacked[-1] if mark.style == "area" else mark.y) for mark in chart.marks]
     low, high = _y_range(chart, marks)
     rows = [(share, text) for share, text in _y_ticks(low, high, chart.log) if 0 <= share <= 1]
     left = 8 + CHARACTER * max((len(text) for _, text in rows), default=1)
@@ -97,12 +98,12 @@ def layout(chart: Chart) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _thinned(mark: ChartMark) -> ChartMark:
-    """The mark with few points: of a long line the lowest and the highest of each stretch, so that no spike is lost."""
+def _thinned(mark: ChartMark, y: np.ndarray) -> ChartMark:
+    """The mark with few points: of a long one those with the lowest and highest `y` of each stretch, so that spikes stay."""
     if len(mark.x) <= MOST_POINTS:
         return mark
     stretches = np.array_split(np.arange(len(mark.x)), MOST_POINTS // 2)
-    kept = np.unique([part[find(mark.y[part])] for part in stretches for find in (np.argmin, np.argmax)])
+    kept = np.unique([part[find(y[part])] for part in stretches for find in (np.argmin, np.argmax)])
     return mark._replace(x=mark.x[kept], y=mark.y[kept], low=None if mark.low is None else mark.low[kept])
 
 

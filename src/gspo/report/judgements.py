@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gspo.report.numbers import INTERVAL, ends, mean, percent
+from gspo.report.numbers import INTERVAL, borders, ends, mean, percent
 from gspo.report.read import TIMES, RunMetrics
 from gspo.statistics.intervals import newcombe
 
@@ -46,18 +46,19 @@ def _accuracy(run: RunMetrics) -> Found:
     first, last = ([float(values[i]) for values in series] for i in (0, -1))
     change, (low, high) = 100 * (last[0] - first[0]), (100 * end for end in newcombe(first, last))
     if low > 0:
-        return f"Rose by {change:.0f} points [{low:.0f}, {high:.0f}], more than chance explains.", False
+        return f"Rose by {change:.1f} points [{low:.1f}, {high:.1f}], more than chance explains.", False
     if high < 0:
-        return f"Fell by {-change:.0f} points [{-high:.0f}, {-low:.0f}], more than chance explains.", True
-    return f"Changed by {change:+z.0f} points [{low:z.0f}, {high:z.0f}], which may be chance.".replace("-", "−"), False
+        return f"Fell by {-change:.1f} points [{-high:.1f}, {-low:.1f}], more than chance explains.", True
+    return f"Changed by {change:+z.1f} points [{low:z.1f}, {high:z.1f}], which may be chance.".replace("-", "−"), False
 
 
 def _reward(run: RunMetrics) -> Found:
-    values = run.series("reward")[1]
+    steps, values = run.series("reward")
+    values = values[steps >= max(borders(run), default=0)]  # of the last stage: others have other prompts
     if len(values) < 8:
         return None
     *_, before, last = quarters = [float(part.mean()) for part in np.array_split(values, 4)]
-    noise = 2 * float(np.std(np.diff(values))) / (len(values) // 4) ** 0.5  # of the difference of two quarters
+    noise = 3 * float(np.std(np.diff(values))) / (len(values) // 4) ** 0.5  # of the difference of two quarters
     if max(quarters) - last > noise:
         return f"The last quarter, {last:.2f}, is below the best, {max(quarters):.2f}.", True
     return ("Still rising at the end: more steps may help." if last - before > noise else "Level at the end."), False

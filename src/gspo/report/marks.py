@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gspo.report.chart import ChartMark
-from gspo.report.numbers import INTERVAL
+from gspo.report.numbers import INTERVAL, borders, percent
 from gspo.report.read import TIMES, RunMetrics
 
 MOST_DOTS = 30  # up to this many evaluations get dots and error bars; more get a line and a band
@@ -18,7 +18,7 @@ def ends(run: RunMetrics) -> Texts:
     texts = []
     for i in sorted({0, len(x) - 1}) if len(x) else ():
         below = bool(y[i] > 0.15 and (y[-1] < y[0]) == (i > 0))  # away from the line, and clear of the error bar
-        texts.append((float(x[i]), float(low[i] if below else high[i]) * 100, below, f"{100 * y[i]:.0f} %"))
+        texts.append((float(x[i]), float(low[i] if below else high[i]) * 100, below, percent(float(y[i]))))
     return texts
 
 
@@ -70,12 +70,6 @@ def stages(run: RunMetrics) -> list[ChartMark]:
     """A thin line where a stage begins."""
     at = np.array(borders(run)) - 0.5
     return [ChartMark("", at, at, None, None, "stage")]
-
-
-def borders(run: RunMetrics) -> list[float]:
-    """The steps at which a new stage begins."""
-    steps, stages = run.series("stage")
-    return [float(step) for step, before, stage in zip(steps[1:], stages, stages[1:]) if stage > before]
 
 
 def times(run: RunMetrics) -> tuple[np.ndarray, dict[str, np.ndarray], float]:

@@ -17,6 +17,12 @@ def steps(run: RunMetrics) -> int:
     return max((line["step"] for line in run.lines if line.get("step") is not None), default=0)
 
 
+def borders(run: RunMetrics) -> list[float]:
+    """The steps at which a new stage begins."""
+    steps, stages = run.series("stage")
+    return [float(step) for step, before, stage in zip(steps[1:], stages, stages[1:]) if stage > before]
+
+
 def seconds(run: RunMetrics) -> float:
     """Total time of the steps and the evaluations, in seconds."""
     return float(run.series("time/step")[1].sum() + run.series("time/eval")[1].sum())
@@ -61,9 +67,11 @@ def change(values: Sequence[float], form: str) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Formats a share in percent; "" for None."""
+    """Formats a share in percent; "" for None. Only 0 is 0 %, and only 1 is 100 %."""
     if share is None:
         return ""
+    if 0.995 <= share < 1:
+        return f"{min(99.9, 100 * share):.1f}{NBSP}%"
     return f"{100 * share:.0f}{NBSP}%" if share >= 0.1 or share == 0 else f"{100 * share:.2g}{NBSP}%"
 
 
@@ -88,7 +96,8 @@ def with_interval(run: RunMetrics) -> list[dict[str, Any]]:
 
 def interval(line: dict[str, Any]) -> str:
     """Formats the 95 % interval of an accuracy."""
-    return f"{100 * line['eval/accuracy_low']:.0f}–{percent(line['eval/accuracy_high'])}"
+    low = percent(line["eval/accuracy_low"]).removesuffix(f"{NBSP}%")
+    return f"{low}–{percent(line['eval/accuracy_high'])}"
 
 
 def last_interval(run: RunMetrics) -> str:

@@ -26,7 +26,7 @@ from gspo.safe import own_folder, without_secrets
 logger = logging.getLogger(__name__)
 
 FIRST = ("accuracy", "reward", "loss")  # figures that come first
-NEXT = ("completions", "reward_parts", "length", "grad_norm")  # those that come beside one that would stand alone
+NEXT = ("reward_parts", "length", "grad_norm")  # those that come beside one that would stand alone
 
 
 def write_report(run_dirs: Sequence[str | Path]) -> Path:

@@ -9,6 +9,7 @@ import numpy as np
 
 from gspo.report import marks
 from gspo.report.chart import VERTICAL, Chart, ChartMark
+from gspo.report.numbers import borders
 from gspo.report.read import RunMetrics
 
 EXACT = ("accuracy", "lr", "range")  # without noise, or few points: no running mean
@@ -45,7 +46,7 @@ class Plot:
             words += f" {self.of_clip}"
         if self.name == "time" and (most := marks.tallest(run)) is not None:
             words += f" The longest took {most:,.0f} s, which is beyond the figure."
-        return words + (" Thin lines: a stage begins." if marks.borders(run) else "")
+        return words + (" Thin lines: a stage begins." if borders(run) else "")
 
 
 CLIPS = (
@@ -60,8 +61,6 @@ PLOTS = (
     Plot("reward", "Reward", "reward of a completion", "Mean over the completions of each step.",
          (("reward", "mean"),), marks=marks.reward_band),
     Plot("loss", "Loss", "nats per token", "Cross-entropy of the completions that are imitated.", (("loss", ""),)),
-    Plot("completions", "Kinds of completions", "% of completions", "Share of the sampled completions.", scale=100, top=102,
-         prefix="completion/"),
     Plot("reward_parts", "Parts of the reward", "mean", "Mean of each reward function before it is weighted, or of "
          "what the environment measures.",
          prefix="reward/"),

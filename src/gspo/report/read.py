@@ -14,7 +14,7 @@ import numpy as np
 
 LARGEST = 1e150  # magnitude of a number: its square is still finite
 MOST_BYTES = 16 << 20  # read at either end of a rollouts.jsonl, which may be huge
-TIMES = (("time/sample", "sampling"), ("time/score", "scoring"), ("time/train", "training"))
+TIMES = (("time/sample", "sampling"), ("time/score", "scoring"), ("time/train", "training"), ("time/sync", "sync"))
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,13 @@ def headline(summary: RunSummary) -> str:
         return f"Collapsed: stopped after {of}"
     if not summary.run.lines:
         return "No step yet"
-    span = f"in {plural(done, 'step')}, {numbers.duration(numbers.seconds(summary.run))}"
-    result = _result(summary)
+    result, until = _result(summary), summary.run
+    if _main(until) == "eval/accuracy":  # steps after the last evaluation have no part in it
+        done = int(until.series("eval/accuracy")[0][-1])
+        until = RunMetrics(until.name, [line for line in until.lines if line.get("step", 0) <= done])
+    if result and not done:
+        return f"{result[:1].upper()}{result[1:]} before training"
+    span = f"in {plural(done, 'step')}, {numbers.duration(numbers.seconds(until))}"
     return f"{result[:1].upper()}{result[1:]} {span}" if result else span.removeprefix("in ")
 
 
@@ -127,7 +132,8 @@ def _certainty(run: RunMetrics) -> list[str]:
     of = f", on {prompts:.0f} prompts never trained on" if prompts else ""
     sentences = [f"95 % interval{'s' * (len(lines) > 1)} {both}{of}."]
     if failed := last.get("eval/failed"):
-        sentences.append(f"In the last evaluation {failed:.0f} completions were not scored; they count as wrong.")
+        count = "they count as wrong, and not in the reward"
+        sentences.append(f"In the last evaluation {failed:.0f} completions were not scored; {count}.")
     if judged := judge("accuracy", run):
         sentences.append(f"Accuracy {judged.text[:1].lower()}{judged.text[1:]}")
     return sentences
@@ -139,14 +145,13 @@ def tiles(summary: RunSummary) -> list[Tile]:
     found: list[Tile] = []
     if len(run.series("eval/accuracy")[0]):
         reward = f"reward {graded}, " if (graded := numbers.graded(run)) else ""
-        found.append(("Held-out accuracy", numbers.accuracy(run), f"{reward}first and last evaluation"))
+        steps = [f"{step:.0f}" for step in run.series("eval/accuracy")[0][[0, -1]]]
+        where = f"steps {steps[0]} and {steps[1]}" if steps[0] != steps[1] else f"step {steps[0]}"
+        found.append(("Held-out accuracy", numbers.accuracy(run), f"{reward}{where}"))
     key, form = ("reward", "{:.2f}") if ends(run, "reward") else ("loss", "{:.3f}")
     where = _ends_at(run, key)
     if ends(run, key):
         found.append((key.capitalize(), change(ends(run, key), form), where))
-    for key in dict.fromkeys(k for line in run.lines for k in line if k.startswith("completion/")):
-        name = key.removeprefix("completion/").replace("_", " ").capitalize()
-        found.append((f"{name} completions", ARROW.join(map(percent, ends(run, key))), where))
     return found + _watched(run, config, where) + _of_updates(run) + _of_sampling(run) + _of_queries(run)
 
 

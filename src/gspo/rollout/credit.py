@@ -36,9 +36,8 @@ def training_batch(
         groups=teaching if row.drops_equal else left,
         advantages=[A.tolist() if isinstance(A, Tensor) else A for A in advantages],
         counts=sampled_metrics(groups)
+        | within_groups(left)
         | {
-            "frac_reward_zero_std": (len(left) - len(teaching)) / len(left) if left else math.nan,
-            "reward_std": _mean_std(left),
             "groups/dropped": float(len(groups) - len(left)),
             "groups/with_signal": len(teaching) / max(1, len(groups)),
         },
@@ -106,6 +105,10 @@ def completion_of(rollout: Rollout, advantage: float | Tensor) -> Completion:
     )  # fmt: skip
 
 
-def _mean_std(groups: Sequence[list[Completion]]) -> float:
+def within_groups(groups: Sequence[list[Completion]]) -> dict[str, float]:
+    """How rewards differ within groups, each of two completions or more; NaN without groups."""
     stds = [float(torch.tensor([completion.reward for completion in group], dtype=torch.float64).std()) for group in groups]
-    return sum(stds) / len(stds) if stds else 0.0
+    if not stds:
+        return {"frac_reward_zero_std": math.nan, "reward_std": math.nan}
+    equal = sum(not has_signal(group) for group in groups)
+    return {"frac_reward_zero_std": equal / len(stds), "reward_std": sum(stds) / len(stds)}

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gspo.config.policy import ResolvedAlgorithm
-from gspo.rollout.credit import has_signal, trained_on
+from gspo.rollout.credit import has_signal, trained_on, within_groups
 from gspo.rollout.failures import errors
 from gspo.rollout.metrics import sampled_metrics
 from gspo.rollout.synchronous import SynchronousSource
-from gspo.types import Group
+from gspo.types import Completion, Group
 
 
 @dataclass
@@ -27,6 +27,7 @@ class DynamicSamplingSource(SynchronousSource):
     def _batch(self) -> list[Group]:
         size = self.config.num_prompts
         sampled: list[Group] = []
+        completions: list[list[Completion]] = []
         teaching: list[bool] = []
         spent: dict[str, float] = {}
         rounds = 0
@@ -34,12 +35,13 @@ class DynamicSamplingSource(SynchronousSource):
             # The seed depends on the number of prompts handed out, not of rounds, since rounds differ in size.
             groups, metrics = self._sample(count, self.prompts.position, len(sampled))
             sampled += groups
-            _, completions = trained_on(groups, self.algorithm, self.config.mask_truncated_completions)
-            teaching += map(has_signal, completions)
+            _, new = trained_on(groups, self.algorithm, self.config.mask_truncated_completions)
+            completions += new
+            teaching += map(has_signal, new)
             spent = {name: spent.get(name, 0.0) + metrics.get(name, 0.0) for name in spent | metrics}
             rounds += 1
         self.prompts.observe(sampled)
-        self.metrics = spent | sampled_metrics(sampled)
+        self.metrics = spent | sampled_metrics(sampled) | within_groups([group for group in completions if group])
         self.metrics |= {
             "dynamic_sampling/queries": len(sampled),
             "dynamic_sampling/rounds": rounds - 1,

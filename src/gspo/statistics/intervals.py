@@ -101,18 +101,26 @@ def interval(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, 
     return Interval(float(x.mean()), float(low), float(high), len(x))
 
 
-def of_differences(values: Sequence[float], bounds: tuple[float, float]) -> Interval:
-    """`interval` for paired differences. If all are equal and not 0, as may happen with few held-out prompts, the noise is
-    unknown rather than zero, so the mean gets no interval.
+def no_narrower(value: Interval, floor: Interval) -> Interval:
+    """The interval widened to contain another one; as it is if either has no ends."""
+    if math.isnan(value.low + floor.low):
+        return value
+    return Interval(value.mean, min(value.low, floor.low), max(value.high, floor.high), value.n)
+
+
+def over_seeds(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Interval:
+    """`interval` of a measured number of each seed, or of paired differences. If all are equal, as may happen with few
+    held-out prompts or at the highest reward, the noise is unknown rather than zero, so the mean gets no interval.
     """
     found = interval(values, bounds)
     return Interval(found.mean, math.nan, math.nan, found.n) if noiseless(values) else found
 
 
 def noiseless(values: Sequence[float] | np.ndarray) -> bool:
-    """Whether the values are all equal, up to rounding, and not 0."""
+    """Whether the finite values are all equal, up to rounding."""
     x = np.asarray(values, float)
-    return bool(x.any() and np.ptp(x) <= EQUAL * np.abs(x).max())
+    x = x[np.isfinite(x)]
+    return bool(len(x) and np.ptp(x) <= EQUAL * np.abs(x).max())
 
 
 def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:

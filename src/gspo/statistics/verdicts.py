@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from gspo.statistics.intervals import Interval
 
@@ -25,22 +26,25 @@ def verdict(
     name: str,
     baseline: str,
     difference: Interval,
-    collapsed: int,
-    of: int,
     measure: str = "reward",
     sign: int = 1,
     unit: str = "seed",
     share: bool = False,
+    collapsed: Mapping[str, tuple[int, int]] = {},
+    missing: int = 0,
 ) -> str:
     """What a difference, `name` - `baseline` paired by `unit`, allows to conclude about the measure, in words.
 
-    collapsed: number of units in which `name` collapsed, out of `of`. sign: 1 if more is better, -1 if less is, 0 if
-    neither. share: the measure is a share, whose differences are given in percentage points.
+    sign: 1 if more is better, -1 if less is, 0 if neither. share: the measure is a share, whose differences are given in
+    percentage points. collapsed: of both sides, the number of units in which each collapsed, and out of how many. missing:
+    number of cells without a value; those left are a choice, of those that did not collapse, say.
     """
     words = f"{measure}: "
-    if collapsed:
-        words += f"{name} collapsed in {collapsed} of {of} {unit}s. "
+    for side, (count, of) in collapsed.items():
+        words += f"{side} collapsed in {count} of {of} {unit}s. " if count else ""
     n, both = difference.n, f"{name} against {baseline}"
+    if missing:
+        return words + f"{both}: no verdict: {missing} cell{'s have' if missing > 1 else ' has'} no value."
     if n < 2:
         return words + f"{both}: {n} paired {unit}{'s' * (n != 1)}, no verdict."
     span = in_points(difference) if share else spell(difference, "+z.3f")

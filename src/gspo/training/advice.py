@@ -34,8 +34,8 @@ def of_range(run: Run, metrics: Metrics) -> None:
 def of_rewards(run: Run, groups: Sequence[Group]) -> None:
     """Warns once if in the last `EQUAL_STEPS` steps every completion got the same reward, and says what to do about it."""
     rewards = {rollout.reward for group in groups for rollout in group.rollouts if rollout.reward is not None}
-    run.equal_steps = run.equal_steps + 1 if len(rewards) == 1 else 0
-    if run.equal_steps != EQUAL_STEPS or run.config.teacher.path:
+    run.equal_steps = [each for each in [*run.equal_steps, *rewards] if {each} == rewards]
+    if len(run.equal_steps) != EQUAL_STEPS or run.config.teacher.path:
         return
     (reward,) = rewards
     if reward >= run.config.reward.correct_threshold:

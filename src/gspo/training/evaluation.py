@@ -49,7 +49,7 @@ def held_out(run: Run) -> Metrics:
         errors = eval_errors(groups)
         run.log.warn(
             f"step {run.step}: {metrics['eval/failed']:.0f} of {len(errors)} held-out completions were not scored, and "
-            f"count as wrong in eval/accuracy; {cause(errors)}"
+            f"count as wrong in eval/accuracy and not in eval/reward; {cause(errors)}"
         )
     mean = rank([rollout.reward for group in groups for rollout in group.rollouts])
     if mean > (-math.inf if run.best is None else run.best):

@@ -44,8 +44,8 @@ class Run:
     good: bool = True  # whether the guard found no problem in the last step
     collapsed: bool = False
     old_logprobs: str = ""  # what "auto" is, once the first batch has told
-    equal_steps: int = 0  # in a row, since the start or a resume: those in which all rewards were the same
-    best: float | None = None  # the highest eval/reward so far
+    equal_steps: list[float] = field(default_factory=list)  # in a row, since the start or a resume: the one reward of each
+    best: float | None = None  # the highest mean held-out reward so far (evaluation.py:rank)
     best_step: int = 0  # where it first was
     unevaluated: bool = False  # the last step's evaluation is missing: the sampler was lost
 
@@ -74,7 +74,8 @@ def save(run: Run, needed: bool = True) -> None:
         checkpoint.mark(checkpoints, run.step, checkpoint.GOOD, needed)
     if done and run.config.train.keep_best and run.best_step == run.step > 0:
         checkpoint.mark(checkpoints, run.step, checkpoint.BEST, needed)
-        run.log.note(f"step {run.step}: the best evaluation so far (eval/reward {run.best:.4g}) is kept in {done}")
+        rank = f"mean reward {run.best:.4g}, not scored counted as 0"
+        run.log.note(f"step {run.step}: the best evaluation so far ({rank}) is kept in {done}")
 
 
 def restore(run: Run, state: dict[str, Any]) -> None:

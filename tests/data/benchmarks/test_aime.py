@@ -21,6 +21,10 @@ def test_what_is_no_problem_of_aime_is_refused(subtests):
         ({"problem": "1 + 1", "answer": "two"}, "the answer is 'two'; AIME's are whole numbers from 0 to 999"),
         ({"problem": "1 + 1", "answer": 1000}, "the answer is '1000'"),
         ({"problem": "1 + 1", "answer": None, "solution": "two"}, "there is no answer"),
+        ({"problem": "1 + 1", "answer": ["2"]}, "there is no answer: expected text or a number in answer"),
+        ({"problem": "1 + 1", "answer": {"value": 2}}, "there is no answer"),
+        ({"problem": "1 + 1", "answer": True}, "there is no answer"),
+        ({"problem": [{"role": "user", "content": "1 + 1"}], "answer": 2}, "there is no column problem"),
     ):
         with subtests.test(why), pytest.raises(ValueError, match=why):
             aime_row(row, 0)

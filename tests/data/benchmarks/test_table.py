@@ -27,6 +27,14 @@ def test_a_benchmark_is_a_source_of_prompts_like_any_other(file):
     assert dict(train.rows[0])["answer"] == "1" and train.label == f"benchmark aime24 ({file})"
 
 
+def test_problems_that_are_given_twice_are_told():
+    rows = [{"problem": f"{i} + 1?", "answer": i + 1} for i in (1, 2, 1, 2)]
+    with logs("here: only 2 of 4 problems are different, so intervals are too narrow"):
+        made("rows.jsonl", rows, {}, "here")
+    with pytest.raises(ValueError, match="here, row 1: there is no answer: expected text or a number in answer"):
+        made("rows.jsonl", [rows[0], {"problem": "?", "answer": ["2"]}], {}, "here")
+
+
 def test_a_file_of_problems_and_answers_is_one_too(file):
     assert [row["answer"] for _, row in read(f"benchmark:{file}", TaskConfig(), "train")] == [str(i + 1) for i in range(30)]
 
@@ -58,7 +66,7 @@ UNFIT = [{"official_tests_complete": False}] * 3 + [
 
 def test_problems_that_cannot_be_judged_are_left_out_and_counted():
     """The test split of open-r1/codeforces has such rows: one of them must not end the evaluation."""
-    raw = [PROBLEM | {"id": f"1/{i}"} | changes for i, changes in enumerate([*UNFIT, {}, {}])]
+    raw = [PROBLEM | {"id": f"1/{i}", "title": f"Problem {i}"} | changes for i, changes in enumerate([*UNFIT, {}, {}])]
     with logs(r"here: 7 problems left out \(3 official_tests_complete is not true, 1 interactive, .*\), of 9$"):
         rows, left_out = made("codeforces", raw, {}, "here")
     assert [row["id"] for row in rows] == ["1/7", "1/8"]

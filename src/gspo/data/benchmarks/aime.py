@@ -26,7 +26,8 @@ def aime_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 def answer_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A problem with an answer of any form, as prompt, answer and id."""
-    cells = {str(name).lower(): str(value).strip() for name, value in row.items() if value is not None}
+    # Of a list, say, str would make a text that no reply equals.
+    cells = {str(name).lower(): str(value).strip() for name, value in row.items() if type(value) in (str, int, float)}
 
     def first(*names: str) -> str:
         return next((cells[name] for name in names if cells.get(name)), "")
@@ -37,5 +38,7 @@ def answer_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     boxes = _BOX.findall(first("solution"))
     answer = first("answer") or (boxes[-1].strip() if boxes else "")
     if not answer:
-        raise ValueError("there is no answer: expected a column answer, or a column solution that ends with \\boxed{...}")
+        raise ValueError(
+            "there is no answer: expected text or a number in answer, or a solution that ends with \\boxed{...}"
+        )
     return {"prompt": f"{problem}\n\n{ASK}", "answer": answer, "id": first("id", "task_id", "problem_id") or str(number)}

@@ -114,18 +114,17 @@ def _prompt(question: str, starter: str) -> str:
 
 def lcb_choose(rows: list[dict[str, Any]], release: str | None = None, window: str = WINDOW) -> list[dict[str, Any]]:
     """The problems of a release within a window of contest dates: `FROM..TO`, in months or days, both ends included, or
-    `all`. Without a release, rows that form a whole one are cut down to RELEASE. Raises ValueError.
+    `all`. Without a release, those of all rows. Raises ValueError.
     """
-    if release is not None and release not in RELEASES:
-        raise ValueError(f"release {release!r}: is none of {', '.join(RELEASES)}")
-    asked = release or RELEASE
-    if len(rows) in RELEASES.values() and len(rows) >= RELEASES[asked]:
-        rows = rows[: RELEASES[asked]]
-    elif release is not None:
-        raise ValueError(
-            f"release {release!r}: it has {RELEASES[asked]} problems, and these are {len(rows)}: give the data of this "
-            "release or of a later one, whole and in its order; or ask for no release"
-        )
+    if release is not None:
+        if release not in RELEASES:
+            raise ValueError(f"release {release!r}: is none of {', '.join(RELEASES)}")
+        if len(rows) not in RELEASES.values() or len(rows) < RELEASES[release]:
+            raise ValueError(
+                f"release {release!r}: it has {RELEASES[release]} problems, and these are {len(rows)}: give the data of "
+                "this release or of a later one, whole and in its order; or ask for no release"
+            )
+        rows = rows[: RELEASES[release]]
     if window == "all":
         return rows
     ends = _WINDOW.fullmatch(window)

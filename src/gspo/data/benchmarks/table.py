@@ -156,6 +156,8 @@ def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any]
         chosen = one.choose(rows, **{key: value for key, value in options.items() if key not in READS})
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+    if (different := len({row["prompt"] for row in chosen})) < len(chosen):
+        logger.warning(f"{where}: only {different} of {len(chosen)} problems are different, so intervals are too narrow")
     return chosen, unjudgeable
 
 
