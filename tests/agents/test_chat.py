@@ -306,6 +306,8 @@ def test_a_template_that_begins_thinking_reads_it_from_its_beginning():
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f"}]', None),
         ("mistral", '[TOOL_CALLS][{"name": "f", "id": "abcdefgh9"}, {"name": "f", "id": "abcdefgh9"}]', None),
         ("qwen3", '<tool_call>{"name": "f", "arguments": {"id": "abcdefgh9"}}</tool_call>', None),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"id": "abcdefgh9"}}]', None),
+        ("mistral small 3.2", '[TOOL_CALLS]f[ARGS]{"id": "abcdefgh9", "a": "[CALL_ID]abcdefgh9"}', None),
     ],
 )
 def test_ids_of_calls(family, said, ids):
