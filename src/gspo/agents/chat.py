@@ -101,7 +101,7 @@ class Chat:
             for job in jobs:
                 job.cancel()
             raise
-        thinks = _opens_thinking(asked.text, messages[-1])
+        thinks = opens_thinking(asked.text, messages[-1])
         calls = [self._call(f"{id}-{i}", rollout, tools, sampling, thinks) for i, rollout in enumerate(rollouts)]
         self.calls.add(*calls)
         return calls
@@ -235,7 +235,7 @@ def _warn_unseen(names: str) -> None:
     )
 
 
-def _opens_thinking(text: str, last: Message) -> bool:
+def opens_thinking(text: str, last: Message) -> bool:
     """Whether a prompt ends inside an open <think>, of the template or of the unfinished turn that it ends with."""
     begun = content_of(last) if last["role"] == "assistant" else ""
     return text.rstrip().endswith("<think>") or "<think>" in begun.rpartition("</think>")[2]
