@@ -75,6 +75,22 @@ def test_other_settings_are_another_batch(batching):
     assert batching.sampler.batches == [1, 2, 1]
 
 
+def test_what_is_cancelled_before_its_turn_in_a_batch_is_not_sampled(batching):
+    first = held(batching)
+    jobs = [batching.begin(Rollout.begun(PROMPTS[1]), 1, Sampling(max_new_tokens=n)) for n in (1, 2)]
+    sample = batching.sampler.generate
+
+    def generate(*arguments):
+        if len(batching.sampler.batches) == 1:
+            jobs[1].cancel()  # what an environment does that gives a turn up
+        return sample(*arguments)
+
+    batching.sampler.generate = generate
+    batching.sampler.go.set()
+    assert first.result() and jobs[0].result() and jobs[1].future.cancelled()
+    assert batching.begin(Rollout.begun(PROMPTS[1]), 1, SAMPLING).result() and batching.sampler.batches == [1, 1, 1]
+
+
 def test_whoever_waits_hears_of_an_error_and_the_next_is_served(batching):
     batching.sampler.error = ValueError("no room")
     with pytest.raises(ValueError, match="no room"):

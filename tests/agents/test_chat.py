@@ -75,10 +75,11 @@ def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said,
 def test_a_turn_that_was_cut_off_after_its_call_is_read_again_too(template):
     """With the template's end of a turn, which was not sampled; also if no token ends completions."""
     said = CALL if template == "chatml" else '[TOOL_CALLS][{"name": "lookup"}]'
-    talk = chat(template, completer=Says(template, *[(f"{said}\n", "length"), ("done", "eos")] * 2))
+    talk = chat(template, completer=Says(template, *[(f"{said}\n", "length"), ("done", "eos")] * 2, spelled=True))
     ends, talk.sampling = talk.sampling, replace(talk.sampling, stop_ids=())
     (first,) = turns(talk, ASK, tools=TOOLS)
-    assert turns(talk, [*ASK, first.message, {"role": "tool", "content": "go on"}], tools=TOOLS)
+    (second,) = turns(talk, [*ASK, first.message, {"role": "tool", "content": "go on"}], tools=TOOLS)
+    assert continues(second, first)
     talk.sampling = ends
     (first,) = turns(talk, ASK, tools=TOOLS)
     (second,) = turns(talk, [*ASK, first.message, {"role": "tool", "content": "go on"}], tools=TOOLS)
@@ -219,7 +220,7 @@ def test_tools_of_a_template_that_is_not_understood_are_refused_before_anything_
 
 def talking(template, *script):
     """A Chat with this template."""
-    talk = chat("chatml", completer=Says("chatml", *((said, "eos") for said in script)))
+    talk = chat("chatml", completer=Says("chatml", *((said, "eos") for said in script), spelled=True))
     encoder = Encoder(copy.copy(talk.encoder.tokenizer), TaskConfig())
     encoder.tokenizer.chat_template = encoder.template = template
     return Chat(talk.completer, encoder, talk.sampling, 4096)
@@ -266,6 +267,35 @@ def test_a_malformed_call_is_reported_in_a_message_that_templates_read(family, s
     assert "error: no call could be read" in read(talk, after)
 
 
+def test_a_malformed_call_leaves_the_thoughts_before_it_where_the_template_can():
+    """The template leaves out the thoughts before a user's message."""
+    talk = talking(CHATML, "<think>hm</think>\n\n<tool_call>{oops</tool_call>", "done")
+    (bad,) = turns(talk, ASK, tools=TOOLS)
+    told = asyncio.run(ToolEnvironment({}).step(bad.message)).messages
+    (after,) = turns(talk, [*ASK, bad.message, *told], tools=TOOLS)
+    assert continues(after, bad)
+
+
+def test_a_turn_is_continued_whatever_form_its_prompt_is_sent_in():
+    talk = talking(CHATML, CALL, "two", "done")
+    asked = [{"role": "system", "content": "short"}, *ASK]
+    (called,) = turns(talk, asked, tools=TOOLS)
+    (call,) = called.message["tool_calls"]
+    told = {"role": "tool", "tool_call_id": call["id"], "content": "42"}
+    (second,) = turns(talk, [*asked, called.message, told], tools=TOOLS)
+    function = call["function"] | {"arguments": '{"key":"\\u00e9"}'}
+    parts = [{"type": "text", "text": ASK[0]["content"], "cache_control": {"type": "ephemeral"}}]
+    for i, other in (
+        (0, {"role": "developer", "content": "short"}), (1, {"role": "user", "content": parts}),
+        (1, ASK[0] | {"name": None}), (2, called.message | {"tool_calls": [call | {"function": function}]}),
+        (2, called.message | {"content": None}),
+    ):  # fmt: skip
+        history = [*asked, called.message, told]
+        history[i] = other
+        tokens = talk.encoded([*history, second.message, MORE], TOOLS).tokens
+        assert list(tokens[: len(second.rollout.tokens)]) == second.rollout.tokens.tolist(), other
+
+
 def test_a_turn_is_not_continued_where_its_prompt_has_changed():
     """In what the hash of a conversation leaves out."""
     template = CHATML.replace("user\n' +", "user\n' + (message.name or '') +")
@@ -306,6 +336,8 @@ def test_a_template_that_begins_thinking_reads_it_from_its_beginning():
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f"}]', None),
         ("mistral", '[TOOL_CALLS][{"name": "f", "id": "abcdefgh9"}, {"name": "f", "id": "abcdefgh9"}]', None),
         ("qwen3", '<tool_call>{"name": "f", "arguments": {"id": "abcdefgh9"}}</tool_call>', None),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"id": "abcdefgh9"}}]', None),
+        ("mistral small 3.2", '[TOOL_CALLS]f[ARGS]{"id": "abcdefgh9", "a": "[CALL_ID]abcdefgh9"}', None),
     ],
 )
 def test_ids_of_calls(family, said, ids):

@@ -90,7 +90,7 @@ def test_what_goes_wrong_is_told_to_the_policy():
         found = step(answer((name, arguments)), timeout=0.1 if counted == "timeouts" else PATIENCE)
         assert found.messages[0]["content"].startswith(told) and found.metrics == {"tools/calls": 1, f"tools/{counted}": 1}
     found = step(answer(malformed="no end"))
-    assert found.messages == [{"role": "user", "content": "error: no call could be read: no end"}]
+    assert found.messages == [{"role": "tool", "content": "error: no call could be read: no end"}]
     assert found.metrics == {"tools/malformed": 1} and not found.done
 
 

@@ -146,6 +146,9 @@ def test_thinking_that_is_only_named_hides_no_call():
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     for after in ("<think>now wait for it</think>", "</think>", "The </think> tag"):
         assert tagged(f"{call}\n{after}")[1] == [("f", {})], after
+    for before, thinks in (("", False), ("hm</think>", True), ("<think>hm</think>", False), ("a <think> b</think>", True)):
+        for after in (f"<think>or {call.replace('f', 'g', 1)}?</think>", f"<think>or {call}?"):
+            assert tagged(f"{before}{call}\n{after}", thinks) == (before, [("f", {})]), (before, after)
     with pytest.raises(Malformed):  # cut off in its argument
         tagged('<tool_call>{"name": "f", "arguments": {"text": "a</think>b')
 

@@ -58,6 +58,7 @@ def test_equal_integers_vote_alike():
     assert normal("033") == normal(r"\text{33}") == "33"
     assert normal(r"\frac{1}{2} ") == r"\frac{1}{2}"
     assert normal("10,100") == "10100" != normal("10, 100")
+    assert normal("(B) 72") == normal(r"\textbf{(B) }72\text{ clips}") == normal("B") == "B" != normal("(B) or (C)")
 
 
 PAIRS = [line.split(" ;; ") for line in Path(__file__).with_name("pairs.txt").read_text(encoding="utf-8").splitlines()]
@@ -137,7 +138,17 @@ def test_a_result_without_a_box_is_the_last_one_or_the_one_that_is_called_the_an
         ("If the answer is 5, it is odd. So the answer is B.", "B", 1), ("The correct answer is (B) 72.", "B", 1),
         ("If the answer is B, it is odd. So the answer is C.", "B", 0), ("So \\[x = 1 \\\\[2pt]\\] and \\(7\\)", "7", 1),
         ("所以答案是72。", "72", 1), ("因此，一共卖了72个夹子。", "72", 1), ("答えは72です", "72", 1),
-        ("정답은 72입니다.", "72", 1), ("So \\[x = 7 \\\\[2pt] \\]", "7", 1),
+        ("정답은 72입니다.", "72", 1), ("So \\[x = 7 \\\\[2pt] \\]", "7", 1), ("一共卖了5万个", "5", 0),
+        ("所以是3个半小时", "3", 0), ("答案是5的平方", "5", 0), ("it is 5.5x", "5", 0), ("A. 12", "A", 1),
+        ("A. 12 is it\nor not", "A", 0), ("A.\nThe answer is B.", "A", 0), ("A.\nThe answer is B.", "B", 1),
+        ("A. 12 is too small. C. 15 fits. So the answer is C.", "A", 0), ("A. 12, but the answer is not 12.", "A", 0),
+        ("A. 12 is too small. C. 15 fits. So the answer is C.", "C", 1), ("(A) is 5 and (B) is 6.", "A", 0),
+        ("To find the answer: first compute 2 * 5 = 10. The answer is 5\\pi.", "5\\pi", 1),
+        ("To find the answer: first compute 2 * 5 = 10. The answer is x².", "x^2", 1),
+        ("The answer is 5\\pi. I hope this answer is helpful!", "5\\pi", 1),
+        ("The answer is 5. The answer is 5\\pi.", "5", 0),
+        ("Answers: 2, 3", "2, 3", 1), ("Final Answers: (2, 3)", "(2, 3)", 1), ("The answers are: 2, 3", "2, 3", 1),
+        ("The answer x = 5, and not 6", "5", 1), ("The answer x = 5, and not 6", "6", 0),
     ):  # fmt: skip
         assert found(text, right) == is_right, text
 

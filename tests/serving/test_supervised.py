@@ -54,6 +54,9 @@ def test_an_answer_that_would_be_all_thoughts_is_refused():
     assert len(targets([thought], talk)) == 1
     with pytest.raises(ValueError, match=r"messages_and_choices\[1\]: the prompt ends inside <think>"):
         targets([TALK], talk)
+    begun = Trajectory([*ASK, *({"role": "assistant", "content": text} for text in ("<think>It is", "a pear"))])
+    with pytest.raises(ValueError, match=r"messages_and_choices\[2\]: the prompt ends inside <think>"):
+        targets([begun], talking(CHATML))
 
 
 @pytest.mark.parametrize(

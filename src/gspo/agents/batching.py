@@ -74,19 +74,20 @@ class Batching:
             over = one is None
             kinds: dict[Sampling, list[Waiting]] = {}
             for waiting in batch:
-                if waiting.future.set_running_or_notify_cancel():
-                    kinds.setdefault(replace(waiting.sampling, seed=0), []).append(waiting)
+                kinds.setdefault(replace(waiting.sampling, seed=0), []).append(waiting)
             begin = time.monotonic()
             for sampling, together in kinds.items():
                 self._sample(sampling, together)
             self._sizes.append(len(batch))
             self._patience = max(WINDOW, SHARE * (time.monotonic() - begin))
 
-    def _sample(self, sampling: Sampling, together: list[Waiting]) -> None:
-        prompts, seeds = [waiting.begun.prompt for waiting in together], tuple(waiting.seed for waiting in together)
+    def _sample(self, sampling: Sampling, batch: list[Waiting]) -> None:
+        together: list[Waiting] = []
         try:
             with self.still:
-                rollouts = self.sampler.generate(prompts, 1, replace(sampling, seed=seeds))
+                together += (one for one in batch if one.future.set_running_or_notify_cancel())
+                prompts, seeds = [one.begun.prompt for one in together], tuple(one.seed for one in together)
+                rollouts = self.sampler.generate(prompts, 1, replace(sampling, seed=seeds)) if together else []
         except Exception as error:  # re-raised by each future
             for waiting in together:
                 waiting.future.set_exception(error)

@@ -101,7 +101,7 @@ class Chat:
             for job in jobs:
                 job.cancel()
             raise
-        thinks = _opens_thinking(asked.text, messages[-1])
+        thinks = opens_thinking(asked.text, messages[-1])
         calls = [self._call(f"{id}-{i}", rollout, tools, sampling, thinks) for i, rollout in enumerate(rollouts)]
         self.calls.add(*calls)
         return calls
@@ -122,7 +122,8 @@ class Chat:
             )
         traces = list(itertools.accumulate(messages, follow, initial=b""))[1:]
         stored = {i: self.calls.ending(traces[i]) for i, one in enumerate(messages) if one["role"] == "assistant"}
-        readable = [self._readable(message, stored.get(i)) for i, message in enumerate(messages)]
+        plain = [*map(templated, messages)]
+        readable = [self._readable(plain, i, stored.get(i)) for i in range(len(plain))]
         text = self._text(readable, tools)
         names = [str(tool.get("function", tool).get("name")) for tool in tools]
         if not stored and (unseen := [name for name in names if name not in text]):
@@ -130,15 +131,18 @@ class Chat:
         offered = digest(tools)
         for at, calls in reversed(stored.items()):
             for call in sorted(calls, key=lambda call: _ids(call.message) != _ids(messages[at])):
-                if call.tools == offered and call.rollout.prompt.messages == list(messages[:at]):
+                if call.tools == offered and [*map(templated, call.rollout.prompt.messages)] == plain[:at]:
                     tokens = self._continued(call, readable[: at + 1], text, tools)
                     if tokens:
                         return Encoded(text, tokens)
         return Encoded(text, tuple(self.encoder.bare(text)))
 
-    def _readable(self, message: Message, calls: Sequence[Call] | None) -> Message:
-        """A message as the template reads it. calls: the stored turns that it may be."""
-        readable = templated(message)
+    def _readable(self, messages: Sequence[Message], i: int, calls: Sequence[Call] | None) -> Message:
+        """Message `i` as the template reads it. calls: the stored turns that it may be."""
+        readable, before = dict(messages[i]), messages[i - 1] if i else {}
+        uncalled = before.get("role") == "assistant" and "tool_calls" not in before
+        if readable["role"] == "tool" and uncalled and not self.encoder.takes_uncalled:
+            readable["role"] = "user"
         thoughts, ended, _ = readable["content"].partition("</think>")
         if readable["role"] == "assistant" and ended and "<think>" not in thoughts:  # the prompt of the turn had it
             readable["content"] = self.encoder.opening + readable["content"]
@@ -231,7 +235,7 @@ def _warn_unseen(names: str) -> None:
     )
 
 
-def _opens_thinking(text: str, last: Message) -> bool:
+def opens_thinking(text: str, last: Message) -> bool:
     """Whether a prompt ends inside an open <think>, of the template or of the unfinished turn that it ends with."""
     begun = content_of(last) if last["role"] == "assistant" else ""
     return text.rstrip().endswith("<think>") or "<think>" in begun.rpartition("</think>")[2]

@@ -89,8 +89,7 @@ class ToolEnvironment:
     async def step(self, turn: Message) -> Step:
         """Runs the turn's tool calls, or ends the episode."""
         if "malformed" in turn:
-            # As a user: many templates take a tool's message only after a call.
-            notice = {"role": "user", "content": f"error: no call could be read: {turn['malformed']}"}
+            notice = {"role": "tool", "content": f"error: no call could be read: {turn['malformed']}"}
             return Step([notice], metrics={"tools/malformed": 1})
         calls = turn.get("tool_calls") or ()
         if not calls:

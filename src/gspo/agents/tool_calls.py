@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,10 +48,10 @@ class Marked:
 
     def __call__(self, text: str, thinks: bool = False) -> Found:
         """Parses a completion, as every Parse does."""
-        start = _after_thinking(text, thinks, self.opens, self.closes)
-        calls = [call for body in self._between(text[start:]) for call in self.read(body)]
-        before, begun, _ = text[start:].partition(self.begins or self.opens)
-        return (text[:start] + before).strip() if begun else text, calls
+        spoken = _without_thoughts(text, thinks, self.opens, self.closes)
+        calls = [call for body in self._between(spoken) for call in self.read(body)]
+        begin = spoken.find(self.begins or self.opens)
+        return (text if begin < 0 else text[:begin].strip()), calls
 
     def _between(self, text: str) -> Iterator[str]:
         for part in text.split(self.opens)[1:]:
@@ -60,19 +61,15 @@ class Marked:
             yield body
 
 
-def _after_thinking(text: str, thinks: bool, opens: str, closes: str = "") -> int:
-    """Where the thinking in a completion ends: 0 if there is none, the completion's end if it never ends. A </think> in a
-    whole call, from `opens` to `closes`, is part of an argument.
+def _without_thoughts(text: str, thinks: bool, opens: str, closes: str = "") -> str:
+    """A completion with blanks for its thoughts. What stands in a whole call, from `opens` to `closes`, is part of an
+    argument; without `closes`, all after the first `opens` is.
     """
-    if not thinks and "think>" not in text.partition(opens)[0]:
-        return 0
     first, last = re.escape(opens), re.escape(closes)
-    whole = re.compile(f"{first}(?:(?!{first}).)*?{last}", re.DOTALL)
-    outside = whole.sub(lambda call: " " * len(call[0]), text) if closes else text
-    end = outside.rfind("</think>")
-    start = 0 if end < 0 else end + len("</think>")
-    never_ends = (thinks and end < 0) or "<think>" in text[start:].partition(opens)[0]
-    return len(text) if never_ends else start
+    call = f"{first}(?:(?!{first}).)*?{last}" if closes else "(?!)"
+    begins = r"(?:\A|<think>)" if thinks else "<think>"
+    thought = f"{begins}(?>{call}|(?!</think>).)*+(?:</think>|$)"
+    return re.sub(f"(?s){thought}|({call if closes else first + '.*'})", lambda one: one[1] or " " * len(one[0]), text)
 
 
 def _object(body: str) -> list[Named]:
@@ -160,17 +157,23 @@ def _objects(body: str, closes: str = "") -> list[Named]:
     """`{"name": ..., "arguments": {...}}`, one or more or a list of them, up to a marker that may be missing (Granite 3,
     MiniMax M1).
     """
-    calls, text = [], (body.partition(closes)[0] if closes else body).strip()
+    calls = _values(body.partition(closes)[0] if closes else body)
+    if not calls:
+        raise Malformed("a marker of calls, and none after it")
+    return [_checked(call) for call in calls]
+
+
+def _values(text: str) -> list[Any]:
+    """JSON values beside each other, or in lists."""
+    values, text = [], text.strip()
     while text:
         try:
             value, end = json.JSONDecoder().raw_decode(text)
         except ValueError as error:
             raise Malformed(f"no JSON ({error}): {text!r:.80}") from None
-        calls += value if isinstance(value, list) else [value]
+        values += value if isinstance(value, list) else [value]
         text = text[end:].lstrip(" \n\r\t;,")
-    if not calls:
-        raise Malformed("a marker of calls, and none after it")
-    return [_checked(call) for call in calls]
+    return values
 
 
 def _pythonic(body: str) -> list[Named]:
@@ -218,8 +221,9 @@ def in_channels(text: str, calls: bool) -> dict[str, str]:
 
 def bare(text: str, thinks: bool = False) -> Found:
     """`{"name": ..., "parameters": {...}}` as the whole completion, one or more (Llama 3 and 4)."""
-    start = _after_thinking(text, thinks, "{")
-    body = re.sub(r"<\|python_(?:tag|start|end)\|>", "", text[start:]).strip()
+    spoken = _without_thoughts(text, thinks, "{")
+    start = len("".join(text[: max(0, spoken.find("{"))].rpartition("</think>")[:2]))
+    body = re.sub(r"<\|python_(?:tag|start|end)\|>", "", spoken[start:]).strip()
     return (text[:start].strip(), _objects(body)) if re.match(r'\{\s*"(?:name|type)"', body) else (text, [])
 
 
@@ -245,8 +249,7 @@ CONVENTIONS: dict[str, Parse] = {
     "<tool_call>": Marked("<tool_call>", "</tool_call>", _object),
     "[TOOL_CALLS]": Marked("[TOOL_CALLS]", "", _listed),
 }  # fmt: skip
-_WRITES_IDS = re.compile(r"\[TOOL_CALLS\]|<\|tool_call_begin\|>")
-_WRITTEN_ID = re.compile(r'<\|tool_call_begin\|>\s*(\S+?:\d+)\s*<|"id":\s*"(\w{9})"|\[CALL_ID\](\w{9})\b')
+_WRITTEN_ID = re.compile(r"<\|tool_call_begin\|>\s*(\S+?:\d+)\s*<|\[TOOL_CALLS\][^\s{\[]+\[CALL_ID\](\w{9})\b")
 _LLAMA = re.compile(r"""\{"name": function name, "parameters":|"parameters":(?:(?!parameters)[^|:]){0,60}?\barguments\b""")
 """Llama's marker also occurs in tool schemas. It counts only in the template's instruction, or if `arguments` follows
 closely, without a filter (|) or a key (:) in between.
@@ -267,7 +270,11 @@ def call_ids(id: str, text: str, count: int) -> list[str]:
     """The ids of the calls in a turn: those that it writes itself (Kimi K2, Mistral), else some that Mistral's templates
     take, the same for the same `id`.
     """
-    ids = ["".join(found) for found in _WRITTEN_ID.findall(text)] if _WRITES_IDS.search(text) else []
+    ids = ["".join(found) for found in _WRITTEN_ID.findall(text)]
+    with suppress(Malformed):
+        lists = [part for part in text.split("[TOOL_CALLS]")[1:] if part.lstrip().startswith("[")]
+        written = [str(call.get("id")) for part in lists for call in _values(part)]
+        ids += [one for one in written if re.fullmatch(r"\w{9}", one)]
     if len(ids) == count == len(set(ids)):
         return ids
     return [hashlib.sha256(f"{id}-{i}".encode()).hexdigest()[:9] for i in range(count)]

@@ -224,6 +224,12 @@ class Encoder:
         return self._shows(*map(self._readable, ({"role": "system", "content": _MARK}, {"role": "user", "content": "?"})))
 
     @cached_property
+    def takes_uncalled(self) -> bool:
+        """Whether the template shows a tool's message after a turn without a call, such as one that could not be read."""
+        said = {"user": "?", "assistant": "a", "tool": _MARK}
+        return self._shows(*(self._readable({"role": role, "content": text}) for role, text in said.items()))
+
+    @cached_property
     def opening(self) -> str:
         """The <think> with which the template begins a turn, and the space after it; empty if it begins with none."""
         try:

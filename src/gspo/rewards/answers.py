@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 from gspo.config.answer_format import tagged
 from gspo.rewards.notation import CONSTANTS, WRAP, WRAPPED, Tree, UnreadableAnswer, bare, tidy, unwrapped
+from gspo.rewards.units import CHANGES
 
 DIGITS = 4000  # Python parses no longer integers
 _BOX = re.compile(r"\\(?:fbox|boxed)(?![a-zA-Z])\s*")
@@ -25,16 +26,17 @@ _FORMULA = re.compile(
     r"\$\$([^$]+)\$\$|(?<!\\)\$((?:\\\$|[^$\n])+)(?<!\\)\$|"
     r"\\\(((?>\\\\|(?!\\[()]).)+)\\\)|\\\[((?>\\\\|(?!\\[\[\]]).)+)\\\]|"  # none of which begins within another
     rf"(?<!{_LETTER})(?<![.,^_])(?<![\w)}}][+*/])(?<![\w)}}] [+*/] )"  # nor within a sum or a product
-    rf"([-+−]?{_DECIMAL}(?:[eE][-+]?[0-9]+)?(?: ?/ ?{_DECIMAL})?(?: ?\\?%)?)"
-    rf"(?!{_LETTER}|\^|\\(?!text|mbox|mathrm|degree)[a-zA-Z]|[+*][\w(]| ?/ ?[0-9(])",
+    rf"((?>[-+−]?{_DECIMAL}(?:[eE][-+]?[0-9]+)?(?: ?/ ?{_DECIMAL})?(?: ?\\?%)?))"
+    rf"(?!{_LETTER}| ?[个個]?{CHANGES}|\^|\\(?!text|mbox|mathrm|degree)[a-zA-Z]|[+*][\w(]| ?/ ?[0-9(])",
     re.DOTALL,
 )
-_ANSWER = re.compile(r"(?i)answer\b(?:[^.\n:=]{0,40}?(?:\bis\b|:)| ?=)")
+_ANSWER = re.compile(r"(?i)answers?\b(?:[^.\n:=]{0,40}?(?:\bis\b|:)|(?: [a-z])? ?=)")
+_DIGITS = "0123456789²³½"
 _SENTENCE = re.compile(r"\n|[.!?](?:\s|$)")
 _FACTORS = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]{4,}|([fgh])(?![(_'])|.")  # f, g and h that are no functions
 # The font of a number within an answer.
 _FONT = re.compile(rf"(?<!_)(?<!_\{{){WRAP}(?=\{{ ?[-+]?(?:[0-9]|\\d?frac|\\sqrt))(?!\{{[^{{}}]*\}} ?_)")
-_CHOICE = re.compile(r"\(?([A-J])(?:\)[.:]?|[.:]) ?\S.*", re.DOTALL)  # a choice with its text: (B) 72
+_CHOICE = re.compile(r"\(?([A-J])(?:\)[.:]?|[.:](?![a-z])) ?(?!.*\b[A-J]\b)\S.*")  # with its text and no second: (B) 72
 _WORDS = re.compile(r"(?![xyz]+$)[^\W\d_]{2,}(?:[ ,'-]+[^\W\d_]+)*")
 
 
@@ -66,9 +68,19 @@ def final(completion: str) -> str | None:
 
 
 def normal(answer: str) -> str:
-    """An answer in the form used for voting: an integer in its shortest form, other text without formatting."""
+    """An answer in the form used for voting: an integer in its shortest form, the letter of a choice, other text without
+    formatting.
+    """
     number = integer(answer)
-    return bare(answer) if number is None else str(number)
+    return (choice(answer) or bare(answer)) if number is None else str(number)
+
+
+def choice(answer: str) -> str | None:
+    """The letter of a choice that has its text beside it on one line, such as `(B) 72`; None for other texts, and for those
+    with a second choice.
+    """
+    named = None if "\n" in answer.strip() else _CHOICE.fullmatch(unwrapped(answer))
+    return named and named[1]
 
 
 def integer(answer: str) -> int | None:
@@ -88,8 +100,8 @@ def same(answer: str, right: str) -> bool:
     one, two = bare(answer), bare(right)
     if not two:
         raise ValueError(f"there is nothing to compare in the right answer {right!r:.80}")
-    if re.fullmatch("[A-J]", two) and (choice := _CHOICE.fullmatch(unwrapped(answer))):
-        return choice[1] == two
+    if re.fullmatch("[A-J]", two) and (letter := choice(answer)):
+        return letter == two
     numbers = integer(answer), integer(right)
     if None not in numbers:
         return numbers[0] == numbers[1]
@@ -143,12 +155,12 @@ def right_in(text: str) -> str:
 
 def found(text: str, right: str) -> bool:
     """Whether a text without a box or tags is the right answer, or its last formula, or what follows "answer is": the rest
-    of that sentence, or the first formula. For a number it is the last "answer is" with a formula after it.
+    of that sentence, or the first formula. For a right answer with digits it is the last "answer is" that has one after it.
     """
-    if same(text, right):
-        return True
     stated = [match.end() for match in _ANSWER.finditer(text)]
-    last = max((match.start() for match in _FORMULA.finditer(text) if re.search("[0-9]", right)), default=len(text))
+    if bare(text) == bare(right) if stated else same(text, right):
+        return True
+    last = max(map(text.rfind, _DIGITS)) if {*right} & {*_DIGITS} else -1
     start = next((end for end in reversed(stated) if end <= last), stated[-1] if stated else 0)
     if stated and same(_SENTENCE.split(text[start:].lstrip(":*= \n"), maxsplit=1)[0].strip("* "), right):
         return True

@@ -122,19 +122,26 @@ def tests_of(columns: Mapping[str, Any], column: str) -> list[CodeTest]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"column {column!r} is no JSON: {error}") from None
     if isinstance(rows, Mapping):
-        rows = _from_columns(rows)
+        rows = _from_columns(rows, f"column {column!r}")
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"column {column!r} holds {type_of(rows)} in place of a list of tests, or an empty one")
     return [_test(row, f"column {column!r}, test {i + 1}") for i, row in enumerate(rows)]
 
 
-def _from_columns(table: Mapping[str, Any]) -> Any:
-    """The tests of a table of columns, such as {"inputs": [...], "outputs": [...]}; anything else as it is."""
-    known = {"inputs": "input", "outputs": "output"}
-    columns = {known.get(name, name): cells for name, cells in table.items() if cells is not None}
-    if not all(isinstance(cells, list) for cells in columns.values()) or len({*map(len, columns.values())}) != 1:
-        return table
-    return [dict(zip(columns, cells)) for cells in zip(*columns.values())]
+def _from_columns(table: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """The tests of a table of columns, such as {"inputs": [...], "outputs": [...]}. Raises ValueError if it is none."""
+    columns = {name: cells for name, cells in table.items() if cells is not None}
+    for name, cells in columns.items():
+        if not isinstance(cells, list):
+            raise ValueError(
+                f"{where}: {name!r} holds {type_of(cells)} in place of a list with an entry for each test: put a single "
+                "test into a list, and the name of a function into the column that code.function_column names"
+            )
+    if len({*map(len, columns.values())}) > 1:
+        sizes = ", ".join(f"{name!r} {len(cells)}" for name, cells in columns.items())
+        raise ValueError(f"{where}: the lists in it must have an entry for each test, and have different lengths: {sizes}")
+    names = [{"inputs": "input", "outputs": "output"}.get(name, name) for name in columns]
+    return [dict(zip(names, cells)) for cells in zip(*columns.values())]
 
 
 def _test(row: Any, where: str) -> CodeTest:

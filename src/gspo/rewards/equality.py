@@ -42,13 +42,14 @@ def equal(a: Tree, b: Tree) -> bool:
     for stated in (a, b):
         if stated[0] == "relation" and "≈" in stated[1]:
             return any(equal(each, b) if stated is a else equal(a, each) for each in _approximations(stated))
+    if "quantity" in (a[0], b[0]):
+        units = {tree[2] for tree in (a, b) if tree[0] == "quantity"}
+        values = [tree[1] if tree[0] == "quantity" else tree for tree in (a, b)]
+        return len(units) == 1 and (_values if "percent" in (a[0], b[0]) else equal)(*values)  # 5 % is not 5 m
     if b[0] == "percent" and a[0] != "percent" and equal(a, b[1]):
         return True
     if a[0] == "percent" and (literal := _literal(b)) and abs(literal[0]) >= 1 and equal(a[1], b):
         return True
-    if "quantity" in (a[0], b[0]):
-        units = {tree[2] for tree in (a, b) if tree[0] == "quantity"}
-        return len(units) == 1 and equal(*(tree[1] if tree[0] == "quantity" else tree for tree in (a, b)))
     if "relation" in (a[0], b[0]):
         return _relations(a, b)
     if not {"list", "sequence"}.isdisjoint((a[0], b[0])):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from fractions import Fraction
 from typing import Any
 
 Tree = tuple[Any, ...]
@@ -34,7 +35,7 @@ _CHARACTERS = str.maketrans(
     }
 )  # fmt: skip
 _LAYOUT = re.compile(
-    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<!\\)\\!(?:\s+(?=[0-9]))?|\\?\$|"
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<!\\)\\!(?:(?<=,\\!)\s+(?=[0-9]{3}))?|\\?\$|"
     r"\\(?:text)?color ?\{[a-zA-Z]+\}|(?<=\\\\)\[[0-9.]+ ?[a-z]{2}\]"
 )
 _SPACE = re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])|\s")
@@ -161,6 +162,13 @@ AND = re.compile(
 WORD = re.compile(
     rf" ?(?![xyz]+(?![A-Za-z]))([A-Za-z]{{2,3}})(?= ?(?:$|[,;)\]}}]|\\[}}]|(?:{WRAP}\{{ ?)?(?:and|or)(?![a-zA-Z])))"
 )
+
+
+def negative(tree: Tree) -> Tree:
+    """The negative of a tree: -5 % is a percentage too."""
+    if tree[0] == "percent":
+        return ("percent", negative(tree[1]))
+    return ("number", -tree[1], tree[2]) if tree[0] == "number" else ("product", ("number", Fraction(-1), 0), tree)
 
 
 def listed(items: list[Tree], words: str) -> Tree:

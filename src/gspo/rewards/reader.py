@@ -96,9 +96,7 @@ class _Reader:
         sign = self.take() if self.peek() in ("+", "-") else ""
         tree = self.signed(part) if sign and self.peek() in ("+", "-") else part()
         self.depth -= 1
-        if sign != "-":
-            return tree
-        return ("number", -tree[1], tree[2]) if tree[0] == "number" else ("product", ("number", Fraction(-1), 0), tree)
+        return n.negative(tree) if sign == "-" else tree
 
     def term(self) -> Tree:
         tree = self.power()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, cast
 
-from gspo.agents.chat import Chat
+from gspo.agents.chat import Chat, opens_thinking
 from gspo.agents.trajectories import plain
 from gspo.assembly.learners import supervised_learning
 from gspo.data.messages import calls_of, content_of
@@ -32,7 +32,7 @@ def targets(trajectories: Iterable[Any], chat: Chat) -> list[list[Completion]]:
                 raise ValueError(f"{name} calls tools: give the turn as the text that the model writes")
             asked, text = chat.encoded(messages[:i], trajectory.tools or ()), content_of(messages[i])
             try:
-                check_thoughts(asked.text.rstrip().endswith("<think>"), text)
+                check_thoughts(opens_thinking(asked.text, messages[i - 1]), text)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
             rows.append(imitated(asked.tokens, chat.encoder.completion(text)))
