@@ -81,13 +81,13 @@ def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
 def _name_base(model: PreTrainedModel) -> None:
     """Records the base model (as an absolute path, if it is a folder) and its revision in the adapter's configuration."""
     config: Any = model.peft_config[NAME]
-    base = model.name_or_path
+    base = getattr(model, "gspo_folder", model.name_or_path)
     config.base_model_name_or_path = str(Path(base).absolute()) if base and Path(base).is_dir() else base
     config.revision = getattr(model.config, "_commit_hash", None)
     if not base:
         logger.warning(
-            "the model was given from Python and has no name, so its adapter cannot say what it belongs to, and nothing "
-            "else loads it: write the model into a folder first, and give that folder"
+            "the model was given from Python, and its weights are in no folder, so its adapter cannot name what it is for, "
+            "and nothing else loads it: write the model into a folder first, and give that folder"
         )
 
 
