@@ -248,10 +248,21 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 
 
 def check_weights(model: PreTrainedModel) -> None:
-    """Raises ValueError for a weight with nan or infinite values, and names it."""
-    for name, p in model.named_parameters():
-        weight = local(p)  # each rank checks its shard
-        if not weight.is_floating_point() or weight.dtype.itemsize == 1 or weight.is_meta or not weight.numel():
+    """Raises ValueError, and names the weight, for nan or infinite values, and for one tensor under two names that the model
+    does not declare as tied: transformers would not save it, or leave one out.
+    """
+    names: dict[tuple[torch.device, int], str] = {}
+    tied = getattr(model, "all_tied_weights_keys", {})
+    for name, p in model.named_parameters(remove_duplicate=False):
+        weight, own = local(p), tied.get(name, name)  # each rank checks its shard
+        if weight.is_meta or not weight.numel():
+            continue
+        if (other := names.setdefault((weight.device, weight.data_ptr()), own)) != own:
+            raise ValueError(
+                f"{name} and {other} of {type(model).__name__} are one tensor, but its class and config declare no tie: "
+                "it cannot be saved: give each its own copy, or for the head set tie_word_embeddings in the config"
+            )
+        if not weight.is_floating_point() or weight.dtype.itemsize == 1:
             continue
         ends = torch.stack(torch.aminmax(weight.detach()))
         if not ends.isfinite().all():
