@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    Gemma3ForConditionalGeneration,
     GenerationConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -16,8 +18,10 @@ from transformers import (
 
 from gspo.backends.hf import experts
 from gspo.backends.hf.load import wrap_model
+from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
+from gspo.config.policy import LoraConfig
 from tests.backends.hf.families import FAMILIES, PIECES, TOKENIZER, tiny
 from tests.backends.hf.folders import copy, load
 from tests.backends.hf.test_routing import tiny as with_bias
@@ -102,6 +106,21 @@ def test_what_transformers_would_not_save_of_a_generation_config_is_reset(tmp_pa
     model.generation_config.streamer = 3
     with pytest.raises(ValueError, match=r"generation_config\.json: Argument `streamer` is not a valid.* Mend it"):
         wrap_model(model, TOKENIZER)
+
+
+def test_the_processor_of_a_multimodal_model_goes_with_it(tmp_path):
+    text = {k: v for k, v in FAMILIES["gemma3"].items() if k not in ("model_type", "final_logit_softcapping")}
+    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+    config = AutoConfig.for_model("gemma3", text_config=text | {"vocab_size": len(TOKENIZER)}, vision_config=tower)
+    Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "preprocessor_config.json").write_text("{}")
+    model = load(tmp_path / "model")
+    adapters = adapted(model, LoraConfig(rank=2, targets=["q_proj"]))
+    for name, merged in (("whole", True), ("adapter", False)):
+        adapters.save(tmp_path / name, merged)
+        assert (tmp_path / name / "preprocessor_config.json").read_text() == "{}"
+        assert not (tmp_path / name / "processor_config.json").exists()
 
 
 def test_local_attention_of_another_name_is_no_full_attention():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from gspo.config.values import type_of
 from gspo.distributed.ranks import local
 
 T = TypeVar("T")
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 KEPT_KEYS = "keep_window_size"  # config key of models whose tokens attend to at most this many keys, chosen by the model
 # Config keys, by model family, for the number of experts per token and the total number of experts.
 EXPERT_KEYS = (
@@ -245,6 +247,18 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
             f"the tokenizer has {token!r} with id {top}, but the model embeds only {rows} tokens: set model.tokenizer "
             "to the model's own, or resize the embedding"
         )
+
+
+def processor_files(model: PreTrainedModel) -> dict[str, bytes]:
+    """The files of a multimodal model's processor, by name: vLLM and transformers need them beside its weights. Only those
+    that are where the model was read.
+    """
+    found = {}
+    for name in PROCESSOR_FILES if model.name_or_path and model.config.get_text_config() is not model.config else ():
+        with contextlib.suppress(OSError):
+            path = cached_file(str(model.name_or_path), name, revision=getattr(model.config, "_commit_hash", None))
+            found[name] = Path(str(path)).read_bytes()
+    return found
 
 
 def check_weights(model: PreTrainedModel) -> None:

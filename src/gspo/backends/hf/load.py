@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.backends.hf import experts
-from gspo.backends.hf.files import check_weights, load_error, outline, read_config, read_outline
+from gspo.backends.hf.files import check_weights, load_error, outline, processor_files, read_config, read_outline
 from gspo.backends.hf.gguf import converted, missing_tensors
 from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, example_token_ids, not_allclose, trial_forest, windows
 from gspo.backends.hf.quantized_weights import Packed
@@ -114,6 +114,7 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     logger.debug(f"{type(model).__name__} on {model.device} in {model.dtype}: {wrapped.attention} attention")
     check_end(wrapped)
     _make_saveable(model.generation_config)
+    wrapped.processor = processor_files(model)
     with torch.no_grad(), wrapped.evaluating():
         _check_logits(wrapped)
         wrapped.has_full_attention = _has_full_attention(wrapped)

@@ -174,12 +174,14 @@ class Adapted(HFModel):
             raise ValueError(f"{folder}: its adapter is of other layers or targets: {', '.join(sorted(missing)[:3])}, ...")
         peft().set_peft_model_state_dict(self.model, saved, adapter_name=NAME)
 
-    def save(self, folder: str | Path) -> None:
-        """Writes the adapter and the tokenizer."""
+    def save(self, folder: str | Path, merged: bool = False) -> None:
+        """Writes the adapter and the tokenizer, or the full model with the adapter `merged` into it."""
+        if merged:
+            return self.save_whole(folder)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Could not find a config file")  # from a base model that is itself an adapter
             self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        self.save_rest(folder)
 
     def save_whole(self, folder: str | Path, merged: bool = True) -> None:
         """Writes a full model: the base weights, or (merged) W + B A alpha / r. The model in memory is not changed."""
@@ -188,7 +190,7 @@ class Adapted(HFModel):
             self.model.save_pretrained(folder, state_dict=self._plain_state(merged))
         finally:
             self.model._hf_peft_config_loaded = True
-        self.tokenizer.save_pretrained(folder)
+        self.save_rest(folder)
 
     @torch.no_grad()
     def _plain_state(self, merged: bool) -> dict[str, Tensor]:
