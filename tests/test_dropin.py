@@ -100,6 +100,15 @@ def test_advantages_by_token():
         assert not theirs[~mask.bool()].any() and set(metrics) == set(dropin.METRICS)
 
 
+def test_advantages_where_no_token_was_sampled_are_not_read():
+    _, built, out = given()
+    wide, mask = rows(out.logp.detach())
+    mask[0] = 0
+    A = torch.linspace(-1, 1, len(mask), dtype=torch.float64)[:, None].expand(mask.shape)
+    clean, junk = (dropin.loss("gspo", wide, rows(built.logp_old)[0], x, mask) for x in (A, A.where(mask > 0, torch.nan)))
+    assert torch.equal(clean[0], junk[0]) and clean[1] == junk[1]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_micro_batch_without_a_token_has_loss_and_gradient_zero(name):
     """As where all completions of it were cut off and are left out; what stands at padding is not read."""

@@ -108,7 +108,7 @@ def train(
         ValueError: For inputs that cannot work, before training starts.
     """
     functions = _functions(reward)
-    settings = configured(config, sections, model, tokenizer, dataset)
+    settings = configured(config, sections, model, tokenizer, dataset, resume)
     check_command(settings, "train")
     _check_given(settings, functions, eval_dataset)
     given = CallInputs(model, tokenizer, dataset, eval_dataset, functions)
@@ -126,7 +126,7 @@ def sft(
     **sections: dict[str, Any],
 ) -> Result:
     """Fine-tunes `model` on `dataset`, whose rows have a `prompt` and a `completion`. Arguments as in `train`."""
-    settings = configured(config, sections, model, tokenizer, dataset)
+    settings = configured(config, sections, model, tokenizer, dataset, resume)
     check_command(settings, "sft")
     return _run(assemble.imitating(settings, resume, CallInputs(model, tokenizer, dataset), allow), fit)
 
@@ -206,7 +206,7 @@ def _run(assembled: AbstractContextManager[tuple[Any, Any]], loop: Callable[[Any
         collapsed = isinstance(run, Run) and run.collapsed
         finished = run.step >= steps and not collapsed
         if finished:
-            checkpoint.save_model(log.folder, run.learner.publish(run.step).save)
+            checkpoint.save_model(log.folder, run.learner.publish(run.step).save, hf.model)
         elif collapsed:
             log.note(trainer.AFTER_COLLAPSE)
         else:

@@ -111,7 +111,7 @@ def _given(row: Algorithm, name: str, advantages: Tensor, sampled: Tensor) -> Te
     the algorithm takes none per token.
     """
     first = advantages.gather(1, sampled.int().argmax(1, keepdim=True))
-    if torch.equal(torch.where(sampled, advantages, first), first.expand(sampled.shape)):
+    if torch.equal(advantages[sampled], first.expand(sampled.shape)[sampled]):
         return first[sampled.any(1), 0]
     if not row.by_turn:
         able = ", ".join(other for other, its in ALGORITHMS.items() if its.by_turn)

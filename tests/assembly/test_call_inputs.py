@@ -25,6 +25,11 @@ def test_what_is_given_has_a_name_in_the_configuration():
         name_or_path = "org/model"
 
     assert configured(None, {}, LOADED, ITS_TOKENIZER, [{"prompt": "?"}]).model.path == GIVEN
-    assert configured(None, {}, Named(), ITS_TOKENIZER).model.path == "org/model"
+    trained = Named()
+    assert configured(None, {}, trained, ITS_TOKENIZER).model.path == "org/model"
+    for folder, path in (("", GIVEN), ("/run/model", "/run/model")):  # in training, and saved
+        trained.gspo_folder = folder
+        assert configured(None, {}, trained, ITS_TOKENIZER).model.path == path
+        assert configured(None, {}, trained, ITS_TOKENIZER, resume=True).model.path == "org/model"
     assert configured(None, {}, "m", None, [{"prompt": "?"}]).task.source == GIVEN
     assert configured(None, {"task": {"source": "rows.jsonl"}}, "m", None, [{"prompt": "?"}]).task.source == "rows.jsonl"

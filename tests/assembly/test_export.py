@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
-from gspo.assembly.export import export
+from gspo.assembly.export import export, named
 from gspo.cli.main import main
 from tests.tiny_run import ROWS, likes_a, model, settings
 
@@ -58,6 +58,8 @@ def test_an_adapter_is_merged_into_a_whole_model_or_stays_one(place, tmp_path):
     settings.write_text(text.replace('attention = "sdpa"', 'attention = "flash_attention_2"'))  # as trained on a GPU
     assert settings.read_text() != text
     export(settings.parent, tmp_path / "again", merge=True)
+    settings.write_text(text.replace("trust_remote_code = false", "trust_remote_code = true"))
+    assert all(named(settings.parent / part).trust_remote_code for part in ("", "model"))
     settings.write_text(text)
     assert torch.equal(logits(tmp_path / "again"), merged)
     assert torch.allclose(alone, merged, atol=1e-5) and not torch.allclose(alone, logits(place / "base"), atol=1e-3)

@@ -115,6 +115,8 @@ def test_functions_are_called_with_arguments(reward):
     for made, right in (("(sum(a), b)", 1.0), ("[sum(a), b]", 1.0), ("[[sum(a)], b]", 0.0), ("float('nan')", 0.0)):
         text = f"So:\n```python\ndef add(a, b): return {made}\n```"
         assert reward(text, tests=tests, function="add") == right
+    long = [{"arguments": [5000], "value": 10**5000}]  # more digits than Python reads unless told to
+    assert reward("```python\ndef power(n): return 10**n\n```", tests=long, function="power") == 1.0
 
 
 def test_functions_find_what_their_problems_import(reward):

@@ -133,7 +133,7 @@ def test_a_full_disk_is_logged_or_raised_and_leaves_what_was_there(tmp_path):
     assert names(tmp_path) == ["step_000004"]
     checkpoint.check(tmp_path / "step_000004")
     with RunFolder.create(tmp_path / "run", "") as run, pytest.raises(SaveError, match=r"run/model could not .*is full"):
-        checkpoint.save_model(run, lambda folder: (os.mkdir(f"{folder}/model"), full(Path(folder))))
+        checkpoint.save_model(run, lambda folder: (os.mkdir(f"{folder}/model"), full(Path(folder))), None)
 
 
 def test_a_good_checkpoint_that_cannot_be_marked_is_logged_or_raised_and_the_one_before_stays_good(tmp_path):

@@ -119,8 +119,8 @@ FORBIDDEN = "echo 0 > /proc/sys/user/max_user_namespaces && exec {python} -c '{c
 CHOOSE = """
 from gspo.sandbox.open import open_sandbox
 from gspo.sandbox.types import Case, Program
-with open_sandbox("auto") as sandbox:
-    print(sandbox.driver, sandbox.run(Program("print(input())"), [Case("as ever")])[0].stdout)
+sandbox = open_sandbox("auto")
+print(sandbox.driver, sandbox.run(Program("print(input())"), [Case("as ever")])[0].stdout)
 """
 
 
@@ -137,10 +137,10 @@ def test_where_user_namespaces_are_forbidden_landlock_takes_over():
 
 
 def test_nothing_is_run_without_a_sandbox_unless_asked(monkeypatch):
-    with open_sandbox("none") as sandbox:
-        outcomes = sandbox.run(Program(SUM), [Case("1 2"), Case("x")])
-        assert sandbox.driver == "none" and [o.status for o in outcomes] == ["ok", "error"]
-        assert sandbox.run(Program("while True: pass"), [Case("")], Limits(seconds=0.2))[0].status == "timeout"
+    sandbox = open_sandbox("none")
+    outcomes = sandbox.run(Program(SUM), [Case("1 2"), Case("x")])
+    assert sandbox.driver == "none" and [o.status for o in outcomes] == ["ok", "error"]
+    assert sandbox.run(Program("while True: pass"), [Case("")], Limits(seconds=0.2))[0].status == "timeout"
     tried = []
     monkeypatch.setattr(Sandbox, "run", lambda self, *arguments: tried.append(self.driver) or [Outcome("error")])
     with pytest.raises(RuntimeError, match="no sandbox works here"):

@@ -23,6 +23,7 @@ from gspo.assembly.models import (
     check_offload,
     check_stops,
     evaluated_prompts,
+    leave_folder,
     loaded_model,
     models_of,
     named,
@@ -250,6 +251,7 @@ def assembled(
         if isinstance(learner, LeadingLearner):
             tokens = longest_read(config, [len(prompt.tokens) for prompt in prompts], log.step + 1)
             learner.fit(min(tokens, model.context_length or tokens), model.config.vocab_size)
+        leave_folder(config, model)
         yield run, model
 
 
@@ -282,6 +284,7 @@ def imitating(
             if state is None:
                 first = rows[0].tokens
                 log.prompt(decoded(policy.model.tokenizer, first), len(first))
+            leave_folder(config, policy.model)
             yield run, policy.model
 
 

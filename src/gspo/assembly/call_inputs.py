@@ -32,8 +32,12 @@ class CallInputs:
 Source = Config | str | Path | dict[str, dict[str, Any]] | None
 
 
-def configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any, dataset: Any = None) -> Config:
-    """The configuration of a Python call. Raises ValueError for arguments that contradict each other."""
+def configured(
+    config: Any, sections: dict[str, Any], model: Any, tokenizer: Any, dataset: Any = None, resume: bool = False
+) -> Config:
+    """The configuration of a Python call. A loaded model is named after the folder that its weights are in; to resume, after
+    what its run began with. Raises ValueError for arguments that contradict each other.
+    """
     if not isinstance(config, (Config, str, Path, dict, type(None))):
         raise ValueError(f"config: expected a TOML file, a Config or nested dicts, got {type_of(config)}")
     if isinstance(model, Config) or str(model).endswith(".toml"):
@@ -47,7 +51,8 @@ def configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any
     if tokenizer is None and not named:
         raise ValueError("tokenizer: a loaded model needs its tokenizer: pass tokenizer=")
     if model is not None:
-        path = model if named else getattr(model, "name_or_path", "") or GIVEN
+        place = "gspo_folder" if hasattr(model, "gspo_folder") and not resume else "name_or_path"
+        path = model if named else getattr(model, place, "") or GIVEN
         sections["model"] = {"path": str(path)}
     if dataset is not None:
         task = sections.get("task", {})

@@ -54,7 +54,7 @@ def named(source: Path) -> ModelConfig:
     """The model in a folder, and how to read it. Raises ValueError if there is none, RuntimeError if it is damaged."""
     if not source.is_dir():
         raise ValueError(f"{source}: no such folder; give a run folder, a checkpoint or a model")
-    folder, run = source, source
+    folder = source
     if (source / "checkpoints").is_dir():
         last = checkpoint.latest(source / "checkpoints")
         folder = source / checkpoint.MODEL
@@ -64,11 +64,10 @@ def named(source: Path) -> ModelConfig:
         folder = source / checkpoint.MODEL
     if (folder.parent / checkpoint.STATE).exists():
         checkpoint.check(folder.parent)
-        run = folder.parent
     if not is_adapter(str(folder)) and not (folder / "config.json").is_file():
         raise ValueError(f"{source}: holds no model yet; give a run folder, a checkpoint or a model")
-    settings = run / checkpoint.CONFIG
-    cfg = load(settings).model if settings.is_file() and folder != source else ModelConfig()
+    settings = folder.parent / checkpoint.CONFIG
+    cfg = load(settings).model if settings.is_file() and folder.name == checkpoint.MODEL else ModelConfig()
     return dataclasses.replace(
         cfg, path=str(folder), tokenizer=None, revision=None, device="cpu", dtype="float32", autocast="auto",
         attention="sdpa", expert_kernels="auto",

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -118,20 +119,17 @@ def whole_models(config: Config, given: CallInputs, last: Path | None) -> tuple[
         return adapted_models(config, begin, last)
     reference = None
     if config.algorithm.beta > 0 and begin is not None:
-        if given.holds_model and last is not None and getattr(given.model, "gspo_trains", False):
+        if given.holds_model and last is not None and hasattr(given.model, "gspo_folder"):
             raise ValueError(
                 f"algorithm.beta = {config.algorithm.beta:g}: the reference is the model that training began with, and this "
                 "object has been trained since: give a newly loaded one, or its folder"
             )
-        if given.holds_model:
-            given.model.gspo_trains = True
         apart = last is not None and not given.holds_model  # the model to train is read from the checkpoint
         reference = begin if apart else dataclasses.replace(begin, model=copy.deepcopy(begin.model))
     if last is not None:
-        saved = read_model(named(config, last))
         if not given.holds_model or begin is None:
-            return saved, reference
-        begin.model.load_state_dict(saved.model.state_dict())
+            return read_model(named(config, last)), reference
+        begin.load(last / checkpoint.MODEL)
     assert begin is not None
     return begin, reference
 
@@ -172,6 +170,12 @@ def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[H
     if config.model.quantize != "none":
         model = packed(model, config.model)
     return model, Unadapted.of(model) if config.algorithm.beta else None
+
+
+def leave_folder(config: Config, model: HFModel) -> None:
+    """Notes in the model what its run began with, and that its weights are in no folder from here on, until `save_model`."""
+    whole: Any = model.model
+    whole.gspo_folder, whole.name_or_path = "", "" if config.model.path == GIVEN else config.model.path
 
 
 def room(config: Config, limit: int | None, whose: str = "the model's context") -> int | None:

@@ -71,12 +71,15 @@ def save(
     return final
 
 
-def save_model(folder: RunFolder, write: Callable[[str], None]) -> None:
-    """Lets `write` fill the run's `model/`, replacing an existing one. Raises SaveError."""
+def save_model(folder: RunFolder, write: Callable[[str], None], model: Any) -> None:
+    """Lets `write` fill the run's `model/`, replacing an existing one, and notes it in `model`, whose weights are there now.
+    Raises SaveError.
+    """
     try:
         disk.write_folder(folder.path / MODEL, lambda path: write(str(path)))
     except SaveError as error:
         raise SaveError(f"{error}; {resume_hint(folder.checkpoints)}") from error
+    model.gspo_folder = str((folder.path / MODEL).absolute())
 
 
 def sweep(folder: RunFolder) -> None:

@@ -82,12 +82,6 @@ class Sandbox:
             kinds = "numbers, text, lists, tuples, sets, dicts"
             raise ValueError(f"the arguments of a test must be plain data: {kinds}") from None
 
-    def __enter__(self) -> Sandbox:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Does nothing: a run cleans up after itself, and the image stays cached for the next sandbox."""
-
 
 class _Process:
     """The process of one running sandbox."""

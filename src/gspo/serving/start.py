@@ -43,7 +43,7 @@ def serve(
     written; only the checkpoint if the guard has ended the run (guard.action). Raises ValueError for an invalid
     configuration, before anything starts.
     """
-    resolved = configured(config, sections, model, tokenizer)
+    resolved = configured(config, sections, model, tokenizer, resume=resume)
     check_command(resolved, "serve")
     return Serving(_served(resolved, resume, CallInputs(model, tokenizer), allow))
 
@@ -90,4 +90,4 @@ def _served(config: Config, resume: bool, given: CallInputs, allow: Collection[s
                 if run.collapsed:
                     run.log.note(COLLAPSED)
                 else:
-                    checkpoint.save_model(run.log.folder, run.learner.publish(run.step).save)
+                    checkpoint.save_model(run.log.folder, run.learner.publish(run.step).save, hf.model)

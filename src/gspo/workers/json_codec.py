@@ -1,12 +1,15 @@
-"""Plain data as JSON, with extensions for tuples, sets, non-string keys, NaN and infinity. Few imports."""
+"""Plain data as JSON, with extensions for tuples, sets, non-string keys, long integers, NaN and infinity. Few imports."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 KIND = "!"  # marks a JSON object that encodes another type
 KINDS = {"tuple": tuple, "set": set, "dict": dict}
+LONG = 14_000  # bits of an integer that is written in hexadecimal: Python reads no more than 4300 decimal digits
+EQUAL_HASHES = 50  # among the keys of one message: with thousands, chosen on purpose, making the set would take minutes
 
 
 def packed(value: Any) -> bytes:
@@ -23,6 +26,8 @@ def unpacked(data: bytes) -> Any:
 
 
 def _marked(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > LONG:
+        return {KIND: "int", "of": hex(value)}
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, list):
@@ -41,6 +46,12 @@ def _unmarked(value: Any) -> Any:
         return [_unmarked(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if KIND in value:
-        return KINDS[value[KIND]](_unmarked(value["of"]))
-    return {key: _unmarked(item) for key, item in value.items()}
+    if KIND not in value:
+        return {key: _unmarked(item) for key, item in value.items()}
+    name, of = value[KIND], _unmarked(value["of"])
+    if name == "int":
+        return int(of, 16)
+    keys = of if name == "set" else [key for key, _ in of] if name == "dict" else []
+    if max(Counter(map(hash, keys)).values(), default=0) > EQUAL_HASHES:
+        raise ValueError("keys whose hashes are equal")
+    return KINDS[name](of)

@@ -29,7 +29,7 @@ def same(a, b):
 def test_layers_are_what_the_folder_holds(family, tmp_path):
     """Stacked experts apart, a tied head left out, in many families."""
     model = tiny(family)
-    model.save_whole(tmp_path)
+    model.save(tmp_path, merged=True)
     assert same(all_of(model.layers()), weights_in(tmp_path))
 
 
@@ -63,7 +63,7 @@ def given(ranks, path, scale, folder):
     """The leader's layers of a model in shards, beside the files that the ranks write for an engine."""
     model = load_on(ranks, path, scale)
     layers = all_of(model.layers())
-    model.save_whole(folder)
+    model.save(folder, merged=True)
     if ranks.number:
         assert not layers
     else:

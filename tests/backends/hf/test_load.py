@@ -6,12 +6,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, masking_utils
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma3ForConditionalGeneration,
+    GenerationConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    masking_utils,
+)
 
 from gspo.backends.hf import experts
 from gspo.backends.hf.load import wrap_model
+from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
+from gspo.config.policy import LoraConfig
 from tests.backends.hf.families import FAMILIES, PIECES, TOKENIZER, tiny
 from tests.backends.hf.folders import copy, load
 from tests.backends.hf.test_routing import tiny as with_bias
@@ -25,7 +35,7 @@ def test_dropout_noise_and_auxiliary_loss_are_off():
     wrapped.model.train()
     assert torch.equal(wrapped.hidden(input_ids=TOKENS), wrapped.hidden(input_ids=TOKENS))
     moe = tiny("mixtral").model
-    assert moe.config.router_aux_loss_coef == 0 and not moe.config.output_router_logits
+    assert not moe.config.output_router_logits and moe.config.router_aux_loss_coef == MixtralConfig().router_aux_loss_coef
     assert moe(input_ids=TOKENS, labels=TOKENS).get("aux_loss") is None
 
 
@@ -67,6 +77,50 @@ def test_a_model_that_cannot_be_scored_exactly_is_refused():
     overflowing.get_output_embeddings().weight.data.fill_(3e38)  # which is not the architecture's fault
     with pytest.raises(RuntimeError, match="logits that are not finite, though its weights are"):
         wrap_model(overflowing, TOKENIZER)
+
+
+@pytest.mark.parametrize("shared", ["model.layers.1.mlp.gate_proj.weight", "lm_head.weight"])
+def test_a_tie_that_nothing_declares_is_refused(shared):
+    model = build_tiny(FAMILIES["llama"] | {"tie_word_embeddings": False}, TOKENIZER).model
+    if shared == "lm_head.weight":
+        model.lm_head.weight = model.model.embed_tokens.weight
+    else:
+        model.model.layers[1].mlp = model.model.layers[0].mlp
+    with pytest.raises(ValueError, match=f"{shared} and model.* of LlamaForCausalLM are one tensor"):
+        wrap_model(model, TOKENIZER)
+
+
+def test_what_transformers_would_not_save_of_a_generation_config_is_reset(tmp_path, subtests):
+    model = tiny("llama").model
+    for name, value in {
+        "temperature": 0.6, "early_stopping": True, "pad_token_id": -1, "length_penalty": 0.5, "max_new_tokens": 0,
+        "cache_implementation": "mine", "output_scores": True,
+    }.items():  # fmt: skip
+        with subtests.test(name):
+            model.generation_config = GenerationConfig(eos_token_id=1, do_sample=False)
+            setattr(model.generation_config, name, value)
+            wrap_model(model, TOKENIZER)
+            model.generation_config.save_pretrained(tmp_path / name)
+            again = GenerationConfig.from_pretrained(tmp_path / name)
+            assert again.eos_token_id == 1 and not again.do_sample and getattr(again, name) in (None, False)
+    model.generation_config.streamer = 3
+    with pytest.raises(ValueError, match=r"generation_config\.json: Argument `streamer` is not a valid.* Mend it"):
+        wrap_model(model, TOKENIZER)
+
+
+def test_the_processor_of_a_multimodal_model_goes_with_it(tmp_path):
+    text = {k: v for k, v in FAMILIES["gemma3"].items() if k not in ("model_type", "final_logit_softcapping")}
+    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+    config = AutoConfig.for_model("gemma3", text_config=text | {"vocab_size": len(TOKENIZER)}, vision_config=tower)
+    Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "preprocessor_config.json").write_text("{}")
+    model = load(tmp_path / "model")
+    adapters = adapted(model, LoraConfig(rank=2, targets=["q_proj"]))
+    for name, merged in (("whole", True), ("adapter", False)):
+        adapters.save(tmp_path / name, merged)
+        assert (tmp_path / name / "preprocessor_config.json").read_text() == "{}"
+        assert not (tmp_path / name / "processor_config.json").exists()
 
 
 def test_local_attention_of_another_name_is_no_full_attention():

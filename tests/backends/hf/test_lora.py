@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import gspo
 from gspo.backends.hf.lora import Unadapted, adapted, read_model
 from gspo.cli.main import main
+from gspo.config.files import load
 from gspo.config.policy import LoraConfig, ModelConfig
 from tests.backends.hf.adapters import IDS, logits, trained, with_adapters
 from tests.logged import logs
@@ -20,7 +21,7 @@ def on_layers(base=None, rank=4, **options):
 
 
 def test_new_adapters_change_nothing_and_alone_are_trained():
-    with logs(match=r"has no name, so its adapter cannot say what it belongs to"):
+    with logs(match=r"its weights are in no folder, so its adapter cannot name"):
         adapters = adapted(model(), LoraConfig(rank=4))
     assert logits(adapters).equal(logits(model()))
     assert trained(adapters) and all("lora_" in name for name in trained(adapters))
@@ -96,6 +97,21 @@ def test_a_run_learns_and_its_adapter_is_evaluated(tmp_path, capsys):
     capsys.readouterr()
     assert main(["eval", str(tmp_path / "eval.toml"), "--lora.rank=4"]) == 2
     assert "--lora.rank: has no effect on `gspo eval`" in capsys.readouterr().err
+
+
+def test_an_adapter_on_a_trained_model_names_the_folder_of_the_trained_weights(tmp_path):
+    model().save(tmp_path / "base")
+    rows = [{"prompt": "1+1=", "completion": "2"}]
+    small = {"train": {"steps": 1}, "eval": {"every": 0}, "rollout": {"num_prompts": 4, "num_generations": 2}}
+    options = {"train": {"steps": 1, "batch_size": 1}, "optimizer": {"lr": 0.1}, "log": {"dir": str(tmp_path / "sft")}}
+    first = gspo.sft(str(tmp_path / "base"), rows, config=options)
+    again = gspo.sft(first.model, rows, tokenizer=first.tokenizer, config=options, resume=True)  # of "base", as it began
+    assert again.finished
+    config = settings(tmp_path / "run", lora={"rank": 4}, **small)
+    result = gspo.train(first.model, ROWS, likes_a, tokenizer=first.tokenizer, config=config)
+    assert load(result.folder / "config.toml").model.path == str(tmp_path / "sft" / "model")
+    merged = read_model(ModelConfig(str(result.folder / "model")))
+    assert torch.allclose(logits(merged), result.model(IDS).logits, atol=1e-4)
 
 
 def test_bad_input():

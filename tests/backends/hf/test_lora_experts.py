@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from gspo.backends.hf import experts
 from gspo.backends.hf.layers import linear_layers
 from gspo.backends.hf.lora import BELOW, NAME, Unadapted, adapted, read_model
-from gspo.backends.hf.routers import router_modules
+from gspo.backends.hf.routers import router_modules, unknown_experts
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import LoraConfig, ModelConfig
 from tests.backends.hf.adapters import (
@@ -161,6 +161,8 @@ def test_what_is_adapted_is_what_was_asked_for(family):
     below = {m.base_layer for m in made.model.modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
     has = {names.get(module) for module in below}
     left = {name for name in linear - has if name.rsplit(".")[-1] not in ("gate_proj", "up_proj", "down_proj")}
+    both = with_adapters(tiny(family), targets=WITH_EXPERTS) if family in LIKE_QWEN else made
+    assert unknown_experts(both.model) == unknown_experts(base.model) == unknown_experts(tiny(family).model)
     assert has <= linear and not left and (linear == has or family in MISTAKEN) and not gates & below
     assert logits(made).isfinite().all()
 

@@ -171,7 +171,7 @@ def test_no_room_for_the_first_weights_is_said_with_the_remedy(tmp_path, monkeyp
     def full(*args, **options):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(policy.model, "save_whole", full)
+    monkeypatch.setattr(policy.model, "save", full)
     with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.weight_dir"):
         sampler_of(config, policy, PolicyWeights(policy, 0), tmp_path)
 

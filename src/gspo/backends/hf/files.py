@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from gspo.config.values import type_of
 from gspo.distributed.ranks import local
 
 T = TypeVar("T")
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 KEPT_KEYS = "keep_window_size"  # config key of models whose tokens attend to at most this many keys, chosen by the model
 # Config keys, by model family, for the number of experts per token and the total number of experts.
 EXPERT_KEYS = (
@@ -247,11 +249,34 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
         )
 
 
+def processor_files(model: PreTrainedModel) -> dict[str, bytes]:
+    """The files of a multimodal model's processor, by name: vLLM and transformers need them beside its weights. Only those
+    that are where the model was read.
+    """
+    found = {}
+    for name in PROCESSOR_FILES if model.name_or_path and model.config.get_text_config() is not model.config else ():
+        with contextlib.suppress(OSError):
+            path = cached_file(str(model.name_or_path), name, revision=getattr(model.config, "_commit_hash", None))
+            found[name] = Path(str(path)).read_bytes()
+    return found
+
+
 def check_weights(model: PreTrainedModel) -> None:
-    """Raises ValueError for a weight with nan or infinite values, and names it."""
-    for name, p in model.named_parameters():
-        weight = local(p)  # each rank checks its shard
-        if not weight.is_floating_point() or weight.dtype.itemsize == 1 or weight.is_meta or not weight.numel():
+    """Raises ValueError, and names the weight, for nan or infinite values, and for one tensor under two names that the model
+    does not declare as tied: transformers would not save it, or leave one out.
+    """
+    names: dict[tuple[torch.device, int], str] = {}
+    tied = getattr(model, "all_tied_weights_keys", {})
+    for name, p in model.named_parameters(remove_duplicate=False):
+        weight, own = local(p), tied.get(name, name)  # each rank checks its shard
+        if weight.is_meta or not weight.numel():
+            continue
+        if (other := names.setdefault((weight.device, weight.data_ptr()), own)) != own:
+            raise ValueError(
+                f"{name} and {other} of {type(model).__name__} are one tensor, but its class and config declare no tie: "
+                "it cannot be saved: give each its own copy, or for the head set tie_word_embeddings in the config"
+            )
+        if not weight.is_floating_point() or weight.dtype.itemsize == 1:
             continue
         ends = torch.stack(torch.aminmax(weight.detach()))
         if not ends.isfinite().all():

@@ -5,6 +5,7 @@ passes check the rest.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.backends.hf import experts
-from gspo.backends.hf.files import check_weights, load_error, outline, read_config, read_outline
+from gspo.backends.hf.files import check_weights, load_error, outline, processor_files, read_config, read_outline
 from gspo.backends.hf.gguf import converted, missing_tensors
 from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, example_token_ids, not_allclose, trial_forest, windows
 from gspo.backends.hf.quantized_weights import Packed
@@ -112,10 +113,8 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     wrapped = kind(model, tokenizer, autocast)
     logger.debug(f"{type(model).__name__} on {model.device} in {model.dtype}: {wrapped.attention} attention")
     check_end(wrapped)
-    try:
-        model.generation_config.validate(strict=True)
-    except ValueError:  # such a config cannot be saved; the usual reason is sampling settings with do_sample = False
-        model.generation_config.do_sample = True
+    _make_saveable(model.generation_config)
+    wrapped.processor = processor_files(model)
     with torch.no_grad(), wrapped.evaluating():
         _check_logits(wrapped)
         wrapped.has_full_attention = _has_full_attention(wrapped)
@@ -149,9 +148,24 @@ def _make_deterministic(model: PreTrainedModel) -> None:
         if isinstance(holder, nn.modules.dropout._DropoutNd):
             holder.p = 0.0
     for holder in [*configs, model]:
-        for name, off in (("output_router_logits", False), ("router_aux_loss_coef", 0.0)):
-            if hasattr(holder, name):
-                setattr(holder, name, off)
+        if hasattr(holder, "output_router_logits"):  # without them there is no such loss, whatever its coefficient
+            holder.output_router_logits = False
+
+
+def _make_saveable(config: Any) -> None:
+    """Resets what transformers refuses to save in a generation config, such as a temperature without do_sample: it matters
+    only to `generate` of transformers. Raises ValueError for what cannot be reset.
+    """
+    while True:
+        try:
+            return config.validate(strict=True)
+        except ValueError as error:
+            text = str(error)
+        names = re.findall(r"^- `(\w+)`", text, re.MULTILINE) or re.findall(r"`(\w+)`", text)[:1]
+        if all(getattr(config, name, None) is None for name in names):
+            raise ValueError(f"the model's generation_config.json: {' '.join(text.split())} Mend it, or remove it")
+        for name in names:
+            setattr(config, name, None)
 
 
 def _choose_experts(model: PreTrainedModel, kernel: str, autocast: torch.dtype | None, gathered: bool) -> None:

@@ -81,13 +81,13 @@ def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
 def _name_base(model: PreTrainedModel) -> None:
     """Records the base model (as an absolute path, if it is a folder) and its revision in the adapter's configuration."""
     config: Any = model.peft_config[NAME]
-    base = model.name_or_path
+    base = getattr(model, "gspo_folder", model.name_or_path)
     config.base_model_name_or_path = str(Path(base).absolute()) if base and Path(base).is_dir() else base
     config.revision = getattr(model.config, "_commit_hash", None)
     if not base:
         logger.warning(
-            "the model was given from Python and has no name, so its adapter cannot say what it belongs to, and nothing "
-            "else loads it: write the model into a folder first, and give that folder"
+            "the model was given from Python, and its weights are in no folder, so its adapter cannot name what it is for, "
+            "and nothing else loads it: write the model into a folder first, and give that folder"
         )
 
 
@@ -174,12 +174,14 @@ class Adapted(HFModel):
             raise ValueError(f"{folder}: its adapter is of other layers or targets: {', '.join(sorted(missing)[:3])}, ...")
         peft().set_peft_model_state_dict(self.model, saved, adapter_name=NAME)
 
-    def save(self, folder: str | Path) -> None:
-        """Writes the adapter and the tokenizer."""
+    def save(self, folder: str | Path, merged: bool = False) -> None:
+        """Writes the adapter and the tokenizer, or the full model with the adapter `merged` into it."""
+        if merged:
+            return self.save_whole(folder)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Could not find a config file")  # from a base model that is itself an adapter
             self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        self.save_rest(folder)
 
     def save_whole(self, folder: str | Path, merged: bool = True) -> None:
         """Writes a full model: the base weights, or (merged) W + B A alpha / r. The model in memory is not changed."""
@@ -188,7 +190,7 @@ class Adapted(HFModel):
             self.model.save_pretrained(folder, state_dict=self._plain_state(merged))
         finally:
             self.model._hf_peft_config_loaded = True
-        self.tokenizer.save_pretrained(folder)
+        self.save_rest(folder)
 
     @torch.no_grad()
     def _plain_state(self, merged: bool) -> dict[str, Tensor]:

@@ -34,6 +34,7 @@ class HFModel:
         has_full_attention: Every layer is plain full attention, so a 4D boolean mask describes it.
         logit_scale: Factor on the head's output (Cohere, Falcon-H1; Granite divides).
         logit_cap: Soft-cap c of the logits, c tanh(logit / c) (Gemma), or None.
+        processor: Files of a multimodal model's processor, by name.
         most: Tokens that whatever else reads its conversations can take; None without a limit.
     """
 
@@ -41,6 +42,7 @@ class HFModel:
     tokenizer: PreTrainedTokenizerBase
     autocast: torch.dtype | None = None
     has_full_attention: bool = False
+    processor: dict[str, bytes] = field(default_factory=dict, repr=False)
     most: int | None = field(default=None, init=False)
     adapted: ClassVar[bool] = False  # whether only adapters are trained
     sharded: ClassVar[bool] = False  # whether this process holds only a shard of the weights
@@ -171,14 +173,16 @@ class HFModel:
         saved = type(self.model).from_pretrained(folder, dtype=self.model.dtype)
         self.model.load_state_dict(saved.state_dict())
 
-    def save(self, folder: str | Path) -> None:
-        """Writes weights (safetensors), configuration and tokenizer in the `from_pretrained` format."""
+    def save(self, folder: str | Path, merged: bool = False) -> None:
+        """Writes all files that `from_pretrained` reads; of a model with adapters these alone, unless they are `merged`."""
         self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        self.save_rest(folder)
 
-    def save_whole(self, folder: str | Path, merged: bool = True) -> None:
-        """Writes a full model. Adapters, if any, are `merged` in or left out."""
-        self.save(folder)
+    def save_rest(self, folder: str | Path) -> None:
+        """Writes the tokenizer, and a multimodal model's processor."""
+        self.tokenizer.save_pretrained(folder)
+        for name, data in self.processor.items():
+            (Path(folder) / name).write_bytes(data)
 
 
 def _body(model: PreTrainedModel) -> nn.Module:

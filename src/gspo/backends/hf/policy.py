@@ -148,10 +148,7 @@ class HFPolicy:
         """Writes model (safetensors) and tokenizer in Hugging Face format. With LoRA: only the adapters, or with `merged`
         the full model with the adapters merged in.
         """
-        if merged:
-            self.model.save_whole(folder)
-        else:
-            self.model.save(folder)
+        self.model.save(folder, merged)
 
     def forward(self, batch: Batch, *, entropy: bool = False, routing: bool = False, replay: bool = False) -> Outputs:
         """One forward pass: log-probabilities at the sampling temperature, plus the optional outputs that are enabled."""

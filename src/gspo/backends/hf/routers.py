@@ -84,7 +84,7 @@ def _text(model: nn.Module) -> nn.Module:
 
 def unknown_experts(model: nn.Module) -> str:
     """The class name of experts whose router is unknown, so that its choices cannot be recorded; "" if there are none."""
-    modules = list(_text(model).named_modules())
+    modules = [(name.replace(".base_layer", ""), module) for name, module in _text(model).named_modules()]  # below PEFT's
     known = [name for name, module in modules if reader(module) is not None or type(module).__name__ in FIXED]
     for name, module in modules:
         if name.rpartition(".")[2] == "experts" or EXPERTS.search(type(module).__name__):

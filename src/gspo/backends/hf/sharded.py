@@ -193,12 +193,14 @@ class ShardedModel(HFModel):
             for (_, mine), theirs in zip(self.named_parameters(), saved.parameters()):
                 local(mine).copy_(local(theirs))
 
-    def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
+    def save(self, folder: str | Path, merged: bool = False) -> None:
         """Writes the model in the `from_pretrained` format. The ranks take turns writing layers, so that none needs memory
-        for more than three of them; rank 0 writes the remaining files. dtype: as in layers.py.
+        for more than three of them; rank 0 writes the remaining files. merged: for an inference engine, which gets most
+        weights in the dtype of the matrix products.
 
         Raises OSError on all ranks if a write failed on one of them, or if rank 0 does not see another rank's files.
         """
+        dtype = self.compute_dtype if merged else None
         files, problems = write_layers(self, Path(folder), dtype)
         if dist.get_rank() == 0:
             problems += wait_for_files(Path(folder), {file for file, _ in files.values()})
@@ -208,10 +210,6 @@ class ShardedModel(HFModel):
                 problems.append(str(error))
         if failed := [text for one in all_gather(problems) for text in one]:
             raise OSError(failed[0])
-
-    def save_whole(self, folder: str | Path, merged: bool = True) -> None:
-        """Writes the model for an inference engine, which gets most weights in the dtype of the matrix products."""
-        self.save(folder, self.compute_dtype)
 
     def _write_rest(self, folder: Path, files: dict[str, tuple[str, int]], dtype: torch.dtype) -> None:
         """Writes index, configuration and tokenizer. files: file name and size in bytes for each weight."""
@@ -226,7 +224,7 @@ class ShardedModel(HFModel):
         del config.distributed_config
         config.save_pretrained(folder)
         self.model.generation_config.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        self.save_rest(folder)
 
 
 def write_layers(

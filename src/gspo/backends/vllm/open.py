@@ -14,11 +14,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from gspo.backends.hf.lora import EXPERTS
+from gspo.backends.hf.lora import EXPERTS, Adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.choose_transfer import choose_transfer, copies_of
 from gspo.backends.vllm.exchange_folder import exchange
@@ -156,7 +156,7 @@ def sampler_of(
         first = exchange / (BASE if adapters else WEIGHTS)
         with writing(exchange):
             if adapters:
-                model.save_whole(first, merged=False)
+                cast(Adapted, model).save_whole(first, merged=False)
             else:
                 weights.save(str(first), merged=True)
         arguments = {"dtype": str(model.compute_dtype).removeprefix("torch.")} | arguments
