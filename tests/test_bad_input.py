@@ -112,7 +112,7 @@ MODEL = {
     "model --rollout.max_completion_length 64": "rollout.max_completion_length = 64 leaves no room .* is 64 tokens",
     "model --eval.max_completion_length 99": "eval.max_completion_length = 99 leaves no room",
     "model --rollout.max_completion_length 60 --task.source long.jsonl": "long.jsonl, row 1: the prompt has 70 tokens, but "
-    "only 4 fit: shorten it, set task.too_long = .leave_out., lower rollout.max_completion_length, or take a model",
+    "only 4 fit: shorten it, set task.too_long = .leave_out., lower rollout.max_completion_length or .*, or take a model",
     "model --task.template_args {enable_thinking=false}": "task.template_args.enable_thinking: has no effect, for the "
     "tokenizer has no chat template; remove it",
 }

@@ -131,8 +131,10 @@ def _load(
             "rollout.max_completion_length or eval.max_completion_length, give shorter ones as task.eval_source, or set "
             "eval.num_prompts = 0 to hold out none"
         )
-    train = _training(task, tables[0], "train", build, held_out, overlap or Overlap(task, tables))
-    _log_system(task, encoder, train[0])
+    evaluates = not len(tables[0])
+    train = [] if evaluates else _training(task, tables[0], "train", build, held_out, overlap or Overlap(task, tables))
+    for prompt in [*train, *held_out][:1]:
+        _log_system(task, encoder, prompt)
     return train, held_out
 
 
@@ -263,11 +265,12 @@ def _completion(row: Mapping[str, Any], column: str) -> str:
     return value
 
 
-def _fits(tokens: int, limit: int | None, including: str) -> None:
+def _fits(tokens: int, limit: int | None, including: str = "") -> None:
     if limit is not None and tokens > limit:
+        lower = "" if including else "lower rollout.max_completion_length or eval.max_completion_length (the longer), "
         raise Overlong(
             f'the prompt {including}has {tokens} tokens, but only {limit} fit: shorten it, set task.too_long = "leave_out", '
-            "lower rollout.max_completion_length, or take a model with a longer context"
+            f"{lower}or take a model with a longer context"
         )
 
 
