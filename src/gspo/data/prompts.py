@@ -231,9 +231,11 @@ def _prompt(
         tokens, opens_thinking = encoder.prompt(messages, tools)
     except ValueError as error:
         raise ValueError(f"the prompt (column {column!r}) {error}") from error
-    if not tokens:
+    last = {"role": "user", "content": messages} if isinstance(messages, str) else messages[-1]
+    silent = last["role"] == "user" and not text_of(last.get("content")).strip()  # what a tool returns may be empty
+    if not tokens or (silent and encoder.template and not in_environment(task)):
         raise ValueError(f"the prompt (column {column!r}) is empty")
-    _fits(len(tokens), limit, "")
+    _fits(len(tokens), limit)
     columns = {name: plain(value) for name, value in row.items() if name != column or column == "question"}
     return Prompt(f"{which}-{number}", messages, tokens, columns, source, opens_thinking)
 
