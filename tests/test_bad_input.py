@@ -54,11 +54,14 @@ COMMANDS = {
     "{} --resum": "--resum: unknown option.*see `gspo train --help`",
     "{} --train.steps": "--train.steps: a value is missing",
     "eval recipe.toml --resume": "--resume: unknown option",
+    "train --config recipe.toml": "--config: unknown option; .*, and the file without a name: `gspo train CONFIG.toml`",
+    "demo --steps 3": "--steps: unknown option; see `gspo demo --help`",
+    "config recipe.toml rollout.n=8": "neither .*what other programs call n is rollout.num_generations",
     "eval recipe.toml --out": "--out: expected one argument",
 }
 FILE = {
     "train missing.toml": "missing.toml: no such configuration file",
-    "train .": r"\.: cannot be read: .*Is a directory",
+    "train .": r"\.: is a folder, and no configuration file: .*--model",
     "train latin.toml": "latin.toml: cannot be read: 'utf-8' codec",
     "train not_toml.toml": "not_toml.toml: not valid TOML: .*line 1",
     "train flat.toml": r"train = 3: expected a table \[train\]",
