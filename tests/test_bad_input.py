@@ -54,11 +54,14 @@ COMMANDS = {
     "{} --resum": "--resum: unknown option.*see `gspo train --help`",
     "{} --train.steps": "--train.steps: a value is missing",
     "eval recipe.toml --resume": "--resume: unknown option",
+    "train --config recipe.toml": "--config: unknown option; .*, and the file without a name: `gspo train CONFIG.toml`",
+    "demo --steps 3": "--steps: unknown option; see `gspo demo --help`",
+    "config recipe.toml rollout.n=8": "neither .*what other programs call n is rollout.num_generations",
     "eval recipe.toml --out": "--out: expected one argument",
 }
 FILE = {
     "train missing.toml": "missing.toml: no such configuration file",
-    "train .": r"\.: cannot be read: .*Is a directory",
+    "train .": r"\.: is a folder, and no configuration file: .*--model",
     "train latin.toml": "latin.toml: cannot be read: 'utf-8' codec",
     "train not_toml.toml": "not_toml.toml: not valid TOML: .*line 1",
     "train flat.toml": r"train = 3: expected a table \[train\]",
@@ -112,7 +115,7 @@ MODEL = {
     "model --rollout.max_completion_length 64": "rollout.max_completion_length = 64 leaves no room .* is 64 tokens",
     "model --eval.max_completion_length 99": "eval.max_completion_length = 99 leaves no room",
     "model --rollout.max_completion_length 60 --task.source long.jsonl": "long.jsonl, row 1: the prompt has 70 tokens, but "
-    "only 4 fit: shorten it, set task.too_long = .leave_out., lower rollout.max_completion_length, or take a model",
+    "only 4 fit: shorten it, set task.too_long = .leave_out., lower rollout.max_completion_length or .*, or take a model",
     "model --task.template_args {enable_thinking=false}": "task.template_args.enable_thinking: has no effect, for the "
     "tokenizer has no chat template; remove it",
 }

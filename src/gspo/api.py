@@ -152,7 +152,8 @@ def evaluate(
     settings = configured(config, sections, model, tokenizer, dataset)
     if dataset is not None:
         _check_all_rows(sections)
-    check_command(settings if dataset is None else all_rows(settings), "eval")
+        settings = all_rows(settings)
+    check_command(settings, "eval")
     with assemble.evaluating(settings, CallInputs(model, tokenizer, dataset, None, functions)) as arguments:
         metrics, groups = evaluation.evaluate(**arguments)
     if why := all_failed(groups):

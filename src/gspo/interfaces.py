@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -199,8 +199,12 @@ class Learner(SupervisedLearner, Protocol):
 class Scorer(Protocol):
     """Gives each rollout its reward, or None and the reason (rewards/scorer.py). By default nothing is counted."""
 
-    def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
-        """The same rollouts, scored. `progress` is called with the number of scored rollouts."""
+    def score(
+        self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None, groups: Sequence[Hashable] = ()
+    ) -> list[Rollout]:
+        """The same rollouts, scored. `progress` is called with the number of scored rollouts. groups: of each, and
+        consecutive; else its prompt is its group.
+        """
 
     def counts(self) -> dict[str, float]:
         """Scoring metrics since the last call."""

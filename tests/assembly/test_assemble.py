@@ -43,6 +43,14 @@ def test_a_run_shows_a_prompt_as_its_tokens_are_before_it_samples(tmp_path):
         assert prompts_shown(tmp_path / "cold") == ["0+0=<eos>="]
 
 
+def test_a_run_says_that_a_step_takes_prompts_several_times(tmp_path):
+    tiny, odd = tiny_run.model(), "rollout.num_prompts = 8: there are fewer prompts, so a step has some several times"
+    for rows, told in ((tiny_run.ROWS[:8], 0), (tiny_run.ROWS[:7], 1)):
+        folder = tmp_path / str(told)
+        with assemble.training(config(folder, tiny, eval={"every": 0}), given=given(tiny, rows=rows)):
+            assert texts(folder).count(odd) == told
+
+
 def test_a_folder_is_made_last(tmp_path):
     tiny = tiny_run.model()
     made = config(tmp_path / "run", tiny, algorithm={"router_replay": "R2"}, rollout={"max_completion_length": 64})

@@ -1,3 +1,4 @@
+import json
 import logging
 
 import pytest
@@ -9,6 +10,7 @@ from gspo.assembly.models import (
     check_experts,
     check_fit,
     check_routers,
+    evaluated_prompts,
     models_of,
     named,
     prompts_of,
@@ -96,6 +98,21 @@ def test_prompts_fit_beside_their_completions(saved):
     assert (len(train), len(held_out)) == (36, 4)
     with pytest.raises(ValueError, match="has 4 tokens, but only 3 fit"):
         prompts_of(of(saved, rollout={"max_completion_length": 61}), given, seen)
+
+
+def test_an_evaluation_reads_no_training_row(saved, tmp_path):
+    tiny, rows = tiny_run.model(), [{"prompt": "1" * 60, "answer": 1}, *tiny_run.ROWS[:19]]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = of(
+        saved,
+        task={"source": str(tmp_path / "long.jsonl")},
+        eval={"max_completion_length": 50},
+        rollout={"max_completion_length": 8},
+    )
+    found = evaluated_prompts(config, CallInputs(), outline(tiny.model, tiny.tokenizer))
+    assert [prompt.id for prompt in found] == ["eval-18", "eval-19"]
+    with pytest.raises(ValueError, match=r"row 0: .* lower rollout.max_completion_length or eval.max_completion_length"):
+        prompts_of(config, CallInputs(), outline(tiny.model, tiny.tokenizer))
 
 
 def test_prompts_say_how_to_answer_where_a_reward_reads_tags():

@@ -5,7 +5,7 @@ import tomllib
 from gspo.cli.main import main
 from gspo.config.files import from_dict, load
 from gspo.config.schema import Config
-from tests.cli.whole import TRAIN
+from tests.cli.whole import COLD_START, TRAIN
 
 
 def test_config_prints_a_configuration_that_reads_back(tmp_path, capsys):
@@ -27,6 +27,15 @@ def test_config_prints_a_configuration_that_reads_back(tmp_path, capsys):
     assert "# Number of rollout batches (`gspo sft`: of updates)." in text and "\nsteps = 5\n" in text
     assert main(["config", str(tmp_path / "resolved.toml")]) == 0
     assert capsys.readouterr().out == text
+
+
+def test_what_no_command_would_take_is_told_and_what_another_takes_is_not(tmp_path, capsys):
+    for name, text in (("train", TRAIN), ("cold", COLD_START), ("serve", 'model.path = "m"\nserve.port = 9000\n')):
+        (tmp_path / f"{name}.toml").write_text(text)
+        assert main(["config", str(tmp_path / f"{name}.toml")]) == 0
+        assert "would be refused" not in capsys.readouterr().err
+    assert main(["config", str(tmp_path / "train.toml"), "--lora.alpha=32", "--rollout.top_p=0.9"]) == 0
+    assert "gspo: warning: here the run would be refused: " in capsys.readouterr().err
 
 
 def test_sections_are_printed_alone(tmp_path, capsys, monkeypatch):

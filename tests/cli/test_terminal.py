@@ -7,6 +7,7 @@ import pytest
 
 from gspo.cli.main import main
 from gspo.cli.terminal import level_of, terminal_log
+from gspo.launch.processes import importing
 from gspo.runs.progress import Progress
 
 
@@ -35,6 +36,17 @@ def test_other_libraries_are_named_and_their_infos_are_not_shown(capsys):
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert first == "gspo: warning: theirs.part: look at http://<hidden>@host \\x1b[2J"
     assert second.startswith("gspo: warning: py.warnings: ") and second.endswith("UserWarning: old")
+
+
+def test_a_warning_of_the_hub_is_shown_once(capsys):
+    hub = logging.getLogger("huggingface_hub")
+    hub.addHandler(logging.StreamHandler())
+    with terminal_log(logging.INFO):
+        with importing():
+            pass
+        logging.getLogger("huggingface_hub.file_download").warning("slow")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "slow" in line]
+    assert lines == ["gspo: warning: huggingface_hub.file_download: slow"]
 
 
 def test_every_command_takes_the_options(tmp_path, capsys):

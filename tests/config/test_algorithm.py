@@ -1,6 +1,7 @@
 import re
 
-from gspo.config.algorithm import resolve
+from gspo.config.algorithm import resolve, resolved
+from gspo.config.files import from_dict
 from gspo.config.policy import AlgorithmConfig
 from gspo.objective.algorithms import ALGORITHMS
 
@@ -107,6 +108,12 @@ def test_odd_values_are_warned_of(subtests):
     for message, settings in WARNED:
         with subtests.test(message=message):
             assert any(re.search(message, warning) for warning in resolved_with(settings)[2])
+
+
+def test_a_warm_up_longer_than_the_run_is_warned_of():
+    config = {"train": {"steps": 2}, "algorithm": {"epochs": 3}}
+    for warmup, warned in ((24, ["optimizer.warmup = 24: the run ends before, with 24 updates"]), (23, [])):
+        assert resolved(from_dict(config | {"optimizer": {"warmup": warmup}}))[1] == warned
 
 
 def test_what_has_its_use_is_not_warned_of():

@@ -16,6 +16,7 @@ READ = [
         r"'exakt' is none of .*, did you mean exact\? A function of your own .* module:function, such as my_task:exakt",
         {"reward": {"functions": ["exakt"]}},
     ),
+    ("a function of your own is written module:function, such as my.task:rew", {"reward": {"functions": ["my.task.rew"]}}),
     ("verifier is unknown, did you mean verifiers:x", {"task": {"source": "verifier:x"}}),
     ("log.dir = '': name a folder", {"log": {"dir": " "}}),
     ("task.system = 'none': would be the message itself; for none set it to", {"task": {"system": "none"}}),

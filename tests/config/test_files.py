@@ -183,6 +183,8 @@ ODD_FILES = [
     (r"\[actor_rollout_ref\]: .* did you mean optimizer.lr", b"[actor_rollout_ref]\nlr = 1e-6"),
     (r"\[data\]: unknown section.*train_batch_size is rollout.num_prompts", b"[data]\ntrain_batch_size = 8"),
     (r"\[trainer\]: unknown section.*call test_freq is eval.every here", b"[trainer]\ntest_freq = 5"),
+    (r"\[custom_reward_function\]: unknown section.* is reward.functions here", b"[custom_reward_function]\npath = 'a.py'"),
+    (r"\[modle\]: unknown section.* did you mean model\?", b"[modle]\npath = 'a'"),
     (r"\[actor_rollout_ref\]: .*clip_ratio_low is algorithm.epsilon", b"[actor_rollout_ref.actor]\nclip_ratio_low = 0.1"),
 ]
 
@@ -200,7 +202,11 @@ def test_odd_files(tmp_path, subtests):
 
 
 def test_a_file_that_cannot_be_read(tmp_path, refuses):
-    table = [("no such study file", tmp_path / "none.toml"), ("cannot be read", "a\0b"), ("cannot be", tmp_path)]
+    table = [
+        ("no such study file", tmp_path / "none.toml"),
+        ("cannot be read", "a\0b"),
+        ("is a folder, and no study file: .* --model, to `gspo eval` with --benchmark", tmp_path),
+    ]
     refuses(lambda path: read_toml(path, "study file"), table)
 
 

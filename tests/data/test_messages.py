@@ -33,6 +33,7 @@ def test_what_is_no_message(subtests):
         {"role": "assistant", "tool_calls": [call(name=None)]},
         {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
         {"role": "", "content": "a"},
+        {"role": "human", "content": "a"},
     ]
     for message in turns:
         with subtests.test(message=message), pytest.raises(ValueError, match="message 0 "):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gspo.data.prompts import PromptStream, load_demonstrations, load_prompts, prompt_order
 from tests.data.rows import ROWS, datasets, load, write
 from tests.data.tools import TEMPLATE, characters, text
-from tests.logged import logs
+from tests.logged import logs, silent
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
@@ -151,6 +151,18 @@ def test_bad_rows(subtests):
             load(rows=rows, limit=8, loader=loader)
     with pytest.raises(ValueError, match=r"row 0: the prompt \(column 'prompt'\) is empty"):
         load(rows=[{"prompt": ""}], tokenizer=characters(bos=False))
+    for prompt in ("", " \n", [{"role": "user", "content": ""}]):
+        with subtests.test(prompt=prompt), pytest.raises(ValueError, match=r"row 0: .* is empty"):
+            load(rows=[{"prompt": prompt}], tokenizer=characters(TEMPLATE))
+
+
+def test_a_prompt_that_is_rendered_already_is_told_of_once():
+    rows = [{"prompt": f"<s>[user]{i}</s>[assistant]"} for i in range(3)]
+    with logs(match='the special token <s> in its text.*task.template = "none"') as heard:
+        load(rows=rows, tokenizer=characters(TEMPLATE))
+    assert len(heard) == 1
+    with silent():
+        load(rows=rows, tokenizer=characters(TEMPLATE), template="none")
 
 
 @settings(deadline=None)

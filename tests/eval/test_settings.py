@@ -44,6 +44,7 @@ def test_a_preset_is_that_of_the_model_card():
     assert configured(of("humaneval", preset="qwen3"), {}).eval.max_completion_length == 32_768
     config = configured(of(preset="qwen3"), {"eval.temperature": "0"}).eval  # greedy: the rest has no effect
     assert (config.temperature, config.top_p, config.top_k, config.max_completion_length) == (0, 1.0, 0, 38_912)
+    assert config.num_generations == 1
 
 
 def test_what_is_typed_comes_before_preset_and_file(tmp_path):

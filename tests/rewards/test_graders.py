@@ -10,6 +10,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.rewards import graders
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
+from tests.rewards.graders import compares
 from tests.rewards.tools import in_process, named, outcome
 
 
@@ -97,6 +98,13 @@ def test_a_function_may_have_time_outs_of_its_own():
 
 def test_a_function_by_group_sees_whole_groups_alone():
     assert outcome(named("compares", workers=2), *"abcdefghabcdefgh")[0] == [0, 1, 2, 3] * 4
+
+
+@pytest.mark.parametrize("made", [lambda: named("compares", workers=2), lambda: in_process(compares)])
+def test_groups_of_the_same_prompt_are_apart(made):
+    with made() as rewards:
+        scored = rewards.score(list(map(rollout, "abcdefghi")), groups=[0] * 4 + [1] * 4 + [2])
+        assert [each.reward for each in scored] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
 
 
 def test_async_groups_are_scored_at_the_same_time():

@@ -12,8 +12,9 @@ from gspo.interfaces import SamplerError, TeacherFailed
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.metrics import staleness
 from gspo.rollout.stages import TASK, Curriculum
+from gspo.rollout.synchronous import SynchronousSource
 from gspo.types import Prompt, Rollout, Sampling
-from tests.rollout.test_synchronous import Ones
+from tests.rollout.test_synchronous import Echo, Ones
 
 P, G = 4, 2
 
@@ -106,6 +107,14 @@ def quick(monkeypatch):
     monkeypatch.setattr("gspo.rollout.asynchronous.POLL", 0.0)
 
 
+@pytest.mark.parametrize("of", [AsynchronousSource, SynchronousSource])
+def test_a_prompt_that_is_twice_in_a_batch_has_two_groups(of):
+    config = RolloutConfig(num_prompts=P, num_generations=G, max_staleness=int(of is AsynchronousSource))
+    source = of(stream(prompts(1)), Engine() if config.max_staleness else Echo(), Ones(), config, Sampling(256, seed=1))
+    next(iter(source))
+    assert source.scorer.groups == [i // G for i in range(P * G)]
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_no_token_is_too_old_and_every_prompt_has_its_turn_once(k):
     engine, queries = Engine(), stream(prompts(40))
@@ -176,7 +185,7 @@ def test_a_batch_that_the_teacher_did_not_read_is_not_lost():
     source = source_of(engine, stream(prompts(40)), 1)
     steps(source, engine, 2)
 
-    def fails(rollouts, progress=None):
+    def fails(rollouts, progress=None, groups=None):
         raise TeacherFailed("down")
 
     source.scorer.score = fails

@@ -28,7 +28,7 @@ class Marks:
     def __init__(self, marks):
         self.marks = marks
 
-    def score(self, rollouts, progress=None):
+    def score(self, rollouts, progress=None, groups=None):
         progress(len(rollouts))
         marks = [self.marks(int(r.prompt.id))[j % G] for j, r in enumerate(rollouts)]
         return [dataclasses.replace(r, reward=mark, reward_parts={}) for r, mark in zip(rollouts, marks)]

@@ -41,7 +41,7 @@ def curriculum(rollout, refresh=REFRESH, stages=STAGES, **given):
 class ByNumber:
     """A third of the queries is always right, a third never, a third at times."""
 
-    def score(self, rollouts, progress=None):
+    def score(self, rollouts, progress=None, groups=None):
         marks = [(1.0, 0.0, float(j % 2))[r.prompt.tokens[0] % 3] for j, r in enumerate(rollouts)]
         return [dataclasses.replace(r, reward=mark, reward_parts={}) for r, mark in zip(rollouts, marks)]
 

@@ -40,7 +40,10 @@ class Echo:
 class Ones:
     """A reward of 1 for each."""
 
-    def score(self, rollouts, progress=None):
+    groups = None
+
+    def score(self, rollouts, progress=None, groups=None):
+        self.groups = groups
         return [dataclasses.replace(rollout, reward=1.0) for rollout in rollouts]
 
     def counts(self):

@@ -169,6 +169,8 @@ def training(
 
         with assembled(start, source, scorer, prompts, held_out) as (run, model):
             run.log.note(f"{len(prompts)} training prompts, {counted(len(held_out), config.eval.every > 0)}")
+            if len(prompts) < (asked := config.rollout.num_prompts):
+                run.log.warn(f"rollout.num_prompts = {asked}: there are fewer prompts, so a step has some several times")
             if run.step == 0 and not in_environment(config.task):  # an environment writes the prompt itself
                 run.log.prompt(run.decode(prompts[0].tokens), len(prompts[0].tokens))
             yield run, model

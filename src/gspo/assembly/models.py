@@ -40,7 +40,7 @@ from gspo.config.stages import longest
 from gspo.config.training import EvalConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.decontamination import Overlap
-from gspo.data.loaders import Table
+from gspo.data.loaders import Table, table
 from gspo.data.prompts import load_prompts
 from gspo.data.splits import read_tables
 from gspo.distributed.ranks import ProcessRanks
@@ -204,7 +204,7 @@ def check_fit(config: Config, prompts: Sequence[Prompt], limit: int | None) -> N
     if left is not None and most > left:
         raise ValueError(
             f"{whose} leaves {left} tokens for a prompt, and the longest has {most}: start it with a longer one, or lower "
-            "rollout.max_completion_length"
+            "rollout.max_completion_length or eval.max_completion_length (the longer)"
         )
 
 
@@ -227,7 +227,7 @@ def prompts_of(
     encoder = Encoder(outline.tokenizer, config.task, default_system(config))
     tables = tables or read_tables(config.task, config.eval, given.rows, given.eval_rows)
     prompts, held_out = load_prompts(config.task, tables, encoder, limit, overlap)
-    asked = config.task.system + str(prompts[0].messages)
+    asked = config.task.system + str([prompt.messages for prompt in (*prompts[:1], *held_out[:1])])
     tags_alone = "task" in config.reward.functions and default_system(config)
     if tags_alone and encoder.template is not None and not encoder.defaulted and "<answer>" not in asked:
         logger.warning("the reward task reads <answer>...</answer>; neither task.system nor the prompts say so")
@@ -236,10 +236,8 @@ def prompts_of(
 
 def evaluated_prompts(config: Config, given: CallInputs, outline: Outline) -> list[Prompt]:
     """The prompts to evaluate: all given rows, or else those that the task holds out."""
-    if given.rows is None:
-        return prompts_of(config, given, outline)[1]
-    nothing_held_out = dataclasses.replace(config.eval, every=0, num_prompts=0)
-    return prompts_of(dataclasses.replace(all_rows(config), eval=nothing_held_out), given, outline)[0]
+    rows = table(given.rows, "the data set") if given.rows is not None else read_tables(config.task, config.eval)[1]
+    return prompts_of(config, given, outline, (rows.part(0, 0), rows))[1]
 
 
 def all_rows(config: Config) -> Config:

@@ -68,10 +68,14 @@ def reject_unknown(word: str, command: str) -> NoReturn:
     owners = ", ".join(f"`gspo {other}`" for other in commands_with(name))
     field = train.SHORT.get(name.removeprefix("--")) if command == "eval" and option else None
     guess = f", such as --{field}" if field else nearest_key(name, "--") if option or name != word else ""
+    if name == "--config":
+        guess = f", and the file without a name: `gspo {command} CONFIG.toml`"
+    takes_fields = next(known.takes_fields for known in COMMANDS if known.name == command)
+    guess *= takes_fields
     what = "unknown option" if option else "unexpected argument"
     if owners:
         what += f": it is of {owners}"
-    if guess or (option and not owners):
+    if guess or (option and not owners and takes_fields):
         what += "; fields are given as --section.key VALUE"
     raise ValueError(f"{name if option else word}: {what}{guess or f'; see `gspo {command} --help`'}")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from gspo.cli.arguments import CONFIG_FILE, Command
 from gspo.config.files import SECTIONS, load, to_toml
 from gspo.config.local_model import local_copy
+from gspo.config.names import nearest_key
 from gspo.config.suggestions import nearest
 from gspo.launch.processes import importing
 
@@ -22,18 +23,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     from gspo.config.algorithm import resolve
-    from gspo.config.checks import check_queries
-    from gspo.config.needs import readable, warn_of_needs
+    from gspo.config.commands import warn_of_refusal
+    from gspo.config.needs import readable
     from gspo.data.splits import check_sources
 
     chosen = [word for word in arguments.what if word in SECTIONS and not Path(word).is_file()]
     files = [word for word in arguments.what if word not in chosen]
-    for word in files:
+    for word in sorted(files, key=lambda word: Path(word).is_file()):  # first what is none
         if len(files) > 1 or (not Path(word).is_file() and nearest(word, SECTIONS)):
-            raise ValueError(f"{word}: neither a section nor the only configuration file{nearest(word, SECTIONS)}")
+            near = nearest_key(word, "--") if "=" in word else nearest(word, SECTIONS)
+            raise ValueError(f"{word}: neither a section nor the only configuration file{near}")
     config = load(files[0] if files else None, fields)
-    check_queries(config)
-    warn_of_needs(config)
+    if config.model.path:
+        warn_of_refusal(config)
     if readable(config):
         check_sources(config.task, config.stage, config.refresh)
     if (here := local_copy(config.model)) is not None:

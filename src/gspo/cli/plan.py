@@ -6,8 +6,9 @@ import argparse
 
 from gspo.cli.arguments import CONFIG_FILE, Command, natural, positive
 from gspo.cli.recipes import fetch_model
+from gspo.config.commands import warn_of_refusal
 from gspo.config.files import load
-from gspo.config.needs import check_needs, warn_of_needs
+from gspo.config.needs import check_needs
 from gspo.launch.processes import importing
 from gspo.safe import visible
 
@@ -25,7 +26,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     config = load(arguments.config, fields)
     check_needs(config, "plan")
-    warn_of_needs(config)
+    warn_of_refusal(config)
     fetch_model(config)
     with importing():
         from gspo.plan.plan import render

@@ -107,7 +107,8 @@ def check_names(functions: Iterable[str]) -> None:
     for name in functions:
         if name not in NAMED and ":" not in name:
             near = nearest(name, NAMED)
-            own = f"{' A' if near else '; a'} function of your own is written module:function, such as my_task:{name}"
+            such = ":".join(name.rsplit(".", 1)) if "." in name else f"my_task:{name}"
+            own = f"{' A' if near else '; a'} function of your own is written module:function, such as {such}"
             raise ValueError(f"reward.functions: {name!r} is none of {', '.join(NAMED)}{near}{own}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from gspo.config.algorithm import resolved
 from gspo.config.checks import check_queries, check_required
 from gspo.config.conflicts import ENGINE, ENVIRONMENT, LEARN, SERVE, TRAIN, check_conflicts
@@ -9,6 +11,18 @@ from gspo.config.engines import ENGINES, engine_function
 from gspo.config.needs import check_needs
 from gspo.config.schema import Config
 from gspo.config.unused import check_unused
+
+logger = logging.getLogger(__name__)
+
+
+def warn_of_refusal(config: Config) -> None:
+    """Warns, where no run is started, of what `gspo train` would refuse, unless another command that trains accepts it."""
+    for command in ("serve", "sft", "train"):
+        try:
+            return check_command(config, command)
+        except ValueError as error:
+            why = f"here the run would be refused: {error}"
+    logger.warning(why)
 
 
 def check_command(config: Config, command: str) -> None:

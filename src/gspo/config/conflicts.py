@@ -93,13 +93,10 @@ ALWAYS = (
          "a refresh would drop nothing: set one of them, or refresh.source"),
 )  # fmt: skip
 ENGINE = (
-    Rule("sampler.sleep_level sampler.engines", lambda c: c.sampler.sleep_level > 0 and c.sampler.engines > 1,
-         "several engines have GPUs of their own; leave one of them out"),
-    Rule("sampler.sleep_level sampler.urls", lambda c: c.sampler.sleep_level > 0 and len(c.sampler.urls) > 1,
-         "several engines have GPUs of their own; leave one of them out"),
-    Rule("sampler.sleep_level sampler.engine_args",
-         lambda c: c.sampler.sleep_level > 0 and devices_each(c.sampler.engine_args) > 1,
-         "several GPUs would sleep, of which the learner uses one; leave one of them out"),
+    Rule("sampler.sleep_level sampler.engines sampler.urls sampler.engine_args",
+         lambda c: c.sampler.sleep_level > 0
+         and max(c.sampler.engines, len(c.sampler.urls), devices_each(c.sampler.engine_args)) > 1,
+         "several GPUs would sleep, of which the learner uses one; use one, or set sleep_level = 0"),
     Rule("sampler.urls",
          lambda c: bool(c.sampler.urls and (c.sampler.python or c.sampler.engine_args or c.sampler.engines > 1)),
          "these servers run already: sampler.python, sampler.engine_args and sampler.engines are for servers to start"),

@@ -21,7 +21,7 @@ from typing import Any
 import tomli_w
 
 from gspo.config.checks import check
-from gspo.config.names import ELSEWHERE, nearest_key
+from gspo.config.names import nearest_key
 from gspo.config.recipes import file_of
 from gspo.config.schema import SECTIONS, STAGE, Config
 from gspo.config.stages import StageConfig
@@ -71,6 +71,9 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
         text = place.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ValueError(f"{path}: no such {what}") from None
+    except IsADirectoryError:
+        where = "`gspo train` as --model, to `gspo eval` with --benchmark"
+        raise ValueError(f"{path}: is a folder, and no {what}: a model's folder goes to {where}") from None
     except (OSError, ValueError) as error:  # ValueError: NUL in the path, or not UTF-8
         raise ValueError(f"{path}: cannot be read: {error}") from None
     try:
@@ -120,22 +123,19 @@ def _stages(tables: Any) -> tuple[StageConfig, ...]:
     return tuple(_section(f"{STAGE}[{number}]", StageConfig, table) for number, table in enumerate(tables))
 
 
-def _keys(table: Any) -> Iterator[str]:
-    """The keys of a table and of those within it."""
+def _keys(name: str, table: Any) -> Iterator[str]:
+    """The dotted keys of a table of this name and of those within it."""
     for key, value in table.items() if isinstance(table, dict) else ():
-        yield str(key)
-        yield from _keys(value)
+        yield f"{name}.{key}"
+        yield from _keys(f"{name}.{key}", value)
 
 
 def _no_section(name: str, table: Any) -> str:
     """The error for a name that is no section, with what it probably meant."""
     if not isinstance(table, (dict, list)):
         return f"{name} = {shown(table)}: is in no section: put each key below the name of its section{nearest_key(name)}"
-    names = list(_keys(table))
-    theirs = next((nearest_key(key) for key in names if key in ELSEWHERE), "")
-    near = nearest(name, [*SECTIONS, STAGE]) or next((hint for key in names if (hint := nearest_key(key))), "")
-    known = theirs or near
-    return f"[{name}]: unknown section; sections are {', '.join(SECTIONS)}{known}"
+    near = next(filter(None, map(nearest_key, _keys(name, table))), "") or nearest(name, [*SECTIONS, STAGE])
+    return f"[{name}]: unknown section; sections are {', '.join(SECTIONS)}{near}"
 
 
 def as_config(

@@ -22,7 +22,8 @@ OF_OTHERS = {
     "optimizer.max_grad_norm": "grad_clip clip_grad max_norm",
     # how much a step and an update hold
     "rollout.num_prompts and rollout.num_generations, whose product is the completions of a step":
-        "per_device_train_batch_size train_batch_size rollout_batch_size gen_batch_size global_batch_size",
+        "per_device_train_batch_size train_batch_size rollout_batch_size gen_batch_size global_batch_size "
+        "generation_batch_size",
     "train.micro_batch_tokens, in tokens":
         "gradient_accumulation_steps micro_train_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
         "ppo_max_token_len_per_gpu max_tokens_per_gpu log_prob_micro_batch_size_per_gpu",
@@ -35,12 +36,14 @@ OF_OTHERS = {
     "rollout.num_generations": "n_samples_per_prompt num_return_sequences group_size rollout_n n",
     "rollout.max_completion_length": "max_new_tokens max_response_length generate_max_len response_length max_tokens",
     "task.too_long, for prompts that leave no room for the longest completion":
-        "max_prompt_length prompt_max_len filter_overlong_prompts",
+        "max_prompt_length prompt_max_len filter_overlong_prompts truncation",
     "rollout.dynamic_sampling_rounds": "dynamic_sampling filter_groups dynamic_filtering",
-    'sampler.engine = "vllm"': "use_vllm vllm_mode",
+    "rollout.overlong_buffer": "overlong_buffer.len",
+    'sampler.engine = "vllm"': "use_vllm vllm_mode rollout.name",
+    "sampler.urls": "vllm_server_base_url",
     "a name in sampler.engine_args":
         "vllm_gpu_memory_utilization gpu_memory_utilization tensor_parallel_size tensor_model_parallel_size "
-        "vllm_tensor_parallel_size enforce_eager max_model_len",
+        "vllm_tensor_parallel_size enforce_eager max_model_len vllm_max_model_length max_num_batched_tokens",
     # algorithm
     "algorithm.beta": "kl_coef init_kl_coef kl_loss_coef kl_penalty_coef use_kl_loss",
     "algorithm.kl_estimator": "kl_loss_type",
@@ -62,6 +65,7 @@ OF_OTHERS = {
     "algorithm.kl_cov_weight": "ppo_kl_coef",
     "algorithm.aux_loss": "router_aux_loss_coef aux_loss_coef",
     "algorithm.old_logprobs": "bypass_mode",
+    "algorithm.router_replay": "router_replay.mode",
     "scale.ranks": "n_gpus_per_node nnodes",
     # teacher
     "teacher.path": "teacher_model teacher_model_name_or_path opd_teacher_load",
@@ -79,7 +83,7 @@ OF_OTHERS = {
     "model.dtype": "torch_dtype param_dtype",
     "model.autocast": "bf16 fp16 mixed_precision",
     "model.attention": "attn_implementation flash_attn",
-    "lora.rank": "use_peft lora_r lora_rank",
+    "lora.rank": "use_peft lora_r lora.r lora_rank",
     "lora.alpha": "lora_alpha",
     "model.quantize": "load_in_4bit load_in_8bit quantization_config",
     "lora.targets": "target_modules lora_target_modules",
@@ -96,10 +100,12 @@ OF_OTHERS = {
     "task.template": "apply_chat_template chat_template",
     "task.template_args": "chat_template_kwargs apply_chat_template_kwargs",
     # the run
-    "log.dir": "output_dir save_path ckpt_path default_local_dir logging_dir",
+    "train.seed, and task.seed for the order of the prompts": "seed",
+    "log.dir": "output_dir save_path ckpt_path default_local_dir logging_dir run_name experiment_name",
     "log.trackers": "report_to use_wandb logger",
     "log.project": "wandb_project project_name",
     "log.rollouts": "log_completions",
+    "eval.num_generations": "val_kwargs.n",
     "eval.every": "eval_steps eval_strategy test_freq eval_freq",
     "train.save_every": "save_steps save_freq save_strategy",
     "train.keep_checkpoints": "save_total_limit max_ckpt_num max_actor_ckpt_to_keep",
@@ -120,12 +126,20 @@ def nearest_key(word: str, sign: str = "") -> str:
     nearest key of its section, else of all; "" if none is near. `word` may come without a section, or in the style of
     another command line. `sign`: prefix of keys where it was written, such as `--`.
     """
-    section, _, name = word.partition("=")[0].lstrip("-").replace("-", "_").rpartition(".")
-    if name in ELSEWHERE:
-        return f"; what other programs call {name} is {ELSEWHERE[name]} here"
-    every = all_keys()
-    for keys in ([key for key in every if key.startswith(f"{section}.")], every):
-        names = [key.partition(".")[2] for key in keys]
-        if close := difflib.get_close_matches(name[:100], names, 1, 0.7):
-            return f", did you mean {sign}{keys[names.index(close[0])]}?"
-    return ""
+    parts = word.partition("=")[0].lstrip("-").replace("-", "_").split(".")
+    words = [".".join(parts[-2:]), *reversed(parts)]
+    theirs = [f"; what other programs call {name} is {ELSEWHERE[name]} here" if name in ELSEWHERE else "" for name in words]
+    near = _similar(".".join(parts[:-1]), parts[-1])
+    return next(filter(None, (*theirs[:2], near and f", did you mean {sign}{near}?", *theirs[2:])), "")
+
+
+def _similar(section: str, name: str) -> str:
+    """The key of a similar name; in a section of another program, the only key of the same name. "" if there is none."""
+    keys = all_keys()
+    if section and section not in SECTIONS:
+        same = [key for key in keys if key.endswith(f".{name}")]
+        return same[0] if len(same) == 1 else ""
+    every = {key.partition(".")[2]: key for key in reversed(keys)}
+    own = {key.partition(".")[2]: key for key in keys if key.startswith(f"{section}.")}
+    close = [names[near] for names in (own, every) for near in difflib.get_close_matches(name[:100], names, 1, 0.8)]
+    return close[0] if close else ""

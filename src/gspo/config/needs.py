@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,6 @@ from gspo.config.schema import Config
 from gspo.config.source_kind import BENCHMARK, eval_config, in_environment, kind
 from gspo.config.training import TRACKERS
 from gspo.config.values import shown
-
-logger = logging.getLogger(__name__)
 
 TRAIN, SAMPLE, SCORE, READ = "train sft serve", "train serve eval", "train eval", "train sft eval benchmark endpoint"
 PACKAGED = f"{BENCHMARK}humaneval"
@@ -143,12 +140,6 @@ def check_package(what: str, package: str) -> None:
     if absent := _absent(package):
         extra = next(need.extra for need in NEEDS if package in need.packages.split())
         raise ValueError(f"{what} needs {absent}: pip install 'gspo[{extra}]'")
-
-
-def warn_of_needs(config: Config) -> None:
-    """Warns of packages that a run would need, where none is started."""
-    for text in lacking(config, "train"):
-        logger.warning(f"here the run would be refused: {text}")
 
 
 def readable(config: Config) -> bool:

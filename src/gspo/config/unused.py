@@ -60,6 +60,8 @@ ALWAYS = (
     Rule("optimizer.min_lr", lambda c: c.optimizer.schedule == "constant",
          'the learning rate does not fall with optimizer.schedule = "constant": choose "linear" or "cosine", '
          "or leave it out"),
+    Rule("optimizer.schedule", lambda c: c.optimizer.min_lr == 1,
+         "the learning rate does not fall with optimizer.min_lr = 1: lower that, or leave it out"),
     Rule("guard.patience guard.window guard.collapse", lambda c: c.guard.action == "off", OFF),
     Rule("guard.lr_factor guard.max_rewinds", lambda c: c.guard.action != "rewind",
          'it is for guard.action = "rewind": set that too, or leave it out'),
@@ -85,6 +87,8 @@ ALWAYS = (
          lambda c: c.refresh.source is not None, "refresh.source replaces all queries, so none is dropped: leave it out"),
     Rule("eval.top_p eval.top_k", lambda c: c.eval.temperature == 0,
          "eval.temperature = 0 takes the most likely token: raise the temperature, or leave it out"),
+    Rule("eval.num_generations", lambda c: c.eval.temperature == 0 and not in_environment(c.task),
+         "with eval.temperature = 0 all completions of a prompt are equal: raise the temperature, or leave it out"),
     Rule("reward.env_passthrough",
          lambda c: in_environment(c.task) or all(":" not in name or runs_programs([name]) for name in c.reward.functions),
          "it is for a module:function: name one in reward.functions, or leave it out"),

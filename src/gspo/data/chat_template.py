@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from gspo.config.rollout import TaskConfig
 from gspo.config.suggestions import nearest
 from gspo.data.messages import Message, check_messages, templated
+
+logger = logging.getLogger(__name__)
 
 _GIVEN = ("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "tokenize")
 _MARK = "probe of the system message"  # without what a template might escape
@@ -63,6 +66,7 @@ class Encoder:
         self.defaulted = 0
         """Prompts that got the default system message."""
         self.args, self.date = task.template_args, task.date or datetime.date.today().isoformat()
+        self._special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._read_whole: set[Any] = set()  # shapes of conversations that the template is known to show whole
         template = tokenizer.get_chat_template() if getattr(tokenizer, "chat_template", None) else None
         self.template: str | None = template if task.template == "auto" else None
@@ -84,6 +88,10 @@ class Encoder:
         if not isinstance(prompt, str):
             check_messages(prompt)
         if self.template is not None:
+            if isinstance(prompt, str) and (found := next((one for one in self._special if one in prompt), "")):
+                why = f"a prompt has the special token {found} in its text, and goes into the chat template"
+                logger.warning(f'{why}: if prompts are rendered already, set task.template = "none"')
+                self._special = []  # one warning is enough
             return self._chat(_as_messages(prompt), {"tools": list(tools)} if tools else {})
         if not isinstance(prompt, str):
             raise ValueError(

@@ -30,12 +30,15 @@ def rows_of(path: Path, where: str) -> list[dict[str, Any]]:
         raise ValueError(f"{path}: cannot be read: {error}") from None
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parsed(text: str, path: Path, line: int = 1) -> Any:
+    """line: Number of the first line of the text."""
     try:
         return json.loads(text)
-    except ValueError as error:
-        why = f"{error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else error
-        raise ValueError(f"{where}: not valid JSON: {why}") from None
+    except json.JSONDecodeError as error:
+        why = f"{error.msg} (column {error.colno})"
+        raise ValueError(f"{path}, line {line + error.lineno - 1}: not valid JSON: {why}") from None
+    except ValueError as error:  # a number with too many digits
+        raise ValueError(f"{path}, line {line}: not valid JSON: {error}") from None
 
 
 def _jsonl(path: Path) -> list[dict[str, Any]]:
@@ -44,7 +47,7 @@ def _jsonl(path: Path) -> list[dict[str, Any]]:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            row = _parsed(line.rstrip(), f"{path}, line {number}")
+            row = _parsed(line.rstrip(), path, number)
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: expected an object {{...}}, got {line.strip():.40}")
             rows.append(row)
@@ -54,12 +57,12 @@ def _jsonl(path: Path) -> list[dict[str, Any]]:
 def _json(path: Path) -> list[dict[str, Any]]:
     """A list of rows, or JSON Lines, which often use this suffix too."""
     text = path.read_text(encoding="utf-8-sig")
-    if text.lstrip()[:1] == "{" and "\n" in text.strip():
-        try:
+    try:
+        rows = _parsed(text, path)
+    except ValueError:
+        if text.lstrip()[:1] == "{":
             return _jsonl(path)
-        except ValueError:
-            pass  # a single object that spans several lines
-    rows = _parsed(text, str(path))
+        raise
     if not isinstance(rows, list):
         names = f" with {', '.join(rows)}" if isinstance(rows, dict) else ""
         raise ValueError(f"{path}: expected a list of rows [{{...}}, ...], got {type_of(rows)}{names:.80}")

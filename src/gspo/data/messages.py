@@ -55,6 +55,8 @@ def role_of(message: Mapping[str, Any]) -> str:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise ValueError(f"a message has no role: {message!r:.80}")
+    if role in ("human", "gpt"):
+        raise ValueError(f"a message has the role {role!r}: templates have the roles user and assistant, so rename it")
     return "system" if role == "developer" else role
 
 

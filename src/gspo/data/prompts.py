@@ -134,8 +134,10 @@ def _load(
     if (different := len({identity(prompt, in_environment(task)) for prompt in held_out})) < len(held_out):
         text = f"{tables[1].label}: only {different} of {len(held_out)} held-out prompts are different"
         logger.warning(f"{text}, so intervals of accuracies are too narrow: give each once")
-    train = _training(task, tables[0], "train", build, held_out, overlap or Overlap(task, tables))
-    _log_system(task, encoder, train[0])
+    evaluates = not len(tables[0])
+    train = [] if evaluates else _training(task, tables[0], "train", build, held_out, overlap or Overlap(task, tables))
+    for prompt in [*train, *held_out][:1]:
+        _log_system(task, encoder, prompt)
     return train, held_out
 
 
@@ -232,9 +234,11 @@ def _prompt(
         tokens, opens_thinking = encoder.prompt(messages, tools)
     except ValueError as error:
         raise ValueError(f"the prompt (column {column!r}) {error}") from error
-    if not tokens:
+    last = {"role": "user", "content": messages} if isinstance(messages, str) else messages[-1]
+    silent = last["role"] == "user" and not text_of(last.get("content")).strip()  # what a tool returns may be empty
+    if not tokens or (silent and encoder.template and not in_environment(task)):
         raise ValueError(f"the prompt (column {column!r}) is empty")
-    _fits(len(tokens), limit, "")
+    _fits(len(tokens), limit)
     columns = {name: plain(value) for name, value in row.items() if name != column or column == "question"}
     return Prompt(f"{which}-{number}", messages, tokens, columns, source, opens_thinking)
 
@@ -266,11 +270,12 @@ def _completion(row: Mapping[str, Any], column: str) -> str:
     return value
 
 
-def _fits(tokens: int, limit: int | None, including: str) -> None:
+def _fits(tokens: int, limit: int | None, including: str = "") -> None:
     if limit is not None and tokens > limit:
+        lower = "" if including else "lower rollout.max_completion_length or eval.max_completion_length (the longer), "
         raise Overlong(
             f'the prompt {including}has {tokens} tokens, but only {limit} fit: shorten it, set task.too_long = "leave_out", '
-            "lower rollout.max_completion_length, or take a model with a longer context"
+            f"{lower}or take a model with a longer context"
         )
 
 

@@ -66,12 +66,13 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
         "reward.answer_column": "answer",
         "reward.correct_threshold": 1.0,
     }
-    below = usual | _from_file(options, benchmark.reward)
+    file = _from_file(options, benchmark.reward)
     _check_options(options, fields)
-    config = load(None, below | preset | fixed | fields)
-    if config.eval.temperature == 0:  # a preset's top_p and top_k have no effect then
+    config = load(None, usual | file | preset | fixed | fields)
+    if config.eval.temperature == 0:  # the benchmark's number of samples and a preset's top_p and top_k have no effect then
+        del usual["eval.num_generations"]
         preset = {key: value for key, value in preset.items() if key not in ("eval.top_p", "eval.top_k")}
-        config = load(None, below | preset | fixed | fields)
+        config = load(None, usual | file | preset | fixed | fields)
     for key in fields:
         if not _kept(key):
             raise ValueError(f"--{key}: has no effect on an evaluation with --benchmark: leave it out")

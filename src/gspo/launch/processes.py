@@ -29,6 +29,7 @@ def importing() -> Iterator[None]:
             yield
     finally:
         gc.enable()
+        logging.getLogger("huggingface_hub").handlers.clear()  # each of its warnings would be shown twice
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ class RewardInput(NamedTuple):
     task: str
     columns: dict[str, Any]
     opens_thinking: bool = False  # the prompt ends inside an open <think>
-    group: str = ""  # id of the prompt
+    group: Hashable = ""  # the same for the completions that are compared
     ids: Sequence[int] = array("i")  # of the completion's tokens
     state: TrainerState = TrainerState()
 

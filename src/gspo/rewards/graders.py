@@ -26,7 +26,7 @@ from gspo.rewards.code import CodeReward, same_number
 from gspo.rewards.programs import SOLVERS, columns_of, opened_for
 
 # Call levels: a call for all completions; a call per unit, concurrently (async); a call per unit, in turn. A unit is one
-# completion, or all completions of a prompt.
+# completion, or all completions of a group.
 BATCH, TOGETHER, SINGLY = 0, 1, 2
 NOT_THEIRS = str(Path(__file__).parents[1]), sysconfig.get_path("stdlib")  # where no reward function of a user is
 Result = tuple[float | None, str | None]  # a value (None: not scored) and an error (None: none)
@@ -36,7 +36,7 @@ class Signature(NamedTuple):
     """How a reward can be called."""
 
     levels: Sequence[int]  # its call levels, in the order in which they are tried
-    by_group: bool = False  # whether a unit is all completions of a prompt
+    by_group: bool = False  # whether a unit is all completions of a group
     required: Sequence[str] = ()  # columns without which it cannot be called
 
 
@@ -44,7 +44,7 @@ class Signature(NamedTuple):
 class Traits:
     """What a reward callable of gspo says of itself, in its attribute `traits`."""
 
-    by_group: bool = False  # it compares completions: each call gets all completions of one prompt and no others
+    by_group: bool = False  # it compares completions: each call gets all completions of one group and no others
     spoken: bool = False  # it gets completions without their thinking
     limit: float | None = None  # seconds per call; None: reward.timeout
     needs: Mapping[str, str] = field(default_factory=dict)  # required columns, each with the key that names it
@@ -69,7 +69,8 @@ class CallFailed(Exception):
     @classmethod
     def by(cls, error: BaseException) -> CallFailed:
         """The failure of a call that raised `error`."""
-        return error if isinstance(error, cls) else cls(describe(error) + _line_of(error))
+        trl = ", as in TRL for a function with a parameter completion_ids" * ("string indices must be" in str(error))
+        return error if isinstance(error, cls) else cls(describe(error) + trl + _line_of(error))
 
     @classmethod
     def after(cls, timeout: float) -> CallFailed:
@@ -82,7 +83,7 @@ class WrongLength(ValueError):
 
 
 def by_group(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a reward function that compares completions: each call gets all completions of one prompt and no others."""
+    """Marks a reward function that compares completions: each call gets all completions of one group and no others."""
     function.by_group = True  # type: ignore[attr-defined]
     return function
 

@@ -9,7 +9,7 @@ import os
 import threading
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -130,14 +130,17 @@ class Rewards:
         counted = {name: function.traits.counts() for name, function in self.functions.items()}
         return {f"scoring/{name}/{key}": value for name, counts in counted.items() for key, value in counts.items()}
 
-    def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
+    def score(
+        self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None, groups: Sequence[Hashable] = ()
+    ) -> list[Rollout]:
         """The rollouts with `reward`, `reward_parts` (by name; None: not scored, or failed), their weights, and `error`.
-        `progress` is called with how many are finished. Warns of failed calls for many completions. Raises ValueError for a
-        fault that affects every completion.
+        `progress` is called with how many are finished. groups: as in interfaces.py:Scorer. Warns of failed calls for many
+        completions. Raises ValueError for a fault that affects every completion.
         """
         self.check(rollout.prompt for rollout in rollouts)
+        groups = groups or [rollout.prompt.id for rollout in rollouts]
         try:
-            results = self._results(rollouts, progress)
+            results = self._results(list(map(self._row, rollouts, groups)), progress)
         except BaseException:  # such as Ctrl-C: no result may be left over for the next call
             self.close()
             self._start()
@@ -146,15 +149,15 @@ class Rewards:
             for text in mode.news:
                 logger.warning(f"reward {name}: {text}")
             mode.news.clear()
-        sizes = Counter(rollout.prompt.id for rollout in rollouts)
+        sizes = Counter(groups)
         return [
-            self._scored(rollout, {name: results[name][i] for name in self.names}, sizes[rollout.prompt.id] == 1)
+            self._scored(rollout, {name: results[name][i] for name in self.names}, sizes[groups[i]] == 1)
             for i, rollout in enumerate(rollouts)
         ]
 
-    def _results(self, rollouts: list[Rollout], progress: Callable[[int], None] | None) -> dict[str, list[Result]]:
+    def _results(self, rows: list[RewardInput], progress: Callable[[int], None] | None) -> dict[str, list[Result]]:
         """The results of each reward: those of workers in chunks, which idle workers take, those of threads at once."""
-        results: dict[str, list[Result]] = {name: [(None, None)] * len(rollouts) for name in self.names}
+        results: dict[str, list[Result]] = {name: [(None, None)] * len(rows) for name in self.names}
         lock = threading.Lock()
         count = 0
 
@@ -167,13 +170,13 @@ class Rewards:
 
         def run(channel: Channel, jobs: Iterable[tuple[str, int, int]]) -> None:
             for name, start, stop in jobs:
-                rows = [self._row(rollout) for rollout in rollouts[start:stop]]
                 spec, limit, mode = self.specs.get(name, name), self.limits[name], self.modes[name]
-                results[name][start:stop] = score_rows(channel, spec, rows, limit, mode, note_results)
+                results[name][start:stop] = score_rows(channel, spec, rows[start:stop], limit, mode, note_results)
 
-        shared = iter([(name, *chunk) for chunk in _chunks(rollouts, len(self.workers)) for name in self.specs])
+        chunks = _chunks([row.group for row in rows], len(self.workers))
+        shared = iter([(name, *chunk) for chunk in chunks for name in self.specs])
         lanes = [partial(run, worker, shared) for worker in self.workers]
-        lanes += [partial(run, thread, [(name, 0, len(rollouts))]) for name, thread in self.threads.items()]
+        lanes += [partial(run, thread, [(name, 0, len(rows))]) for name, thread in self.threads.items()]
         _in_parallel(lanes)
         return results
 
@@ -199,11 +202,11 @@ class Rewards:
         traits = self.functions[name].traits
         return value is None and traits.complete and self.weights[name] != 0 and not (alone and traits.by_group)
 
-    def _row(self, rollout: Rollout) -> RewardInput:
+    def _row(self, rollout: Rollout, group: Hashable) -> RewardInput:
         prompt = rollout.prompt
         ids = array("i", rollout.tokens[len(prompt.tokens) :].tolist())
         return RewardInput(
-            prompt.messages, rollout.text, prompt.task, prompt.columns, prompt.opens_thinking, prompt.id, ids, self.state
+            prompt.messages, rollout.text, prompt.task, prompt.columns, prompt.opens_thinking, group, ids, self.state
         )
 
     def close(self) -> None:
@@ -231,12 +234,11 @@ def _check(specs: list[str], task: TaskConfig, scored: bool) -> None:
     check_names(specs)
 
 
-def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:
-    """At most `count` ranges (start, stop) of about equal size; the completions of one prompt stay together."""
-    ids = [rollout.prompt.id for rollout in rollouts]
-    starts = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]
+def _chunks(groups: Sequence[Hashable], count: int) -> list[tuple[int, int]]:
+    """At most `count` ranges (start, stop) of about equal size; the completions of one group stay together."""
+    starts = [i for i in range(len(groups)) if i == 0 or groups[i] != groups[i - 1]]
     cuts = sorted({starts[len(starts) * k // count] for k in range(count)}) if starts else []
-    return list(itertools.pairwise([*cuts, len(ids)]))
+    return list(itertools.pairwise([*cuts, len(groups)]))
 
 
 def _in_parallel(lanes: Sequence[Callable[[], None]]) -> None:

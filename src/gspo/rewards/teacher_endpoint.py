@@ -7,7 +7,7 @@ from token id to log-probability. They are of the plain distribution, at tempera
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -131,9 +131,9 @@ class Taught(Scorer):
     def __init__(self, scorer: Scorer, teacher: TeacherEndpoint) -> None:
         self.scorer, self.teacher = scorer, teacher
 
-    def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
+    def score(self, rollouts: list[Rollout], *others: Any) -> list[Rollout]:
         """The same rollouts, scored and read by the teacher. Raises TeacherFailed."""
-        return self.teacher.read(self.scorer.score(rollouts, progress))
+        return self.teacher.read(self.scorer.score(rollouts, *others))
 
     def counts(self) -> dict[str, float]:
         """The scorer's."""

@@ -70,9 +70,9 @@ class AsynchronousSource:
             batch = self._wait()
             waited = time.perf_counter()
             rollouts = [job.result() for flight in batch for job in flight.jobs]
-            total = len(rollouts)
+            total, owners = len(rollouts), [i for i, flight in enumerate(batch) for _ in flight.jobs]
             settings = rollout_at(self.config, self.prompts.stages, self.done + 1)
-            scored = iter(penalised(self.scorer.score(rollouts, partial(self._scored, total)), settings))
+            scored = iter(penalised(self.scorer.score(rollouts, partial(self._scored, total), owners), settings))
             self.metrics = {"time/sample": waited - begin, "time/score": time.perf_counter() - waited}
             self.metrics |= self.scorer.counts()
             for _ in batch:

@@ -62,7 +62,7 @@ class AlreadyScored(Scorer):
     def wait(self) -> None:
         """Returns at once: there are no workers."""
 
-    def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
+    def score(self, rollouts: list[Rollout], *_: object) -> list[Rollout]:
         """The rollouts, with 0 for missing reward parts, so that each mean covers all scored rollouts."""
         names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward_parts)
         return [
@@ -76,6 +76,6 @@ class AlreadyScored(Scorer):
 class Unrewarded(AlreadyScored):
     """A scorer for completions that only a teacher judges: each has the reward 0."""
 
-    def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
+    def score(self, rollouts: list[Rollout], *_: object) -> list[Rollout]:
         """The rollouts, with reward 0."""
         return [dataclasses.replace(rollout, reward=0.0) for rollout in rollouts]

@@ -25,7 +25,7 @@ def sample_groups(
     begin = time.perf_counter()
     rollouts = sampler.generate(prompts, n, sampling, lambda done: report("sampling", done, total))
     sampled = time.perf_counter()
-    scored = scorer.score(rollouts, lambda done: report("scoring", done, total))
+    scored = scorer.score(rollouts, lambda done: report("scoring", done, total), [i // n for i in range(total)])
     groups = [Group(prompt, scored[i * n : (i + 1) * n]) for i, prompt in enumerate(prompts)]
     return groups, {"time/sample": sampled - begin, "time/score": time.perf_counter() - sampled} | scorer.counts()
 
