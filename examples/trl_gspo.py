@@ -13,7 +13,6 @@ from trl import GRPOConfig, GRPOTrainer
 
 from gspo import dropin
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.objective.algorithms import ALGORITHMS
 
 # TRL's settings of the loss that is replaced here.
 REPLACED = (
@@ -45,10 +44,11 @@ class GSPOTrainer(GRPOTrainer):
                 raise ValueError(f"GRPOConfig.{name} = {value!r}: has no effect on this loss: use GSPOTrainer.settings")
         if args.use_vllm and args.vllm_importance_sampling_correction:
             raise ValueError("set vllm_importance_sampling_correction=False: its weights do not reach this loss")
-        if ALGORITHMS[self.algorithm].counts == "tokens" and args.gradient_accumulation_steps > 1:
+        if dropin.counts(self.algorithm) == "tokens" and (args.gradient_accumulation_steps > 1 or args.world_size > 1):
             raise ValueError(
-                f"GRPOConfig.gradient_accumulation_steps = {args.gradient_accumulation_steps}: {self.algorithm} divides by "
-                "the tokens of the whole update, and a micro-batch does not know them: set it to 1"
+                f"GRPOConfig.gradient_accumulation_steps = {args.gradient_accumulation_steps}, in {args.world_size} "
+                f"process(es): {self.algorithm} divides by the tokens of the whole update, and a micro-batch does not know "
+                "them: set it to 1, and start one process"
             )
         super().__init__(model, reward_funcs, args, **more)
 
@@ -64,9 +64,8 @@ class GSPOTrainer(GRPOTrainer):
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         old = inputs.get("old_per_token_logps")
         old = logp.detach() if old is None else old
-        counts = ALGORITHMS[self.algorithm].counts
-        budget = self.settings["max_completion_length"] if counts == "budget" else 1
-        rows = None if counts == "tokens" else len(mask) * budget  # masked rows count, so that micro-batches weigh the same
+        # Masked rows count, so that micro-batches weigh the same.
+        rows = None if dropin.counts(self.algorithm) == "tokens" else len(mask)
         loss, metrics = dropin.loss(self.algorithm, logp, old, inputs["advantages"], mask, denominator=rows, **self.settings)
         mode = "train" if self.model.training else "eval"
         for name, value in metrics.items():

@@ -13,7 +13,6 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_lo
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from gspo import dropin
-from gspo.objective.algorithms import ALGORITHMS
 
 # verl's settings of the losses that are replaced here.
 REPLACED = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg", "loss_scale_factor")
@@ -22,7 +21,7 @@ REPLACED_LOSS = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio",
 
 def check(name: str, algorithm: str, config, loss_agg_mode: str) -> None:
     """Raises ValueError for settings of verl that would have no effect."""
-    own = ("seq-mean-token-mean",) if ALGORITHMS[algorithm].counts == "completions" else ()
+    own = ("seq-mean-token-mean",) if dropin.counts(algorithm) == "completions" else ()
     if loss_agg_mode not in ("", "token-mean", *own):  # token-mean: verl's default, which its entropy and KL read too
         raise ValueError(f"{name}: actor.loss_agg_mode = {loss_agg_mode!r}: has no effect on this loss: leave it out")
     parts = ((config, ActorConfig, REPLACED), (getattr(config, "policy_loss", None), PolicyLossConfig, REPLACED_LOSS))
@@ -36,6 +35,7 @@ def check(name: str, algorithm: str, config, loss_agg_mode: str) -> None:
 
 def register(name: str, algorithm: str, **settings) -> None:
     """Registers `algorithm` as verl's policy loss `name`. settings: of gspo's [algorithm]; verl's are refused."""
+    size = "batch_num_tokens" if dropin.counts(algorithm) == "tokens" else "global_batch_size"
 
     @register_policy_loss(name)
     def policy_loss(
@@ -45,10 +45,7 @@ def register(name: str, algorithm: str, **settings) -> None:
             raise ValueError(f"{name}: turn verl's rollout_is off: its weights do not reach this loss")
         check(name, algorithm, config, loss_agg_mode)
         batch = {} if config is None else config.global_batch_info
-        counts = ALGORITHMS[algorithm].counts
-        whole = batch.get("batch_num_tokens" if counts == "tokens" else "global_batch_size")
-        if whole and counts == "budget":
-            whole *= settings["max_completion_length"]
+        whole = batch.get(size)
         # verl adds micro-batches up, so each is a sum divided by the count of the whole update
         count = float(whole) / batch.get("dp_size", 1) if whole else None
         loss, metrics = dropin.loss(

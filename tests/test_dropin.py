@@ -73,9 +73,11 @@ def test_uneven_micro_batches_need_the_whole_count_and_padding_does_not_count():
     _, built, out = given()
     wide, mask = rows(out.logp.detach())
     old, A = rows(built.logp_old)[0], built.advantage
-    whole, _ = dropin.loss("gspo", wide, old, A, mask)
-    parts = [dropin.loss("gspo", wide[s], old[s], A[s], mask[s], denominator=6)[0] for s in (slice(0, 1), slice(1, 6))]
-    assert float(sum(parts)) == pytest.approx(float(whole))
+    for name, counted in (("gspo", 6), ("dapo", int(mask.sum())), ("dr_grpo", 6)):  # the last also divides by the longest
+        whole, _ = dropin.loss(name, wide, old, A, mask, max_completion_length=9)
+        count = {"denominator": counted, "max_completion_length": 9}
+        parts = [dropin.loss(name, wide[s], old[s], A[s], mask[s], **count)[0] for s in (slice(0, 1), slice(1, 6))]
+        assert float(sum(parts)) == pytest.approx(float(whole))
     expected, _ = dropin.loss("gspo", wide[1:], old[1:], A[1:], mask[1:])
     mask[0] = 0  # a completion that is all padding
     assert float(dropin.loss("gspo", wide, old, A, mask)[0]) == pytest.approx(float(expected))

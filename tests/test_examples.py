@@ -52,6 +52,12 @@ def test_trls_settings_without_effect_are_refused(tmp_path, monkeypatch):
             trl_gspo.GSPOTrainer(
                 model=tiny.model, reward_funcs=len, args=config, train_dataset=rows, processing_class=tiny.tokenizer
             )
+    for steps, processes in ((2, 1), (1, 2)):
+        config = trl.GRPOConfig(**common, gradient_accumulation_steps=steps)
+        with monkeypatch.context() as patch, pytest.raises(ValueError, match="dapo divides by the tokens of the whole"):
+            patch.setattr(trl_gspo.GSPOTrainer, "algorithm", "dapo")
+            patch.setattr(trl.GRPOConfig, "world_size", processes)
+            trl_gspo.GSPOTrainer(model=None, reward_funcs=len, args=config)
     for name in trl_gspo.REPLACED:
         config = trl.GRPOConfig(**common)
         value = getattr(config, name)
@@ -99,6 +105,11 @@ def test_the_micro_batches_of_verl_add_up_to_the_whole(monkeypatch):
         verl_gspo.register(f"{algorithm}-here", algorithm, **settings)
         whole = gradient(f"{algorithm}-here", 8)
         assert whole.abs().max() > 0 and torch.allclose(gradient(f"{algorithm}-here", 1), whole), algorithm
+    with pytest.raises(ValueError, match=r"algorithm.name = 'gsop'"):
+        verl_gspo.register("wrong", "gsop")
+    verl_gspo.register("endless", "dr_grpo")
+    with pytest.raises(ValueError, match="pass max_completion_length"):
+        gradient("endless", 8)
     monkeypatch.delitem(sys.modules, "verl_gspo")
 
 

@@ -42,9 +42,10 @@ def loss(
             accept [B, T] values that differ within a completion.
         mask: [B, T], nonzero where the policy sampled the token.
         logp_mu: Log-probabilities [B, T] under the sampler; by default logp_old.
-        denominator: Divides the sum over this micro-batch. The default is the algorithm's count within it, which is right
-            for micro-batches of equal size. If they differ, pass the count of the whole update.
-        max_completion_length: In tokens; needed by algorithms that divide by it.
+        denominator: Number of completions, or of tokens if `counts` says so, by which the sum over this micro-batch is
+            divided. The default is their number within it, which is right for micro-batches of equal size. If they differ,
+            pass that of the whole update.
+        max_completion_length: In tokens; needed by algorithms that also divide by it.
         **settings: epsilon, epsilon_high, epsilon_length and constants of [algorithm].
 
     Raises:
@@ -67,13 +68,21 @@ def loss(
     A = advantages[there] if advantages.ndim == 1 else _given(row, name, advantages.expand(sampled.shape), sampled)
     objective = PolicyObjective(row, config, max_completion_length or 1)
     surrogate = objective.surrogate(logp[sampled], A.to(logp), y, likelihoods)
-    counts = {"completions": int(there.sum()), "tokens": int(length.sum())}
-    count = denominator or counts.get(row.counts) or counts["completions"] * (max_completion_length or 1)
+    count = denominator or int(length.sum() if row.counts == "tokens" else there.sum())
+    if row.counts == "budget":
+        count *= max_completion_length or 1
     ratio = objective.watched(surrogate, logp[sampled], logp_old[sampled], y)
     low, high = surrogate.clipped_low.float().mean(), surrogate.clipped_high.float().mean()
     clipped = y.spread(surrogate.clipped_low | surrogate.clipped_high).float().mean()
     numbers = (low, high, low + high, clipped, ratio.detach().mean())
     return surrogate.loss.sum() / count, dict(zip(METRICS, map(float, numbers)))
+
+
+def counts(name: str) -> str:
+    """What the algorithm divides by: "completions", "tokens", or "budget" for completions x max_completion_length. Raises
+    ValueError if `loss` does not have it.
+    """
+    return _resolved(name, {})[0].counts
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -89,11 +89,13 @@ def test_what_imitates_has_completions_and_no_rewards(tmp_path):
         assert any(text.startswith("36 rows to imitate, 4 held out for `gspo eval`") for text in texts(tmp_path / "run"))
 
 
-def test_half_precision_weights_are_warned_of(tmp_path):
+def test_half_precision_weights_and_turns_that_end_no_completion_are_warned_of(tmp_path):
     tiny = tiny_run.model()
+    tiny.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<pad>{% endfor %}"
     made = config(tmp_path / "run", tiny, model={"dtype": "bfloat16"})
     with assemble.training(made, given=given(tiny)):
-        assert any("moments are in torch.bfloat16" in text for text in texts(tmp_path / "run"))
+        for part in ("moments are in torch.bfloat16", "ends a turn with <pad>, which ends no completion"):
+            assert any(part in text for text in texts(tmp_path / "run"))
 
 
 def test_only_warnings_of_our_own_code_are_the_runs_while_it_loads(tmp_path, monkeypatch):

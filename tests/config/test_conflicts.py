@@ -2,8 +2,10 @@
 
 import pytest
 
+from gspo.backends.vllm.plugin.gspo_vllm import NEEDED
 from gspo.config.commands import check_command
 from gspo.config.conflicts import ALWAYS, LEARN, SERVE, TRAIN, check_conflicts
+from gspo.config.engines import OURS
 from gspo.config.files import from_dict
 from gspo.config.schema import Config
 
@@ -41,6 +43,7 @@ TRAINED = [
         ({"sampler": VLLM | {"engine_args": {name: "x"}}}, f"sampler.engine_args = .*{name}.* are set by the run")
         for name in ("disable-log-stats", "disable_log_stats", "port", "logprobs_mode")
     ),
+    ({"sampler": VLLM | {"engine_args": {"disable_log_stats": True}}}, "disable_log_stats.* are set by the run"),
     ({"sampler": VLLM, "eval": {"temperature": 3}}, "rollout.temperature = 1.0 and eval.temperature = 3.0: .* up to 2"),
     *(({"sampler": VLLM} | more, "rollout.temperature = .*: vLLM samples at temperatures up to 2: lower it, in each stage")
       for more in ({"rollout": {"temperature": 2.1}}, {"stage": [{"at": 3, "temperature": 2.5}]})),
@@ -159,6 +162,15 @@ def test_limits_of_vllm_bind_no_other_engine():
     check_conflicts(from_dict({"model": {"path": "m"}, "sampler": own, "rollout": {"temperature": 3}}), TRAIN)
     warm = {"rollout": {"temperature": 2}, "eval": {"temperature": 2}}
     check_conflicts(from_dict({"model": {"path": "m"}, "sampler": VLLM} | warm), TRAIN)
+
+
+def test_arguments_of_vllm_that_say_what_the_run_says():
+    """A run that began with them can be resumed."""
+    same = {"generation-config": "vllm", "disable_log_stats": False, "logprobs_mode": "processed_logprobs"}
+    check_conflicts(from_dict({"model": {"path": "m"}, "sampler": VLLM | {"engine_args": same}}), TRAIN)
+    for name, value in OURS.items():
+        flag = f"--{name.replace('_', '-')}"
+        assert value in (False, None) or (flag if value is True else f"{flag}={value}") in NEEDED
 
 
 def test_defaults_conflict_nowhere():

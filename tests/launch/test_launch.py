@@ -1,18 +1,19 @@
 """Ranks that are killed, asked to end, or fail: real processes of real runs."""
 
+import argparse
 import os
 import resource
 import shutil
 import signal
-import stat
 import sys
 from pathlib import Path
 
 import pytest
 
+from gspo.cli.train import configured, take_part
 from gspo.config.files import load
-from gspo.distributed.environment import LOST, SHORT
-from gspo.launch.launch import copied, launch, outcome
+from gspo.distributed.environment import LOST, SETTINGS, SHORT, without_ranks
+from gspo.launch.launch import Ended, launch, outcome
 from gspo.launch.processes import here
 from tests.launch.started import apart, begin, completions, finished, ranks_of, steps, wait_for
 
@@ -88,20 +89,26 @@ def test_ranks_of_nohup_stay_without_a_terminal():
 
 
 def test_a_restart_reads_the_settings_as_they_were(tmp_path, monkeypatch):
-    """Secrets too, which nobody else may read. They are gone at the end. They are where no machine cleans up by age."""
+    """Secrets too, which are in no file: whoever kills the launcher leaves none behind. It needs no folder but its own."""
     monkeypatch.chdir(tmp_path)
-    text = "[optimizer]\nlr = 1e-3\n[task]\nconfig = {api_key = 'sk-1'}\n[[stage]]\nat = 2\ntemperature = 0.5\n"
-    (tmp_path / "run.toml").write_text(text)
-    config = load("run.toml", {"train.steps": "9"})
-    given = ["train", "--resume", "run.toml", "--train.steps=9"]
-    with copied(config, given, "run.toml") as words:
-        copy = Path(words[2])
-        assert words == ["train", "--resume", str(copy), "--train.steps=9"] and load(copy) == config
-        assert stat.S_IMODE(copy.stat().st_mode) == 0o600 and copy.parent == tmp_path
-    assert not copy.exists()
-    for settings in (None, "recipe:smollm2-words"):
-        with copied(config, given, settings) as words:
-            assert words == given
+    text = "[task]\nconfig = {api_key = 'sk-1', name = 'Zoë'}\n[[stage]]\nat = 2\ntemperature = 0.5\n"
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    config = load("run.toml", {"train.steps": "9", "scale.ranks": "2", "log.dir": "runs/mine"})
+    lives = []
+
+    def life(command, ranks, variables, *more):
+        lives.append((command[4:], variables))
+        return Ended(LOST if len(lives) == 1 else 0, "", True)
+
+    monkeypatch.setattr("gspo.launch.launch.run_once", life)
+    arguments = argparse.Namespace(config="run.toml", words=["train", "run.toml", "--train.steps", "9"])
+    assert take_part(config, arguments) == 0
+    assert [words for words, _ in lives] == [arguments.words] * 2
+    (tmp_path / "run.toml").write_text("[half")
+    monkeypatch.setenv(SETTINGS, lives[1][1][SETTINGS])
+    assert configured(arguments, {"train.steps": "9"}) == config
+    assert SETTINGS not in without_ranks(os.environ)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
 def test_ranks_meet_at_one_address_alone():

@@ -34,8 +34,9 @@ def found(base, each, most, room, ranks=None):
         asked.append(count)
         return base + each * count
 
-    answer = fitting(measure, most, lambda: room / (1 - SPARE), ranks or OneRank())
-    assert max(asked) <= max(2, most // 4)  # a trial must not fail itself
+    few = max(1, most // 8)
+    answer = fitting(measure, few, most, lambda: room / (1 - SPARE), ranks or OneRank())
+    assert asked == [few, 2 * few]
     return answer
 
 
@@ -107,8 +108,8 @@ def test_ranks_agree_on_micro_batches_that_all_have_room_for(tmp_path, share, to
 
 
 def test_a_trial_that_does_not_fit_ends_this_life(tmp_path):
-    learner, said = learner_of(load(model_in(tmp_path / "model")), Case()), []
-    parts = MicroBatches(160, said.append)
+    learner, said, kept = learner_of(load(model_in(tmp_path / "model")), Case()), [], []
+    parts = MicroBatches(640, said.append, keep=kept.append)
 
     class Full(Kept):
         def __init__(self, room, good):
@@ -124,12 +125,15 @@ def test_a_trial_that_does_not_fit_ends_this_life(tmp_path):
     def trial(meter):
         make_room(learner.policy, learner.optimizer, parts, meter, 20, 19)
 
-    with pytest.raises(RuntimeError, match="out of memory with one completion of 20 tokens"):
+    for tokens, read in ((640, 80), (160, 20)):  # four completions, and one alone
+        parts.max_tokens = tokens
+        with pytest.raises(OutOfMemory, match=f"rank 0 was out of memory with a micro-batch of {read} tokens") as caught:
+            trial(Full(1e9, 0))
+        assert kept.pop() is caught.value and caught.value.tokens == read // 2
+    parts.max_tokens = 8
+    with pytest.raises(RuntimeError, match="out of memory with one completion of 2 tokens"):
         trial(Full(1e9, 0))
     parts.max_tokens = 640
-    with pytest.raises(OutOfMemory, match="rank 0 was out of memory with a micro-batch of 80 tokens") as caught:
-        trial(Full(1e9, 0))
-    assert caught.value.tokens == 40
     trial(Full(1e9, 2))
     assert parts.max_tokens == 640 and not said
 
@@ -149,10 +153,31 @@ def test_a_whole_micro_batch_is_judged_from_a_quarter_of_it(monkeypatch, longest
     for room, fits in ((8000 + 3 * 50_000, 16384), (8000 + 3 * 10_000, 10_000)):
         make_room(None, mock.Mock(), parts, Kept(room), longest, 19)
         assert fits / 1.02 < parts.max_tokens <= fits and len(tried) == 2
-        assert max(tried) <= max(longest, 16384) / 4 * 1.02
+        assert max(tried) <= 16384 / 4 * 1.02
         tried.clear()
     (text,) = said
     assert text.endswith("where one completion is longer") == (longest > 10_000)
+
+
+@pytest.mark.parametrize("longest, room", [(4100, 3500), (32_768, 3000), (300, 3500)])
+def test_a_trial_that_has_no_room_leads_to_one_that_has(monkeypatch, longest, room):
+    """Though no single completion of the first trial's size would fit, none may ever be that long."""
+    said, parts = [], MicroBatches(16384)
+    parts.warn = said.append
+
+    def peak(policy, optimizer, meter, completions):
+        tokens = sum(len(completion.tokens) for completion in completions)
+        if tokens > room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return tokens
+
+    monkeypatch.setattr(fit_micro_batches, "update_peak", peak)
+    with pytest.raises(OutOfMemory) as caught:
+        make_room(None, mock.Mock(), parts, Kept(room), longest, 19)
+    parts.max_tokens = caught.value.tokens
+    make_room(None, mock.Mock(), parts, Kept(room), longest, 19)
+    assert parts.max_tokens == caught.value.tokens >= 2048
+    assert [text.endswith("where one completion is longer") for text in said] == [True] * (longest > room)
 
 
 @pytest.mark.parametrize("most", [39, 640])

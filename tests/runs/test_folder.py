@@ -160,6 +160,10 @@ def test_without_locks_no_run_is_taken_for_one_that_has_ended(tmp_path, monkeypa
         with pytest.raises(ValueError, match="the folder exists and is not empty"):
             RunFolder.create(tmp_path / "run", "new")
         assert (tmp_path / "run" / "config.toml").read_text() == "old" and "has no locks" in caplog.text
+    monkeypatch.chdir(tmp_path)
+    with RunFolder.create("runs/run", ""):
+        caplog.clear()
+        assert folder_of("auto", False) == "runs/run-2" and not caplog.messages  # no word about another run's folder
 
 
 def test_runs_that_begin_together_get_folders_of_their_own(tmp_path, monkeypatch):
@@ -189,16 +193,11 @@ def test_folders_that_nobody_named_are_numbered(tmp_path, monkeypatch, caplog):
     assert folder_of("mine", False) == "mine"
     assert folder_of("auto", False) == folder_of("auto", True) == "runs/run"
     for number, dir in ((1, "runs/run"), (2, "runs/run-2"), (10, "runs/run-10")):
-        with RunFolder.create(dir, "") as folder:
-            assert folder_of("auto", True) == dir
-            assert folder_of("auto", False) == f"runs/run-{number + 1}"  # it is in use
-            RunLog(folder).close()
-        assert folder_of("auto", False) == dir  # it ended before its first update
-        (folder.path / "metrics.jsonl").write_text('{"step": 1}\n')
-        assert folder_of("auto", False) == f"runs/run-{number + 1}"
+        RunFolder.create(dir, "").close()
+        assert folder_of("auto", True) == dir and folder_of("auto", False) == f"runs/run-{number + 1}"
     for odd in ("runs/run-1", "runs/run-011", "runs/run-x", "runs/running", "runs/run-11"):
         RunFolder(odd).path.mkdir()
-    assert folder_of("auto", True) == "runs/run-10" and folder_of("auto", False) == "runs/run-11"
+    assert folder_of("auto", True) == "runs/run-10" and folder_of("auto", False) == "runs/run-12"
     config = placed(Config(), False)
-    assert config.log.dir == "runs/run-11" and placed(config, True) is config
-    assert caplog.messages == ["log.dir is not set: the run folder is runs/run-11"]
+    assert config.log.dir == "runs/run-12" and placed(config, True) is config
+    assert caplog.messages == ["log.dir is not set: the run folder is runs/run-12"]

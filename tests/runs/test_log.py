@@ -128,17 +128,20 @@ def test_a_shorter_file_is_an_error_and_nothing_is_cut(tmp_path):
     with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder, progress=Quiet()) as log:
         log.metrics({"step": 1})
         log.rollouts([{"step": 1}])
+        log.note("begun")
         position = log.position()
         log.metrics({"step": 2})
         size = (folder.path / "metrics.jsonl").stat().st_size
-        (folder.path / "rollouts.jsonl").write_bytes(b"{")
-        with pytest.raises(RuntimeError, match=r"rollouts.jsonl has 1 bytes, but the checkpoint was saved at \d+"):
+        (folder.path / "events.jsonl").write_bytes(b"")
+        with pytest.raises(RuntimeError, match=r"events.jsonl has 0 bytes, but the checkpoint was saved at \d+"):
             log.rewind(position)
         assert (folder.path / "metrics.jsonl").stat().st_size == size
-        (folder.path / "rollouts.jsonl").write_bytes(b"")  # deleted, to make room
-        with logs(match="rollouts.jsonl is gone: the report lacks the completions so far"):
-            log.rewind(position)
-        assert (folder.path / "rollouts.jsonl").stat().st_size == 0
+        del position["events.jsonl"]
+        for left in (b"", b"{}\n"):  # deleted, to make room, and written to since
+            (folder.path / "rollouts.jsonl").write_bytes(left)
+            with logs(match="rollouts.jsonl has lost lines: the report lacks completions from before"):
+                log.rewind(position)
+            assert (folder.path / "rollouts.jsonl").read_bytes() == left
         assert (folder.path / "metrics.jsonl").stat().st_size == position["metrics.jsonl"]
 
 

@@ -79,6 +79,12 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
 
 def test_a_run_without_a_name_for_its_folder_is_given_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for dir in ("auto", "mine"):
+        with pytest.raises(OSError), claimed(config(dir), False) as (made, _, _):
+            assert (tmp_path / made.log.dir).is_dir()
+            raise OSError("the model is not there")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]  # only an empty folder that nobody else made is removed
     for name in ("runs/run", "runs/run-2"):
         go(config("auto"), False, [1, 2])
         assert load(f"{name}/config.toml").log.dir == name

@@ -234,7 +234,8 @@ def assembled(
     policy, learner = start.learner(prompts)
     model = policy.model
     start = dataclasses.replace(start, config=(config := cast(RunConfig, dated(start.config, model.tokenizer))))
-    sampling, eval_sampling = samplings(config, model)
+    with recorded(start.heard.append):
+        sampling, eval_sampling = samplings(config, model)
     sampling = dataclasses.replace(sampling, routes=policy.sparse)
     with (
         samplers_of(config, policy, learner.publish(0), Path(config.log.dir), start.hosts) as (sampler, evaluator),

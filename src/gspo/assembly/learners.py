@@ -60,7 +60,7 @@ LEARNERS: dict[str, Callable[..., tuple[HFPolicy, LocalLearner]]] = {"train": le
 
 def longest_read(config: Config, prompts: Sequence[int], step: int) -> int:
     """Tokens of the longest completion that memory is checked for, prompt included. prompts: tokens of each; none for `gspo
-    serve`. A conversation counts up to two micro-batches: beyond that the check itself might run out of memory.
+    serve`. A conversation counts up to two micro-batches: few use all their turns in full.
     """
     prompt, limit = max(prompts, default=1), rollout_at(config.rollout, config.stage, step).max_completion_length
     if prompts and not in_environment(config.task):

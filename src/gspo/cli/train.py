@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
+import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from gspo.cli.arguments import CONFIG_FILE, Command, take_fields
+from gspo.cli.arguments import CONFIG_FILE, Command
 from gspo.cli.places import check_places, check_run_folder
 from gspo.cli.recipes import fetch_model
 from gspo.config.commands import check_command
-from gspo.config.files import load
+from gspo.config.files import from_dict, load
 from gspo.config.schema import Config
-from gspo.distributed.environment import rank_and_world_size
+from gspo.distributed.environment import SETTINGS, rank_and_world_size
 from gspo.launch.processes import importing
 from gspo.runs.folder import folder_of, placed
 from gspo.safe import visible
@@ -59,7 +61,11 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
 
 def configured(arguments: argparse.Namespace, fields: dict[str, str]) -> Config:
-    """The configuration of the file, if any, with --model, --data, --reward and the fields. Raises ValueError as `load`."""
+    """The configuration of the file, if any, with --model, --data, --reward and the fields; in a rank, that of its launcher.
+    Raises ValueError as `load`.
+    """
+    if settings := os.environ.get(SETTINGS):
+        return from_dict(tomllib.loads(os.fsencode(settings).decode()))
     short = {key: value for key in SHORT.values() if (value := getattr(arguments, key, None)) is not None}
     for name, key in SHORT.items():
         if key in short and key in fields:
@@ -95,9 +101,7 @@ def take_part(config: Config, arguments: argparse.Namespace) -> int | None:
             from gspo.assembly import rank
         rank.follow(config.scale)
 
-    words, fields = take_fields(arguments.words)  # joined, so that no field's value is taken for the settings file
-    given = [f"--{key}={value}" for key, value in fields.items()]
-    return launch.take_part(config, [*words, *given, f"--log.dir={config.log.dir}"], follow, arguments.config)
+    return launch.take_part(config, arguments.words, follow)
 
 
 def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:

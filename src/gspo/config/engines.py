@@ -19,8 +19,12 @@ PRECISION = DIRECT[:2]
 """Those by which vLLM rounds weights, keys or values."""
 AROUND = {*DIRECT, "quantization_config", "q", "calculate_kv_scales"}
 """Arguments of vLLM that set the same, or a part of it."""
-OURS = ("disable_log_stats", "enable_scale_out", "generation_config", "logprobs_mode", "port", "worker_extension_cls")
-"""Arguments of vLLM that the run sets. Without log statistics, a long completion looks like an engine that hangs."""
+OURS = {
+    "disable_log_stats": False, "enable_scale_out": True, "generation_config": "vllm", "logprobs_mode": "processed_logprobs",
+    "port": None, "worker_extension_cls": "gspo_vllm.Extension",
+}  # fmt: skip
+"""Arguments of vLLM that the run sets, and how; the port differs. Without log statistics, a long completion looks like an
+engine that hangs."""
 NO_WEIGHTS = ("ngram", "ngram_gpu")
 """Methods of speculative decoding without weights."""
 INEXACT = ("suffix", "custom_class")
@@ -42,9 +46,10 @@ def underscored(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in arguments.items()}
 
 
-def vllm_arguments(sampler: SamplerConfig) -> list[str]:
-    """Names of the arguments that vLLM is given, also of those given by key (`speculative-config.method`)."""
-    return [name.split(".")[0] for name in underscored(sampler.engine_args)] if sampler.engine == "vllm" else []
+def vllm_arguments(sampler: SamplerConfig) -> dict[str, Any]:
+    """The arguments that vLLM is given, also those given by key (`speculative-config.method`)."""
+    given = underscored(sampler.engine_args) if sampler.engine == "vllm" else {}
+    return {name.split(".")[0]: value for name, value in given.items()}
 
 
 def devices_each(arguments: Mapping[str, Any]) -> int:

@@ -98,8 +98,8 @@ class LogConfig:
 
     dir: str = opt("auto", path=True)
     """Run folder. If it holds a run, that run is resumed (`--resume`) or the folder is refused; only a run that ended before
-    its first update and checkpoint is replaced. `auto`: the next free one of `runs/run`, `runs/run-2`, `runs/run-3` and
-    so on; with `--resume` the newest of these."""
+    its first update and checkpoint is replaced. `auto`: a new one, `runs/run`, `runs/run-2`, `runs/run-3` and so on; with
+    `--resume` the newest of these."""
     trackers: list[str] = opt([])
     """Any of `tensorboard`, `wandb`, `trackio`."""
     project: str = opt("gspo")

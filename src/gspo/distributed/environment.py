@@ -17,8 +17,9 @@ AGENTS = "GROUP_WORLD_SIZE"  # number of torchrun agents, one per machine
 PARENT = "GSPO_PARENT"  # the process that started the ranks
 BEGAN = "GSPO_BEGAN"  # start time of the run, in seconds since 1970
 KEY = "GSPO_SERVE_KEY"  # API key of the `gspo serve` endpoint, the same after each restart of a run
+SETTINGS = "GSPO_SETTINGS"  # the configuration as TOML, the same after each restart of a run
 ENGINES = "GSPO_ENGINES"  # where Ray lets rank 0 start vLLM servers
-OWN = "PARENT|BEGAN|SERVE_KEY|ENGINES"
+OWN = "PARENT|BEGAN|SERVE_KEY|SETTINGS|ENGINES"
 OF_RANKS = re.compile(rf"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_.*|GSPO_({OWN}))$")
 
 

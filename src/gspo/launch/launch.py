@@ -15,15 +15,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 from gspo.backends.vllm.exchange_folder import sweep
 from gspo.config.files import to_toml
 from gspo.config.names import RESUME
-from gspo.config.recipes import PREFIX
 from gspo.config.schema import Config
-from gspo.distributed.environment import AGENTS, BEGAN, KEY, LOST, PARENT, RESTARTS, SHORT, check_ranks, rank_and_world_size
+from gspo.distributed.environment import (
+    AGENTS,
+    BEGAN,
+    KEY,
+    LOST,
+    PARENT,
+    RESTARTS,
+    SETTINGS,
+    SHORT,
+    check_ranks,
+    rank_and_world_size,
+)
 from gspo.launch.processes import WATCH, PlaceLost, Rank, Start, here
 from gspo.runs.folder import folder_of
 from gspo.runs.signals import heard_here
@@ -46,15 +55,10 @@ class Ended(NamedTuple):
     reported: bool  # whether the leader exited by itself, and so has written the report
 
 
-def take_part(
-    config: Config, arguments: Sequence[str], follow: Callable[[Config], None], settings: str | None = None
-) -> int | None:
-    """Starts the ranks of `gspo ARGUMENTS` or runs as one of them. Returns the exit status; None in the leader.
-
-    settings: the argument that names a settings file.
-    """
+def take_part(config: Config, arguments: Sequence[str], follow: Callable[[Config], None]) -> int | None:
+    """Starts the ranks of `gspo ARGUMENTS` or runs as one of them. Returns the exit status; None in the leader."""
     number, size = rank_and_world_size()
-    folder = Path(config.log.dir)
+    folder, settings = Path(config.log.dir), to_toml(config, secrets=True)
     if number == 0:
         check_ranks(config, size if size > 1 else config.scale.ranks or 1)
     if config.scale.launcher == "ray" and PARENT in os.environ:
@@ -64,36 +68,15 @@ def take_part(
     elif config.scale.launcher == "ray":
         from gspo.launch.ray_launch import connected
 
-        with (
-            connected(config.scale.timeout, config.sampler) as (on_ray, address),
-            swept(config),
-            copied(config, arguments, settings) as words,
-        ):
-            return launch(words, config.scale.ranks or 1, config.scale.restarts, on_ray, address, folder)
+        with connected(config.scale.timeout, config.sampler) as (on_ray, address), swept(config):
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, on_ray, address, folder, settings)
     elif size == 1 and (config.scale.ranks or 1) > 1:
-        with swept(config), copied(config, arguments, settings) as words:
-            return launch(words, config.scale.ranks or 1, config.scale.restarts, folder=folder)
+        with swept(config):
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, folder=folder, settings=settings)
     if number == 0:
         return None
     follow(config)
     return 0
-
-
-@contextmanager
-def copied(config: Config, arguments: Sequence[str], settings: str | None) -> Iterator[Sequence[str]]:
-    """`arguments` with a copy in place of the settings file: the user may change that one before a restart. It is beside
-    the run folder, where other machines see it and nobody cleans up. Only this user can read it: it may hold secrets.
-    """
-    if settings is None or settings.startswith(PREFIX):
-        yield arguments
-        return
-    folder = Path(config.log.dir).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile("w", prefix=".gspo-settings-", suffix=".toml", dir=folder, encoding="utf-8") as file:
-        file.write(to_toml(config, secrets=True))
-        file.flush()
-        os.fsync(file.fileno())  # a network file system sends it
-        yield [file.name if word == settings else word for word in arguments]
 
 
 @contextmanager
@@ -132,14 +115,17 @@ def launch(
     start: Start = here,
     address: str = LOOPBACK,
     folder: Path | None = None,
+    settings: str = "",
 ) -> int:
     """Runs `gspo ARGUMENTS` in `ranks` processes, restarts them if needed, and returns the run's exit status.
 
     Ctrl-C, SIGTERM and SIGHUP go to the first rank, which finishes its step and saves. address: one of this machine that all
-    ranks can reach; it listens only there. folder: for the report, if the run ends and its leader was lost.
+    ranks can reach; it listens only there. folder: for the report, if the run ends and its leader was lost. settings: the
+    configuration as TOML, which every attempt reads: the user may change the file before a restart. No file holds it, since
+    it may have secrets.
     """
     command = [sys.executable, "-P", "-m", "gspo", *arguments]  # -P: no file in the current folder can shadow a library
-    same = {BEGAN: str(time.time()), KEY: secrets.token_urlsafe(24)}
+    same = {BEGAN: str(time.time()), KEY: secrets.token_urlsafe(24), SETTINGS: os.fsdecode(settings.encode())}
     with handled() as signals:
         for attempt in range(restarts + 1):
             try:

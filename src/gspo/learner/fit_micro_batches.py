@@ -1,7 +1,8 @@
 """Fits the size of micro-batches to memory before the first step, by peak memory in trial passes without effect.
 
 An out-of-memory rank restarts the whole run, so we measure first. The peaks of two small trials give the memory per token,
-and by linear extrapolation that of a full micro-batch. No trial has run on a GPU yet.
+and by linear extrapolation that of the largest pass: a full micro-batch, or a single longer completion. No trial has run on a
+GPU yet.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ class Found(NamedTuple):
     fits: int
     rank: int
     room: float  # its free memory, in bytes
-    need: float  # for a full micro-batch, in bytes
+    need: float  # for the largest pass, in bytes
 
 
-def fitting(measure: Callable[[int], float], most: int, room: Callable[[], float], ranks: Ranks) -> Found:
-    """Number of tokens that fit on every rank, at most `most` >= 2. Collective.
+def fitting(measure: Callable[[int], float], few: int, most: int, room: Callable[[], float], ranks: Ranks) -> Found:
+    """Number of tokens that fit on every rank, at most `most`. Collective.
 
     Args:
         measure: Peak memory of an update with so many tokens.
-        most: Tokens of a full micro-batch.
+        few: Tokens of the first trial; the second has twice as many.
+        most: Tokens of the largest pass, at least 2.
         room: Free memory of this rank.
         ranks: All ranks.
     """
-    few = max(1, most // PARTS)
     low, high = measure(few), measure(2 * few)
     each = max(0.0, (high - low) / few)
     free = (1 - SPARE) * room()
@@ -113,10 +114,10 @@ def make_room(
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            raise micro_batches.short(completions, False) from error
+            raise micro_batches.short(completions, False, smaller=tokens > 2) from error
 
-    most = max(longest, micro_batches.max_tokens)
-    found = fitting(measure, most, meter.room, micro_batches.ranks)
+    few, most = max(1, micro_batches.max_tokens // PARTS), max(longest, micro_batches.max_tokens)
+    found = fitting(measure, few, most, meter.room, micro_batches.ranks)
     if found.fits == most:
         return
     micro_batches.max_tokens = min(micro_batches.max_tokens, found.fits)

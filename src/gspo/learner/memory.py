@@ -81,7 +81,7 @@ class MicroBatches:
                 if not out_of_memory(error):
                     raise
                 if self.ranks.size > 1 or len(self._reading) == 1:
-                    raise self.short(self._reading, share) from error
+                    raise self.short(self._reading, share, smaller=len(self._reading) > 1) from error
                 parts = layout.micro_batches(completions, self.max_tokens, share)
                 most = max(layout.size([completions[i] for i in part], share) for part in parts)
             # Outside of the handler: the error, and the tensors that its traceback references, are released here.
@@ -92,10 +92,10 @@ class MicroBatches:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def short(self, completions: Sequence[Completion], share: bool) -> Exception:
-        """The error for a micro-batch that ran out of memory: OutOfMemory, or RuntimeError for a single completion."""
+    def short(self, completions: Sequence[Completion], share: bool, smaller: bool) -> Exception:
+        """The error for a pass that ran out of memory: OutOfMemory if a smaller one is possible, else RuntimeError."""
         read, several = layout.size(completions, share), self.ranks.size > 1
-        if len(completions) > 1:
+        if smaller:
             text = f"rank {self.ranks.number} was out of memory with a micro-batch of {read} tokens"
             found = OutOfMemory(text, min(read, self.max_tokens) // 2)
             self.keep(found)

@@ -23,81 +23,45 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 logger = logging.getLogger(__name__)
 FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 SMALLER = "micro_batches.json"  # written by ranks that ran out of memory (assembly/micro_batch_limit.py)
-RESERVED = ".reserved"  # holds the process that chose the folder for log.dir = "auto"
 # Left by a run that ended before or during create: a folder with nothing else counts as unused.
-_SKELETON = {".lock", RESERVED, ".config.toml.part", "checkpoints", SMALLER, f".{SMALLER}.part"}
+_SKELETON = {".lock", ".config.toml.part", "checkpoints", SMALLER, f".{SMALLER}.part"}
 # Of a run that ended before its first update; beside the logs of vLLM.
 _REPLACED = {*FILES, "report.html", "figures", "tensorboard", "wandb", "run_id"}
 
 
 def folder_of(dir: str, resume: bool) -> str:
-    """The run folder that `log.dir` names. "auto" is the newest of runs/run, runs/run-2, ..., to resume, else the next one
-    that is free.
+    """The run folder that `log.dir` names. "auto" is the newest run of runs/run, runs/run-2, ..., to resume, else the one
+    after the last of these.
     """
     if dir != "auto":
         return dir
     found = {path: re.fullmatch(r"run(?:-([2-9]|[1-9]\d+))?", path.name) for path in Path("runs").glob("run*")}
     used = [int(name[1] or 1) for path, name in found.items() if name and (not resume or (path / "config.toml").exists())]
-    number = max(used, default=1)
-
-    def path(number: int) -> str:
-        return "runs/run" if number == 1 else f"runs/run-{number}"
-
-    if used and not resume:
-        try:
-            RunFolder(path(number)).check_free()
-            number += _chosen_by_another(Path(path(number)))
-        except (ValueError, RuntimeError):
-            number += 1
-    return path(number)
-
-
-def _chosen_by_another(folder: Path) -> bool:
-    """Whether another process, which still runs, has chosen the folder and has not created its run yet."""
-    try:
-        owner = int((folder / RESERVED).read_text())
-        os.kill(owner, 0)
-    except ValueError:
-        return True  # it is writing its number
-    except OSError:
-        return False
-    return owner != os.getpid()
-
-
-def _reserve(folder: Path) -> bool:
-    """Marks a folder as chosen by this process until it ends. Returns False if another process was faster. Raises ValueError
-    if the folder cannot be made.
-    """
-    RunFolder(folder).check_unused()
-    folder.mkdir(parents=True, exist_ok=True)
-    mark = folder / RESERVED
-    try:
-        if mark.exists() and not _chosen_by_another(folder):
-            mark.unlink(missing_ok=True)  # of a process that has ended
-        with open(mark, "x") as file:
-            file.write(str(os.getpid()))
-    except FileExistsError:
-        return False
-    atexit.register(release, folder)
-    return True
+    number = max(used, default=1) if resume else max(used, default=0) + 1
+    return "runs/run" if number == 1 else f"runs/run-{number}"
 
 
 def release(folder: Path) -> None:
-    """Gives a folder back that this process chose and made no run in."""
-    mark = folder / RESERVED
-    with suppress(OSError, ValueError):
-        if os.getpid() == int(mark.read_text()):
-            mark.unlink()
-            folder.rmdir()
-            folder.parent.rmdir()
+    """Removes a folder that `placed` made and in which no run was made, and its parent if that is empty too."""
+    with suppress(OSError):
+        folder.rmdir()
+        folder.parent.rmdir()
 
 
 def placed(config: AnyConfig, resume: bool) -> AnyConfig:
-    """`config` with a folder for `log.dir` = "auto", which the log tells: even from Python, if it is not runs/run."""
+    """`config` with a folder for `log.dir` = "auto", which the log tells: even from Python, if it is not runs/run. A new one
+    is made at once, so that no other process takes it, and removed when this process ends if it is still empty. Raises
+    ValueError if it cannot be made.
+    """
     dir = folder_of(config.log.dir, resume)
     if dir == config.log.dir:
         return config
-    while not resume and not _reserve(Path(dir)):
+    while not resume:
+        RunFolder(dir).check_unused()
+        with suppress(FileExistsError):  # another process was faster
+            Path(dir).mkdir(parents=True)
+            atexit.register(release, Path(dir))
+            break
         dir = folder_of(config.log.dir, resume)
     logger.log(logging.INFO if dir == "runs/run" else logging.WARNING, f"log.dir is not set: the run folder is {dir}")
     return dataclasses.replace(config, log=dataclasses.replace(config.log, dir=dir))
@@ -131,7 +95,6 @@ class RunFolder:
         except OSError as error:
             raise ValueError(f"log.dir = {str(dir)!r}: cannot make the run folder: {error}") from None
         folder._acquire_lock()
-        (folder.path / RESERVED).unlink(missing_ok=True)
         try:
             folder.check_unused()  # again under the lock: another process may have been faster
             if folder._ended_at_once():

@@ -118,13 +118,13 @@ class RunLog:
 
     def rewind(self, position: dict[str, int]) -> None:
         """Truncate the files to the `position` of a checkpoint; `{}` empties them. Raises RuntimeError, before anything is
-        truncated, if a file is shorter than it was at the checkpoint, and SaveError. The completions may be gone, deleted to
+        truncated, if a file is shorter than it was at the checkpoint, and SaveError. Completions may be missing, deleted to
         make room: only the report reads them.
         """
         for name, file in self._files.items():
             size, saved_size = os.fstat(file.fileno()).st_size, position.get(name, 0)
-            if saved_size and not size and name in COMPLETIONS:
-                logger.warning(f"{self.folder.path / name} is gone: the report lacks the completions so far")
+            if size < saved_size and name in COMPLETIONS:
+                logger.warning(f"{self.folder.path / name} has lost lines: the report lacks completions from before")
             elif size < saved_size:
                 raise RuntimeError(
                     f"{self.folder.path / name} has {size} bytes, but the checkpoint was saved at {saved_size}: "

@@ -34,13 +34,14 @@ def claimed(
     check_allowed(allowed)
     if allowed and not resume:
         raise ValueError(f"allow = {next(iter(allowed))!r}: has no effect without {RESUME}; leave it out")
-    config = placed(config, resume)
+    given, config = config, placed(config, resume)
     if not resume:
         RunFolder(config.log.dir).check_free()
         try:
             yield config, None, None
         finally:
-            release(Path(config.log.dir))
+            if config is not given:
+                release(Path(config.log.dir))
         return
     with RunFolder.resume(config.log.dir) as folder:
         checkpoint.sweep(folder)

@@ -99,7 +99,7 @@ def test_the_gpus_of_this_machine(monkeypatch):
     one = SamplerConfig(engine="vllm")  # shares the learner's GPU, as gpu_memory_utilization says
     assert own_devices(one, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "GPU-a"}] and own_devices(one, cpu, {}) == [{}]
     first, several = torch.device("cuda", 0), {"tensor_parallel_size": 2}
-    assert own_devices(one, first, {}) == [{}]  # it takes the first by itself
+    assert own_devices(one, first, {}) == [{"CUDA_VISIBLE_DEVICES": "4"}]
     assert own_devices(one, first, several) == [{"CUDA_VISIBLE_DEVICES": "GPU-a,6"}]  # it leaves the learner its own
     assert own_devices(one, gpu, several) == [{"CUDA_VISIBLE_DEVICES": "4,6"}]
     assert own_devices(one, first, {"tensor_parallel_size": 4}) == [{}]  # it needs all, so it shares one

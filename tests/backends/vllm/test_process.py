@@ -15,6 +15,7 @@ RANK = {
     "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "ROLE_RANK": "1",
     "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "a",
     "TORCHELASTIC_USE_AGENT_STORE": "True", "GSPO_PARENT": "12", "GSPO_BEGAN": "1.5", "GSPO_ENGINES": "{}",
+    "GSPO_SETTINGS": "[task]",
 }  # fmt: skip
 TELLS = "import json, os, sys; print(json.dumps(dict(os.environ))); sys.stdout.flush(); sys.stdin.read()"
 

@@ -204,8 +204,7 @@ def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[
     taken = [] if learner.type != "cuda" else range(ranks) if ranks > 1 else [learner.index or 0]
     free = [name for i, name in enumerate(names) if i not in taken]
     if given.engines == ranks == 1 and (size == 1 or len(free) < size):
-        beside = learner.type == "cuda" and learner.index and size == 1  # an engine takes the first GPUs by itself
-        return [{"CUDA_VISIBLE_DEVICES": names[learner.index]} if beside else {}]
+        return [{"CUDA_VISIBLE_DEVICES": names[taken[0]]} if taken and size == 1 else {}]
     if len(free) < given.engines * size:
         raise ValueError(
             f"sampler.engines = {given.engines}: each needs {size} of the {len(names)} GPUs of this machine for itself, and "

@@ -223,12 +223,8 @@ class IpcTransfer(BroadcastTransfer):
         if self.device.type != "cpu":
             return super()._packed(layer)
         path = self.exchange / f"layer-{next(self._numbers)}"
-        with writing(self.exchange):
-            try:
-                sizes, body = wire.packed(layer, partial(wire.room, path))
-            except OSError:
-                path.unlink(missing_ok=True)
-                raise
+        with writing(self.exchange):  # an error ends the run, and the folder goes with it
+            sizes, body = wire.packed(layer, partial(wire.room, path))
         weakref.finalize(body, path.unlink, missing_ok=True)  # engines that have mapped it keep it
         return sizes, body
 

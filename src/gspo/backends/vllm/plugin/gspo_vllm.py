@@ -326,5 +326,6 @@ elif __name__ == "__mp_main__":
     if ROUTES in sys.argv:
         allow_routes()
 elif "vllm" in sys.modules:
-    repair_adapters()
+    if "--enable-lora" in sys.argv:  # the server's arguments, in the workers that it starts too
+        repair_adapters()
     repair_cpu()
