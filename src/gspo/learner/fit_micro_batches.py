@@ -1,8 +1,8 @@
 """Fits the size of micro-batches to memory before the first step, by peak memory in trial passes without effect.
 
 An out-of-memory rank restarts the whole run, so we measure first. The peaks of two small trials give the memory per token,
-and by linear extrapolation that of the largest pass: a full micro-batch, or a single longer completion. No trial has run on a
-GPU yet.
+and by linear extrapolation that of the largest pass: a full micro-batch, or a single longer completion. No trial has run on
+a GPU yet.
 """
 
 from __future__ import annotations
