@@ -131,7 +131,8 @@ class Chat:
         offered = digest(tools)
         for at, calls in reversed(stored.items()):
             for call in sorted(calls, key=lambda call: _ids(call.message) != _ids(messages[at])):
-                if call.tools == offered and [*map(templated, call.rollout.prompt.messages)] == plain[:at]:
+                asked = call.rollout.prompt.messages
+                if call.tools == offered and not isinstance(asked, str) and [*map(templated, asked)] == plain[:at]:
                     tokens = self._continued(call, readable[: at + 1], text, tools)
                     if tokens:
                         return Encoded(text, tokens)
