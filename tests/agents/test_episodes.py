@@ -142,7 +142,7 @@ def test_a_tool_is_used_and_the_answer_rewarded():
 
 def test_what_goes_wrong_with_a_tool_is_told_and_counted():
     rollout = played(("<tool_call>{oops", "eos"), ("it is 42", "eos"))
-    assert rollout.dialogue[2] == {"role": "user", "content": "error: no call could be read: <tool_call> is never closed"}
+    assert rollout.dialogue[2] == {"role": "tool", "content": "error: no call could be read: <tool_call> is never closed"}
     assert rollout.reward_parts["tools/malformed"] == 1 and rollout.reward == 1.0
 
 

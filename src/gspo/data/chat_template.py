@@ -234,8 +234,8 @@ class Encoder:
     @cached_property
     def takes_uncalled(self) -> bool:
         """Whether the template shows a tool's message after a turn without a call, such as one that could not be read."""
-        said = {"user": "?", "assistant": "a", "tool": _MARK}
-        return self._shows(*(self._readable({"role": role, "content": text}) for role, text in said.items()))
+        contents = {"user": "?", "assistant": "a", "tool": _MARK}
+        return self._shows(*(self._readable({"role": role, "content": text}) for role, text in contents.items()))
 
     @cached_property
     def opening(self) -> str:

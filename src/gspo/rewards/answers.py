@@ -68,17 +68,13 @@ def final(completion: str) -> str | None:
 
 
 def normal(answer: str) -> str:
-    """An answer in the form used for voting: an integer in its shortest form, the letter of a choice, other text without
-    formatting.
-    """
+    """An answer in the form used for voting: the shortest form of an integer, a choice's letter, else text unformatted."""
     number = integer(answer)
     return (choice(answer) or bare(answer)) if number is None else str(number)
 
 
 def choice(answer: str) -> str | None:
-    """The letter of a choice that has its text beside it on one line, such as `(B) 72`; None for other texts, and for those
-    with a second choice.
-    """
+    """The letter of a choice with its text on one line, such as `(B) 72`; None for other texts, or with a second choice."""
     named = None if "\n" in answer.strip() else _CHOICE.fullmatch(unwrapped(answer))
     return named and named[1]
 
