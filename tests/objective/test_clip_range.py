@@ -1,5 +1,7 @@
 """The clip range that sets itself."""
 
+import math
+
 import pytest
 import torch
 
@@ -134,11 +136,13 @@ def test_the_trend_by_hand():
 
 def test_it_begins_with_what_fits_the_length_until_ratios_were_seen():
     clip = AutoClip(3e-4, 4e-4, target=0.15)
-    clip.begin(25)
-    assert (clip.e_low, clip.e_high) == pytest.approx((0.02, 0.08 / 3))
+    clip.begin(1)
+    assert (clip.e_low, clip.e_high) == pytest.approx((0.058, 0.232 / 3))
     clip.update_range(noise=STILL)  # a step without an advantage
     clip.begin(100)
-    assert clip.e_low == pytest.approx(0.01)
+    assert clip.e_low == pytest.approx(0.058 * math.exp(-0.83 * math.log(100)))
+    clip.begin(1000)  # as for 256 tokens
+    assert clip.e_low == pytest.approx(0.058 / 2**6.64)
     clip.observe(*draw(1e-3))
     clip.update_range(noise=STILL)
     found = clip.e_low
