@@ -28,8 +28,8 @@ STRIDE = 2.0  # maximum change of the range per step, as a factor
 # completions.
 NUMERICS = 0.01
 # Where "auto" arrives: START * length^POWER, measured on SmolLM2-135M at 16 to 230 tokens with 4 updates a batch; the 95 %
-# interval of the power is [-1.06, -.60] (docs/evidence.md). With 16 updates a batch it ended about five times as wide. Longer
-# completions were not measured, so the range narrows no further than at LONGEST: to .0006, near the paper's 3e-4.
+# interval of the power is [-1.06, -.60] (docs/evidence.md). With 16 updates a batch it ended about five times as wide.
+# Longer completions were not measured, so the range narrows no further than at LONGEST: to .0006, near the paper's 3e-4.
 START, POWER, LONGEST = 0.058, -0.83, 256.0
 
 

@@ -9,8 +9,8 @@ from gspo.objective.clip_range import initial_range
 from gspo.training.state import Run
 from gspo.types import Group, Metrics
 
-# Ranges that are narrower by this factor than where "auto" starts lost reward in the studies of docs/evidence.md (3e-4 at 16,
-# 56, 64 and 100 tokens, 3e-5 at 204); 3e-4 at 204 tokens, 2.3 times narrower, did not.
+# Ranges that are narrower by this factor than where "auto" starts lost reward in the studies of docs/evidence.md (3e-4 at
+# 16, 56, 64 and 100 tokens, 3e-5 at 204); 3e-4 at 204 tokens, 2.3 times narrower, did not.
 NARROW = 4.0
 EQUAL_STEPS = 3  # steps of equal rewards
 OFTEN = 0.5  # share of completions with tags from which on the tags are not what is missing
@@ -25,7 +25,7 @@ def of_range(run: Run, metrics: Metrics) -> None:
     if low * NARROW < initial_range(length):
         run.log.warn(
             f"algorithm.epsilon = {low:g} is narrow for completions of {length:.0f} tokens: the shorter they are, the more "
-            f"their ratios spread. Try 0.03 with epsilon_high = 0.04, which learned fastest at 16 and 64 tokens, or epsilon = "
+            "their ratios spread. Try 0.03 with epsilon_high = 0.04, which learned fastest at 16 and 64 tokens, or epsilon = "
             '"auto" alone, which finds a range itself'
         )
 
