@@ -25,8 +25,8 @@ def of_range(run: Run, metrics: Metrics) -> None:
     if low * NARROW < initial_range(length):
         run.log.warn(
             f"algorithm.epsilon = {low:g} is narrow for completions of {length:.0f} tokens: the shorter they are, the more "
-            "their ratios spread. Try 0.03 with epsilon_high = 0.04, which learned fastest at 16 and 64 tokens, or epsilon = "
-            '"auto" alone, which finds a range itself'
+            "their ratios spread. Try 0.03 with epsilon_high = 0.04, which learned fastest at 16 and 64 tokens, or epsilon "
+            '= "auto" alone, which finds a range itself'
         )
 
 
