@@ -316,8 +316,7 @@ def note_limits(log: RunLog, policy: HFPolicy) -> None:
     if trained != torch.float32:
         log.warn(
             f"the weights and AdamW's moments are in {trained}, where changes smaller than about 1/256 are lost: small "
-            "updates, and with beta2 = 0.999 each decrease of the second moment, so that steps stay small once gradients "
-            "shrink; "
+            "updates, and with beta2 = 0.999 each decrease of the second moment, so steps stay small once gradients shrink; "
             'model.dtype = "float32" keeps both (matrix products still run in bfloat16 on a GPU)'
         )
 
