@@ -41,7 +41,9 @@ Run = dict[str, float]
 
 
 def of_runs() -> dict[tuple[str, str], dict[int, Run]]:
-    """Of each setting and variant, by seed: mean reward, mean length, and the range and the spread at the end."""
+    """Of each setting and variant, by seed: mean reward, mean length, and at the end the range, the spread, the share of
+    clipped tokens and the KL from pi_old in nats a token.
+    """
     found: dict[tuple[str, str], dict[int, Run]] = {}
     for cell in filter(finished, real.cells_of(NAME)):
         text = (Path(cell.config.log.dir) / "metrics.jsonl").read_text(encoding="utf-8")
@@ -55,6 +57,8 @@ def of_runs() -> dict[tuple[str, str], dict[int, Run]]:
             "length": float(np.mean([line["completions/mean_length"] for line in lines])),
             "range": late("clip/epsilon"),
             "spread": late("ratio/std"),
+            "clipped": float(np.mean([line["clip_ratio/tokens"] for line in lines[-LAST:]])),
+            "kl": float(np.mean([line["kl"] for line in lines[-LAST:]])),
         }  # fmt: skip
     return found
 
@@ -71,16 +75,23 @@ def exponents(runs: dict[tuple[str, str], dict[int, Run]], name: str) -> list[fl
 
 def verdicts(runs: dict[tuple[str, str], dict[int, Run]]) -> str:
     """The tables of the plan."""
-    rows = [["", "n", "all steps", "- auto", "range at the end", "sd of the ratio", "tokens"]]
+    rows = [["", "n", "all steps", "- auto", "range at the end", "sd of the ratio", "tokens", "clipped", "KL"]]
     for (setting, variant), by_seed in runs.items():
         auto = runs.get((setting, "auto"), {})
         rewards = [{seed: run["reward"] for seed, run in each.items()} for each in (by_seed, auto)]
         difference = "" if variant == "auto" else spell(interval(paired(*rewards)), "+z.3f")
-        means = (spell(interval([run[name] for run in by_seed.values()]), "z.2g") for name in ("range", "spread", "length"))
+        means = (
+            spell(interval([run[name] for run in by_seed.values()]), "z.2g")
+            for name in ("range", "spread", "length", "clipped", "kl")
+        )
         reward = spell(interval(list(rewards[0].values()), (0, 1)))
         rows.append([f"{setting}, {variant}", str(len(by_seed)), reward, difference, *means])
     slopes = {name: interval(exponents(runs, name)) for name in ("range", "spread")}
     laws = [f"{name} ~ length^{spell(slope, '+z.2f')}, {slope.n} seeds" for name, slope in slopes.items() if slope.n]
+    if exponent := slopes["range"].n and slopes["range"].mean:
+        auto = [run for (_, variant), by_seed in runs.items() if variant == "auto" for run in by_seed.values()]
+        c = np.exp(np.mean(np.log([run["range"] * run["length"] ** -exponent for run in auto])))
+        laws.append(f"range = {c:.3f} length^{exponent:.2f}")
     return "\n\n".join([markdown(rows), *laws])
 
 

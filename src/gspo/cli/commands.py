@@ -71,7 +71,7 @@ def reject_unknown(word: str, command: str) -> NoReturn:
     if name == "--config":
         guess = f", and the file without a name: `gspo {command} CONFIG.toml`"
     takes_fields = next(known.takes_fields for known in COMMANDS if known.name == command)
-    guess *= takes_fields
+    guess = guess if takes_fields else ""
     what = "unknown option" if option else "unexpected argument"
     if owners:
         what += f": it is of {owners}"

@@ -68,7 +68,6 @@ def collapsed(run: RunMetrics, guard: GuardConfig = GUARD) -> bool:
 def unscored(run: RunMetrics) -> float:
     """The share of the sampled completions without a reward, which the mean reward of a step does not count."""
     _, (failed, tokens, length) = run.rows(("rollouts/failed", "tokens", "completions/mean_length"))
-    counts = np.divide(
-        tokens, length, out=failed.copy(), where=length > 0
-    )  # without tokens only those that failed are known
+    # Of a step without tokens only the completions that failed are known.
+    counts = np.divide(tokens, length, out=failed.copy(), where=length > 0)
     return float(failed.sum() / counts.sum()) if counts.any() else math.nan
