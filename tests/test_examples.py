@@ -86,7 +86,8 @@ def test_the_micro_batches_of_verl_add_up_to_the_whole(monkeypatch):
     modules = {name: ModuleType(name) for name in packages}
     for name, module in (modules | {"verl.trainer.ppo.core_algos": core, "verl.workers.config": config}).items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "verl_gspo", raising=False)
+    monkeypatch.setitem(sys.modules, "verl_gspo", None)  # so that what follows is undone
+    del sys.modules["verl_gspo"]
     monkeypatch.syspath_prepend(ROOT / "examples")
     import verl_gspo
 
@@ -110,7 +111,6 @@ def test_the_micro_batches_of_verl_add_up_to_the_whole(monkeypatch):
     verl_gspo.register("endless", "dr_grpo")
     with pytest.raises(ValueError, match="pass max_completion_length"):
         gradient("endless", 8)
-    monkeypatch.delitem(sys.modules, "verl_gspo")
 
 
 def test_verls_settings_without_effect_are_refused(monkeypatch):

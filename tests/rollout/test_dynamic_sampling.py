@@ -161,7 +161,8 @@ def run(folder, resume=False, **changes):
 def test_a_run_trains_on_groups_that_teach_alone_and_a_resumed_one_is_bit_equal(tmp_path, monkeypatch):
     whole = run(tmp_path / "whole")
     steps = numbers(whole.folder)
-    assert all(m["frac_reward_zero_std"] == 0 and m["groups/dropped"] == 0 for m in steps)
+    assert all(m["groups/with_signal"] == 1 and m["groups/dropped"] == 0 for m in steps)
+    assert all(m["frac_reward_zero_std"] == pytest.approx(1 - m["dynamic_sampling/signal"]) for m in steps)
     assert all(m["dynamic_sampling/queries"] >= 8 + m["dynamic_sampling/rounds"] for m in steps)
     assert sum(m["dynamic_sampling/rounds"] for m in steps) > len(steps)  # several in some step
     assert [m["tokens_total"] for m in steps] == torch.tensor([m["tokens"] for m in steps]).cumsum(0).tolist()
