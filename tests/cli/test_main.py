@@ -184,7 +184,7 @@ def test_output_that_was_closed_before_it_began_ends_no_command(place):
         assert ended.stderr == ("" if status == 0 else "gspo: error: missing.toml: no such configuration file\n")
 
 
-FORMS = ["train none.toml --{} 1", "train none.toml --{-}=1", "train none.toml {}=1", "config --section.{-}=1"]
+FORMS = ["train recipe:smollm2-words --{} 1", "train recipe:smollm2-words --{-}=1", "train recipe:smollm2-words {}=1", "config --section.{-}=1"]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -145,7 +145,7 @@ def test_gspo_auto_clips_its_target_in_a_whole_run(tmp_path):
     found = numbers(train(tmp_path / "run", algorithm={"epsilon": "auto", "clip_target": 0.2}, **options).folder)
     shares = [line["clip_ratio/tokens"] for line in found[2:]]
     assert sum(shares) / len(shares) == pytest.approx(0.2, abs=0.08)
-    assert found[0]["clip/epsilon"] == pytest.approx(0.1 / 7**0.5)  # its completions have 7 tokens at the median
+    assert found[0]["clip/epsilon"] == pytest.approx(0.058 * 7**-0.83)  # its completions have 7 tokens at the median
     assert found[-1]["clip/epsilon"] > 1e-3
     assert all(line["clip/epsilon_high"] / line["clip/epsilon"] == pytest.approx(4 / 3) for line in found)
     for line in found:
