@@ -149,6 +149,7 @@ def test_a_result_without_a_box_is_the_last_one_or_the_one_that_is_called_the_an
         ("The answer is 5. The answer is 5\\pi.", "5", 0),
         ("Answers: 2, 3", "2, 3", 1), ("Final Answers: (2, 3)", "(2, 3)", 1), ("The answers are: 2, 3", "2, 3", 1),
         ("The answer x = 5, and not 6", "5", 1), ("The answer x = 5, and not 6", "6", 0),
+        ("The answer is (B) Type A blood.", "B", 1), ("The answer is B: I and II only.", "B", 1),
     ):  # fmt: skip
         assert found(text, right) == is_right, text
 

@@ -20,23 +20,20 @@ _NAMES = {
     for name in (short, *names.split())
 }  # fmt: skip
 _LETTERS = "ABCFGHJKLMNSTVWdghlmstu"  # that are units in \text or \mathrm; others are names and constants, such as i and e
-CHANGES = r"(?:[十百万亿兆半倍折割又的십백천만억반배]|千(?![克米瓦])|分之|以[上下]|이[상하])"  # what a number is worth
+CHANGES = (
+    r"(?:[十百万亿兆半倍折割又的多余几乗십백천만억반배]|千(?![克米瓦])|分[之の]|次方|阶乘|以[上下]|未満|이[상하]|미만|제곱)"
+)
+"""What a number is worth."""
 # Words that do so are no unit.
 _WORTH = re.compile(
-    r"\b(squared|cubed|factorial|hal(f|ves)|thirds?|quarters?|below|less|least|than|(?:fewer|more|greater)$|most|not|minus|"
-    rf"plus|times|root|of|pi|and|or|\w*{CHANGES}\w*|"
-    r"(?:тыс|милли(?:он|ард)|мл[нр]|полов|четверт|десят|сот[еняы]|квадрате$)\w*|"
+    r"\b(squared|cubed|factorial|hal(f|ves)|thirds?|quarters?|below|less|least|than [0-9]|most|not|minus|"
+    rf"plus|times|root|of|pi|and|or|и|или|\w*{CHANGES}\w*|"
+    r"(?:тыс|милли(?:он|ард)|мл[нр]|полов|трет|четверт|пят|шест|седьм|восьм|девят|десят|сот[еняы]|квадрате$)\w*|"
     r"(four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|\w+illion)ths?)\b"
 )
 _WRAPPED, _CIRCLE = rf"(?!\\(?:mathb|bm|bold)){WRAP}\{{((?:[^{{}}]|\{{[^{{}}]*\}})*+)\}}", r"\^ ?\{? ?\\circ ?\}?|\\degree"
 _OTHER = r"[\u0400-\u04ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"  # letters of scripts in which no formula is written
-# Units in these scripts that need no \\text. Any other word may change the number: 3个半小时 is 3.5 hours.
-_KNOWN = (
-    "(?:元|个|個|人|名|只|本|次|天|年|岁|歳|个月|个?小时|小時|分|分钟|秒|度|[厘毫千]?米|公里|千?克|公斤|吨|毫?升|平方[厘千]?米|"
-    "円|枚|匹|台|回|冊|時間|원|개|명|권|마리|시간|분|초|"
-    f"руб(?:ль|ля|лей)?|час(?:а|ов)?|мин(?:ут[аы]?)?|сек|[скм]?м|к?г|л)(?!{_OTHER})"
-)
-_WORD = rf"(?>{_WRAPPED}| [A-Za-z]++| ?{_KNOWN}|(?:{_CIRCLE})(?: ?[CF](?![a-z]))?)(?: ?\^ ?\{{?-?[0-9]\}}?)?+"
+_WORD = rf"(?>{_WRAPPED}| [A-Za-z]++| ?{_OTHER}++|(?:{_CIRCLE})(?: ?[CF](?![a-z]))?)(?: ?\^ ?\{{?-?[0-9]\}}?)?+"
 _UNIT = re.compile(rf" ?{_WORD}(?>(?> ?/ ?|\\cdot)?+ ?{_WORD}|/[A-Za-z]++(?: ?\^ ?\{{?-?[0-9]\}}?)?+)*+")
 _RATE = re.compile(r" ?(?:[ckm]?m|mi|ft|k?g)(?:/| per )(?:s|h|l|min|sec|hour|second)(?![a-zA-Z])")  # such as 5 m/s
 _DEGREES = re.compile(rf" ?(?:{_CIRCLE}) ?[CF]?")
