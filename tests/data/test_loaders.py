@@ -63,6 +63,7 @@ def test_bad_files(tmp_path, subtests):
         ("a.json", '[{"prompt": "x"}, 3]', "a.json, row 1: expected an object .*, got 3"),
         ("a.json", '[{"prompt": "x"},\n{"prompt" 3}]', "a.json, line 2: not valid JSON: Expecting ':' delimiter"),
         ("a.json", '{"prompt": "x"}\n{"prompt"\n', "a.json, line 2: not valid JSON: Expecting ':' delimiter"),
+        ("a.json", '{"rows": [\n{"prompt" 3}\n]}', "a.json, line 2: not valid JSON: Expecting ':' delimiter"),
         ("a.csv", "prompt,answer\nx,1,2\n", "a.csv, line 2: expected 2 fields"),
         ("a.csv", "prompt,answer,answer\nx,1,2\n", "a.csv, line 1: two columns are called 'answer'"),
         ("a.jsnl", "{}", r"files can be .*, not \.jsnl"),

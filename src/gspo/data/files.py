@@ -59,8 +59,8 @@ def _json(path: Path) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8-sig")
     try:
         rows = _parsed(text, path)
-    except ValueError:
-        if text.lstrip()[:1] == "{":
+    except ValueError as error:
+        if text.lstrip()[:1] == "{" and ": Extra data (" in str(error):  # the first row is whole
             return _jsonl(path)
         raise
     if not isinstance(rows, list):
