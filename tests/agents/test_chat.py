@@ -336,6 +336,7 @@ def test_a_template_that_begins_thinking_reads_it_from_its_beginning():
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f"}]', None),
         ("mistral", '[TOOL_CALLS][{"name": "f", "id": "abcdefgh9"}, {"name": "f", "id": "abcdefgh9"}]', None),
         ("qwen3", '<tool_call>{"name": "f", "arguments": {"id": "abcdefgh9"}}</tool_call>', None),
+        ("qwen3", '<tool_call>{"name": "f", "arguments": {}}</tool_call>[TOOL_CALLS][1]', None),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"id": "abcdefgh9"}}]', None),
         ("mistral small 3.2", '[TOOL_CALLS]f[ARGS]{"id": "abcdefgh9", "a": "[CALL_ID]abcdefgh9"}', None),
     ],

@@ -273,7 +273,7 @@ def call_ids(id: str, text: str, count: int) -> list[str]:
     ids = ["".join(found) for found in _WRITTEN_ID.findall(text)]
     with suppress(Malformed):
         lists = [part for part in text.split("[TOOL_CALLS]")[1:] if part.lstrip().startswith("[")]
-        written = [str(call.get("id")) for part in lists for call in _values(part)]
+        written = [str(call.get("id")) for part in lists for call in _values(part) if isinstance(call, dict)]
         ids += [one for one in written if re.fullmatch(r"\w{9}", one)]
     if len(ids) == count == len(set(ids)):
         return ids
