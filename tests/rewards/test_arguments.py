@@ -33,7 +33,7 @@ def test_ours_get_text_and_theirs_messages():
 def test_a_function_of_trl_that_names_nothing_of_it_is_told_how():
     with in_process(lambda completions: [float(len(one[0]["content"])) for one in completions]) as rewards:
         error = rewards.score([rollout("hi")])[0].error
-    assert "string indices must be integers" in error and "; add a parameter completion_ids to get messages" in error
+    assert "string indices must be integers" in error and "; if it expects TRL's messages, add a parameter" in error
 
 
 def test_each_gets_what_it_names():

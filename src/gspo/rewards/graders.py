@@ -69,7 +69,7 @@ class CallFailed(Exception):
     @classmethod
     def by(cls, error: BaseException) -> CallFailed:
         """The failure of a call that raised `error`."""
-        trl = "; add a parameter completion_ids to get messages, as from TRL" * ("string indices must be" in str(error))
+        trl = "; if it expects TRL's messages, add a parameter completion_ids" * ("string indices must be" in str(error))
         return error if isinstance(error, cls) else cls(describe(error) + trl + _line_of(error))
 
     @classmethod
