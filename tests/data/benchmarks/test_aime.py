@@ -1,3 +1,6 @@
+from decimal import Decimal
+
+import numpy as np
 import pytest
 
 from gspo.data.benchmarks.aime import ASK, aime_row, answer_row
@@ -33,3 +36,5 @@ def test_what_is_no_problem_of_aime_is_refused(subtests):
 def test_other_answers_are_read_as_they_are():
     assert answer_row({"question": "?", "answer": "\\frac{1}{2}"}, 3)["answer"] == "\\frac{1}{2}"
     assert answer_row({"problem": "?", "solution": "so \\boxed{\\frac{1}{2}}"}, 3)["answer"] == "\\frac{1}{2}"
+    for number in (np.int64(2), np.str_("2"), Decimal(2), 2):  # a function, pandas and Parquet give numbers of their own
+        assert answer_row({"problem": "?", "answer": number}, 3)["answer"] == "2"

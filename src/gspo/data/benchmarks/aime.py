@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from numbers import Number
 from typing import Any
 
 ASK = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -27,7 +28,8 @@ def aime_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
 def answer_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A problem with an answer of any form, as prompt, answer and id."""
     # Of a list, say, str would make a text that no reply equals.
-    cells = {str(name).lower(): str(value).strip() for name, value in row.items() if type(value) in (str, int, float)}
+    kept = [(name, value) for name, value in row.items() if isinstance(value, (str, Number)) and not isinstance(value, bool)]
+    cells = {str(name).lower(): str(value).strip() for name, value in kept}
 
     def first(*names: str) -> str:
         return next((cells[name] for name in names if cells.get(name)), "")
