@@ -145,6 +145,7 @@ def test_a_result_without_a_box_is_the_last_one_or_the_one_that_is_called_the_an
         ("A. 12 is too small. C. 15 fits. So the answer is C.", "C", 1), ("(A) is 5 and (B) is 6.", "A", 0),
         ("To find the answer: first compute 2 * 5 = 10. The answer is 5\\pi.", "5\\pi", 1),
         ("To find the answer: first compute 2 * 5 = 10. The answer is x².", "x^2", 1),
+        ("To find the answer: first compute 2 * 5 = 10. The answer is ¾.", "3/4", 1),
         ("The answer is 5\\pi. I hope this answer is helpful!", "5\\pi", 1),
         ("The answer is 5. The answer is 5\\pi.", "5", 0),
         ("Answers: 2, 3", "2, 3", 1), ("Final Answers: (2, 3)", "(2, 3)", 1), ("The answers are: 2, 3", "2, 3", 1),

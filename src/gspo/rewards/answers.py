@@ -31,7 +31,6 @@ _FORMULA = re.compile(
     re.DOTALL,
 )
 _ANSWER = re.compile(r"(?i)answers?\b(?:[^.\n:=]{0,40}?(?:\bis\b|:)|(?: [a-z])? ?=)")
-_DIGITS = "0123456789²³½"
 _SENTENCE = re.compile(r"\n|[.!?](?:\s|$)")
 _FACTORS = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]{4,}|([fgh])(?![(_'])|.")  # f, g and h that are no functions
 # The font of a number within an answer.
@@ -159,7 +158,8 @@ def found(text: str, right: str) -> bool:
     stated = [match.end() for match in _ANSWER.finditer(text)]
     if bare(text) == bare(right) if stated else same(text, right):
         return True
-    last = max(map(text.rfind, _DIGITS)) if {*right} & {*_DIGITS} else -1
+    digits = (i for i, character in enumerate(text) if character.isnumeric())  # also of ² and ¾
+    last = max(digits, default=-1) if any(map(str.isnumeric, right)) else -1
     start = next((end for end in reversed(stated) if end <= last), stated[-1] if stated else 0)
     if stated and same(_SENTENCE.split(text[start:].lstrip(":*= \n"), maxsplit=1)[0].strip("* "), right):
         return True
