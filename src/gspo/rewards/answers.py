@@ -35,9 +35,10 @@ _SENTENCE = re.compile(r"\n|[.!?](?:\s|$)")
 _FACTORS = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]{4,}|([fgh])(?![(_'])|.")  # f, g and h that are no functions
 # The font of a number within an answer.
 _FONT = re.compile(rf"(?<!_)(?<!_\{{){WRAP}(?=\{{ ?[-+]?(?:[0-9]|\\d?frac|\\sqrt))(?!\{{[^{{}}]*\}} ?_)")
-# With its text, and no second one: (B) 72.
+# With its text, and no second one: (B) 72, and (D) both (A) and (B).
 _CHOICE = re.compile(
-    r"\(?([A-J])(?:\)[.:]?|[.:](?![A-Z]|[a-z]\.)) ?(?!or\b|and\b|[,/&])(?!.*(?<![\w(])\(?[A-J](?:\)|[.:] ))\S.*"
+    r"\(?([A-J])(?:\)[.:]?|[.:](?![A-Z]|[a-z]\.)) ?"
+    r"(?:(?=(?i:both|neither|all|none)\b)|(?!or\b|and\b|[,/&]|.*(?<![\w(])\(?[A-J](?:\)|[.:] )))\S.*"
 )
 _WORDS = re.compile(r"(?![xyz]+$)[^\W\d_]{2,}(?:[ ,'-]+[^\W\d_]+)*")
 
