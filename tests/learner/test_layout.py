@@ -47,14 +47,13 @@ def test_a_shared_prompt_stands_once():
     assert shared.forest.position.tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 6, 2, 3, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("replay, tokens", [(False, 7), (True, 8)])
-def test_replay_shares_no_token_whose_experts_differ(replay, tokens):
+def test_no_token_is_shared_whose_experts_differ():
     routes = torch.tensor([[3, 4, 5, 6, 7], [3, 4, -1, 6, 7]]).reshape(2, 5, 1, 1)
     pair = [replace(completion([1, 2, 3], 2), routes=routes[i]) for i in range(2)]
-    batch = layout.build(pair, True, replay)
-    assert len(batch.forest.tokens) == len(batch.routes) == tokens
-    if replay:
-        assert [batch.routes[path].flatten().tolist() for path in batch.path.split(5)] == routes.flatten(1).tolist()
+    batch = layout.build(pair, True)
+    assert [batch.routes[path].flatten().tolist() for path in batch.path.split(5)] == routes.flatten(1).tolist()
+    assert len(batch.forest.tokens) == len(batch.routes) == layout.size(pair, True) == 8
+    assert [len(layout.micro_batches(pair, limit, True)) for limit in (7, 8)] == [2, 1]
 
 
 @pytest.mark.parametrize("share", [False, True])

@@ -34,10 +34,9 @@ class Rows:
     forest: Forest | None = None  # defines attention by its branches, if neither a mask nor causal order does
 
 
-def build(completions: Sequence[Completion], share: bool = False, replay: bool = False) -> Batch:
+def build(completions: Sequence[Completion], share: bool = False) -> Batch:
     """The batch of these completions. With `share`, neighbours share the tokens of their common prefix up to the first
-    sampled token of either, so each shared token is computed once and autograd sums its gradients. With `replay`, tokens
-    are shared only where their experts are equal too: an engine samples each completion of a group by itself.
+    sampled token of either, so each shared token is computed once and autograd sums its gradients.
     """
     if not completions:
         raise ValueError("a batch needs at least one completion")
@@ -46,7 +45,7 @@ def build(completions: Sequence[Completion], share: bool = False, replay: bool =
     previous: Completion | None = None
     size = 0
     for completion in completions:
-        keep = _common_prefix(previous, completion, replay) if share and previous is not None else 0
+        keep = _common_prefix(previous, completion) if share and previous is not None else 0
         new = torch.arange(size, size + len(completion.tokens) - keep)
         path = torch.cat([path[:keep], new])
         tokens.append(completion.tokens[keep:])
@@ -96,14 +95,15 @@ def turns(completion: Completion) -> Tensor:
     return torch.zeros(len(completion.logp_mu), dtype=torch.int64) if completion.turn is None else completion.turn
 
 
-def _common_prefix(a: Completion, b: Completion, replay: bool = False) -> int:
+def _common_prefix(a: Completion, b: Completion) -> int:
     """Number of leading tokens that b can share with its predecessor a: tokens that are equal, sampled in neither (each
     completion trains on its own sampled tokens), and before any branch in b and in a, whose end must be a descendant
-    (depth-first order). replay: their experts must be equal too.
+    (depth-first order). Known experts must be equal too, since they may be replayed: an engine samples each completion of a
+    group by itself.
     """
     n = min(len(a.tokens), len(b.tokens))
     same = (a.tokens[:n] == b.tokens[:n]) & ~a.sampled[:n] & ~b.sampled[:n]
-    if replay and a.routes is not None and b.routes is not None:
+    if a.routes is not None and b.routes is not None:
         same &= (a.routes[:n] == b.routes[:n]).flatten(1).all(1)
     if b.parent is not None:
         same &= b.parent[:n] == torch.arange(-1, n - 1)

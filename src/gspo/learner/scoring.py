@@ -63,7 +63,7 @@ def read_here(
 def _micro_batch(
     policy: Policy, completions: Sequence[Completion], routing: bool, replay: bool, entropy: bool
 ) -> list[Reading]:
-    batch = layout.build(completions, policy.shares_prompts, replay)
+    batch = layout.build(completions, policy.shares_prompts)
     out = policy.forward(batch, entropy=entropy, routing=routing, replay=replay)
     lengths, nothing = batch.length.tolist(), [None] * len(completions)
     given = {"logp": out.logp, "values": out.values, "routes": None if out.routing is None else out.routing.own}

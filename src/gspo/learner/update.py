@@ -84,9 +84,8 @@ class Updater:
 
         counts: whether it contributes to the gradient; if not, the routes of its completions may be on another rank.
         """
-        replay = self.replay and counts
-        batch = layout.build(completions, self.policy.shares_prompts, replay)
-        out = self.policy.forward(batch, entropy=True, routing=True, replay=replay)
+        batch = layout.build(completions, self.policy.shares_prompts)
+        out = self.policy.forward(batch, entropy=True, routing=True, replay=self.replay and counts)
         leaves = cut(out)
         terms, stats = objective.terms(leaves, batch.to(self.policy.device))
         loss = terms.sum() / denominator
