@@ -11,6 +11,8 @@ def test_nearest_keys():
     assert nearest_key("lr") == nearest_key("train.lr") == ", did you mean optimizer.lr?"
     assert nearest_key("eval.num_generation") == ", did you mean eval.num_generations?"
     assert nearest_key("scale.rank") == ", did you mean scale.ranks?"  # and not lora.rank, which is nearer
+    for typed, key in (("model.paht", "model.path"), ("algorithm.bata", "algorithm.beta"), ("lora.rans", "lora.rank")):
+        assert nearest_key(typed) == f", did you mean {key}?"
     assert nearest_key("rollout.zzz") == ""
     whole = "; what other programs call lr_warmup_steps is optimizer.warmup, in updates here"
     assert nearest_key("actor_rollout_ref.actor.optim.lr_warmup_steps") == nearest_key("--lr-warmup-steps=1") == whole

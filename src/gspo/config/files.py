@@ -72,8 +72,7 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise ValueError(f"{path}: no such {what}") from None
     except IsADirectoryError:
-        text = f"{path}: is a folder, and no {what}: a model's is given by --model, or model= from Python"
-        raise ValueError(text) from None
+        raise ValueError(f"{path}: is a folder, and no {what}; that of a model is given as model.path") from None
     except (OSError, ValueError) as error:  # ValueError: NUL in the path, or not UTF-8
         raise ValueError(f"{path}: cannot be read: {error}") from None
     try:

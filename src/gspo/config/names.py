@@ -141,5 +141,9 @@ def _similar(section: str, name: str) -> str:
         return same[0] if len(same) == 1 else ""
     every = {key.partition(".")[2]: key for key in reversed(keys)}
     own = {key.partition(".")[2]: key for key in keys if key.startswith(f"{section}.")}
-    close = [names[near] for names in (own, every) for near in difflib.get_close_matches(name[:100], names, 1, 0.8)]
+    close = [
+        names[near]
+        for names, least in ((own, 0.7), (every, 0.8))
+        for near in difflib.get_close_matches(name[:100], names, 1, least)
+    ]
     return close[0] if close else ""
