@@ -54,7 +54,7 @@ COMMANDS = {
     "{} --resum": "--resum: unknown option.*see `gspo train --help`",
     "{} --train.steps": "--train.steps: a value is missing",
     "eval recipe.toml --resume": "--resume: unknown option",
-    "train --config recipe.toml": "--config: unknown option; .*, and the file without a name: `gspo train CONFIG.toml`",
+    "train --config recipe.toml": "--config: unknown option; .*, and the file without a name: `gspo train FILE.toml`",
     "demo --steps 3": "--steps: unknown option; see `gspo demo --help`",
     "config recipe.toml rollout.n=8": "neither .*what other programs call n is rollout.num_generations",
     "eval recipe.toml --out": "--out: expected one argument",

@@ -69,7 +69,7 @@ def reject_unknown(word: str, command: str) -> NoReturn:
     field = train.SHORT.get(name.removeprefix("--")) if command == "eval" and option else None
     guess = f", such as --{field}" if field else nearest_key(name, "--") if option or name != word else ""
     if name == "--config":
-        guess = f", and the file without a name: `gspo {command} CONFIG.toml`"
+        guess = f", and the file without a name: `gspo {command} FILE.toml`"
     takes_fields = next(known.takes_fields for known in COMMANDS if known.name == command)
     guess = guess if takes_fields else ""
     what = "unknown option" if option else "unexpected argument"
