@@ -18,10 +18,10 @@ from transformers import (
 
 from gspo.backends.hf import experts
 from gspo.backends.hf.load import wrap_model
-from gspo.backends.hf.lora import adapted
+from gspo.backends.hf.lora import adapted, read_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
-from gspo.config.policy import LoraConfig
+from gspo.config.policy import LoraConfig, ModelConfig
 from tests.backends.hf.families import FAMILIES, PIECES, TOKENIZER, tiny
 from tests.backends.hf.folders import copy, load
 from tests.backends.hf.test_routing import tiny as with_bias
@@ -121,6 +121,8 @@ def test_the_processor_of_a_multimodal_model_goes_with_it(tmp_path):
         adapters.save(tmp_path / name, merged)
         assert (tmp_path / name / "preprocessor_config.json").read_text() == "{}"
         assert not (tmp_path / name / "processor_config.json").exists()
+    (tmp_path / "adapter" / "preprocessor_config.json").unlink()  # as PEFT alone writes an adapter
+    assert read_model(ModelConfig(str(tmp_path / "adapter"))).processor == model.processor
 
 
 def test_local_attention_of_another_name_is_no_full_attention():

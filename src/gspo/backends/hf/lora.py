@@ -224,7 +224,8 @@ def read_model(cfg: ModelConfig) -> HFModel:
     below = of_base(cfg, read_model)
     whole = peft().PeftModel.from_pretrained(below.model, cfg.path).merge_and_unload()
     whole.requires_grad_(True)  # PEFT has frozen the base
-    whole.name_or_path = cfg.path  # base model of any adapter trained on top of it
     if hasattr(whole, "peft_config"):
         del whole.peft_config
-    return wrap_model(whole, below.tokenizer, cfg)
+    model = wrap_model(whole, below.tokenizer, cfg)  # with the base's processor
+    whole.name_or_path = cfg.path  # base model of any adapter trained on top of it
+    return model
