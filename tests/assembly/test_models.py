@@ -71,8 +71,12 @@ def test_a_given_model_is_trained_itself(saved):
     given = CallInputs(tiny.model, tiny.tokenizer)
     model, frozen = models_of(of(saved), given, None)
     assert model.model is tiny.model and frozen == {}
-    models_of(of(saved), given, saved / "step_000002")
+    config = of(saved, algorithm={"beta": 0.1})
+    _, frozen = models_of(config, given, saved / "step_000002")
     assert torch.equal(weight(tiny), weight(tiny_run.model(seed=1)))  # with the weights of the checkpoint
+    assert torch.equal(weight(frozen["logp_ref"].model), weight(tiny_run.model(seed=2)))
+    with pytest.raises(ValueError, match="object has been trained since"):  # as after an error while the run was resumed
+        models_of(config, given, saved / "step_000002")
 
 
 def test_the_reference_is_where_training_began(saved):

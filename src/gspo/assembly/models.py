@@ -129,6 +129,7 @@ def whole_models(config: Config, given: CallInputs, last: Path | None) -> tuple[
     if last is not None:
         if not given.holds_model or begin is None:
             return read_model(named(config, last)), reference
+        leave_folder(config, begin)
         begin.load(last / checkpoint.MODEL)
     assert begin is not None
     return begin, reference
