@@ -112,7 +112,7 @@ def test_odd_values_are_warned_of(subtests):
 
 def test_a_warm_up_longer_than_the_run_is_warned_of():
     config = {"train": {"steps": 2}, "algorithm": {"epochs": 3}}
-    for warmup, warned in ((24, ["optimizer.warmup = 24: the run ends before, with 24 updates"]), (23, [])):
+    for warmup, warned in ((25, ["optimizer.warmup = 25: the run ends before, with 24 updates"]), (24, [])):
         assert resolved(from_dict(config | {"optimizer": {"warmup": warmup}}))[1] == warned
 
 

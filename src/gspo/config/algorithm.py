@@ -220,6 +220,6 @@ def resolved(config: Config, samples: bool = True) -> tuple[RunConfig, list[str]
             f"algorithm.mini_batches to {' or '.join(fits)}"
         )
     updates = config.train.steps * algorithm.mini_batches * algorithm.epochs
-    if samples and config.optimizer.warmup >= updates:
+    if samples and config.optimizer.warmup > updates:
         warnings.append(f"optimizer.warmup = {config.optimizer.warmup}: the run ends before, with {updates} updates")
     return RunConfig(**vars(config) | {"algorithm": algorithm}), warnings
