@@ -128,8 +128,7 @@ def _load(
     if len(tables[1]) and not held_out:
         raise ValueError(
             f"{tables[1].label}: all {len(tables[1])} held-out rows are too long (task.too_long): lower "
-            "rollout.max_completion_length or eval.max_completion_length, give shorter ones as task.eval_source, or set "
-            "eval.num_prompts = 0 to hold out none"
+            "rollout.max_completion_length or eval.max_completion_length, or give shorter ones"
         )
     if (different := len({identity(prompt, in_environment(task)) for prompt in held_out})) < len(held_out):
         text = f"{tables[1].label}: only {different} of {len(held_out)} held-out prompts are different"
