@@ -64,3 +64,10 @@ def test_eval_says_how_many_completions_were_not_scored(place, monkeypatch, caps
     shown = capsys.readouterr().out
     assert "accuracy 0.6667  (95 % interval " in shown
     assert shown.splitlines()[2].endswith("; 8 of 24 completions were not scored and count as wrong")
+
+
+def test_eval_of_a_run_says_which_model_it_takes(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    for words, said in (([], True), (["--model.path=run/model"], False)):
+        assert main(["eval", "run/config.toml", "--eval.num_prompts=1", *words]) == 0
+        assert ("the one that it trained: --model.path run/model\n" in capsys.readouterr().err) == said

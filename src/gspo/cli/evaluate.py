@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ from gspo.safe import replace_file, visible
 if TYPE_CHECKING:
     from gspo.eval.settings import Options
     from gspo.types import Group, Metrics
+
+logger = logging.getLogger(__name__)
 
 WORDS = (
     ("benchmark", "NAME|FILE", "aime24, aime25, livecodebench, codeforces, humaneval, or a file of problems and answers"),
@@ -75,6 +78,9 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         return evaluate(options, config)
     check_typed(fields)
     config = load(arguments.config, fields)
+    trained = Path(file_of(arguments.config)).parent / "model"
+    if "model.path" not in fields and trained.is_dir() and (trained.parent / "metrics.jsonl").is_file():
+        logger.info("evaluating the model that the run began with; the one that it trained: --model.path %s", trained)
     check_command(config, "eval")
     fetch_model(config)
     check_places(config, "eval")
