@@ -72,7 +72,9 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise ValueError(f"{path}: no such {what}") from None
     except IsADirectoryError:
-        raise ValueError(f"{path}: is a folder, and no {what}; that of a model is given as model.path") from None
+        of_run = (place / "config.toml").is_file()
+        remedy = f"give {place / 'config.toml'}" if of_run else "that of a model is given as model.path"
+        raise ValueError(f"{path}: is a folder, and no {what}: {remedy}") from None
     except (OSError, ValueError) as error:  # ValueError: NUL in the path, or not UTF-8
         raise ValueError(f"{path}: cannot be read: {error}") from None
     try:
