@@ -104,6 +104,7 @@ PLACES = {  # folders and files of the command line
 MODEL = {
     "nowhere": "model.path = 'nowhere': neither a folder here nor a model of the Hugging Face hub",
     "./nowhere": "model.path = './nowhere': no such folder",
+    "nowhere.gguf": "model.path = 'nowhere.gguf': no such file",
     "no_weights": r"model.path = 'no_weights': the folder has no weights \(\*.safetensors\)",
     "pickled": r"pickled only \(pytorch_model.bin\).* set model.allow_pickle = true if you trust them",
     "unknown_type": "version of transformers does not know its model type; update transformers. .*qwen33_moe",

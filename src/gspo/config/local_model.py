@@ -26,14 +26,14 @@ def local_copy(model: ModelConfig) -> ModelConfig | None:
 
 
 def no_id(path: str) -> bool:
-    """Whether a path cannot be a Hugging Face id, only a folder."""
-    return path.startswith((".", "/", "~")) or path.count("/") > 1
+    """Whether a path cannot be a Hugging Face id, only a folder or a file."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf")
 
 
 def check_folder_exists(path: str) -> None:
     """Raises ValueError for a model.path that can only be a folder or file, and is not there."""
     if no_id(path) and not Path(path).exists():
-        raise ValueError(f"model.path = {path!r}: no such folder")
+        raise ValueError(f"model.path = {path!r}: no such {'file' if path.endswith('.gguf') else 'folder'}")
 
 
 def _folder(name: str, revision: str | None, file: str) -> Path | None:
