@@ -21,6 +21,7 @@ FILES = {
     "number.jsonl": '{"prompt": "1+1=", "answer": "2"}\n{"prompt": 7, "answer": "2"}\n',
     "long.jsonl": '{"prompt": "1+1=", "answer": "2"}\n' + json.dumps({"prompt": "1" * 70, "answer": "1"}),
     "letters.jsonl": '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "zzz", "answer": "2"}\n',
+    "bare.jsonl": '{"prompt": "1+1="}\n',
     "nothing.jsonl": '{"prompt": "", "answer": "2"}\n',
     "chat.jsonl": '{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}\n',
     "hides.jsonl": '{"prompt": "1+1=", "answer": "2", "completions": "2"}\n',

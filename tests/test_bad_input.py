@@ -140,6 +140,7 @@ SOURCE = {
     "chat.jsonl": "chat.jsonl, row 0: .* no chat template is in use: give the prompt as a string",
     "hides.jsonl": "hides.jsonl, row 0: a column 'completions' would hide the argument of that name",
     "answer.jsonl": r"there is no column 'answer' with the right answer, did you .* reward.answer_column to one of: anwser",
+    "bare.jsonl": "bare.jsonl, row 0: there is no column 'answer' with the right answer; every row needs it",
     "answer.jsonl --reward.answer_column anwser --eval.every 1": "1 rows are too few to hold some out .* task.eval_source",
     "bad_input_module:rows": r"task.config = \{\}: bad_input_module:rows cannot be called with it: missing .* 'n'",
     "bad_input_module:boom": "bad_input_module:boom raised OSError: no data today",

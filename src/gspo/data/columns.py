@@ -16,8 +16,8 @@ def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
         raise ValueError(f'is {type_of(row)}, expected a dict of columns, such as {{"prompt": "..."}}')
     if (found := value_in(row, column, row)) is row:
         names = list(_names(row))
-        listed = ", ".join(names) or "(none)"
-        raise ValueError(f"there is no column {column!r}{what}{nearest(column, names)}; set {key} to one of: {listed}")
+        remedy = f"set {key} to one of: {', '.join(names)}" if names else "every row needs it"
+        raise ValueError(f"there is no column {column!r}{what}{nearest(column, names)}; {remedy}")
     return found
 
 
