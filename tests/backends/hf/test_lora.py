@@ -115,7 +115,7 @@ def test_an_adapter_on_a_trained_model_names_the_folder_of_the_trained_weights(t
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match=r"lora.targets = \['no_such'\].*This model has .*q_proj"):
+    with pytest.raises(ValueError, match=r"lora.targets = \['no_such'\].*[^.]\. This model has .*q_proj"):
         adapted(model(), LoraConfig(rank=4, targets=["no_such"]))
     with pytest.raises(ValueError, match=r"the head takes no adapter"):
         adapted(model(tie_word_embeddings=False), LoraConfig(rank=4, targets=["q_proj", "lm_head"]))

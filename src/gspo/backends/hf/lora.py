@@ -66,7 +66,7 @@ def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
             model.model.add_adapter(config, NAME)
     except ValueError as error:
         layers = ", ".join(sorted({name.rsplit(".")[-1] for name in linear_layers(model.model)}))
-        raise ValueError(f"lora.targets = {lora.targets}: {error}. This model has {layers}") from None
+        raise ValueError(f"lora.targets = {lora.targets}: {str(error).rstrip('.')}. This model has {layers}") from None
     if hasattr(model.model.get_output_embeddings(), "base_layer"):
         raise ValueError(f"lora.targets = {lora.targets}: the head takes no adapter here: leave it out")
     _name_base(model.model)
