@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gspo.objective.advantages import ROUNDING
 from gspo.rollout.credit import TrainingBatch, completion_of
 from gspo.rollout.failures import errors
 from gspo.rollout.metrics import describe, in_parts, staleness
@@ -71,8 +70,7 @@ def warn_of_sampling(run: Run, metrics: Metrics) -> None:
     if metrics["frac_reward_zero_std"] == 1 and not run.config.teacher.path and not run.row.critic:
         run.log.warn(
             "in every group of a step all completions got the same reward, so nothing was learned from them. Is the "
-            "task too easy or too hard, or does the reward never see what it looks for? Look at rollouts.jsonl. Rewards "
-            f"that differ by less than {ROUNDING:g} count as the same: a weight in reward.weights makes them larger"
+            "task too easy or too hard, or does the reward never see what it looks for? Look at rollouts.jsonl"
         )
     if metrics["completions/clipped_ratio"] > 0.5:
         run.log.warn(
