@@ -61,7 +61,7 @@ COMMANDS = {
 }
 FILE = {
     "train missing.toml": "missing.toml: no such configuration file",
-    "train .": r"\.: is a folder, and no configuration file:  that of a model is given as model\.path",
+    "train .": r"\.: is a folder, and no configuration file: that of a model is given as model\.path",
     "train done --resume": "done: is a folder, and no configuration file: give done/config.toml",
     "train latin.toml": "latin.toml: cannot be read: 'utf-8' codec",
     "train not_toml.toml": "not_toml.toml: not valid TOML: .*line 1",
