@@ -1,4 +1,6 @@
-"""The study of training where the mechanism is strong: its centred ratio, its plan, a whole cell, its verdicts."""
+"""The study of training where the mechanism is strong: its centred ratio, a whole cell, its p values. `lab/studies/report.py
+--check` compares its tables with the page.
+"""
 
 import json
 
@@ -6,7 +8,6 @@ import numpy as np
 import pytest
 import strong
 import strong_cell
-import strong_seen
 import strong_told
 import torch
 
@@ -34,15 +35,6 @@ def test_the_centred_ratio_is_that_of_the_log_less_its_mean():
     wide = [-r * a / n * (not low and not high) for r, a, n, low, high in zip(
         s, A.tolist(), [3, 5, 2, 4], found.clipped_low, found.clipped_high)]  # fmt: skip
     torch.testing.assert_close(gradient, torch.tensor(np.repeat(wide, [3, 5, 2, 4])), rtol=1e-12, atol=1e-15)
-
-
-def swept(cell, best=7):
-    """What a cell of the sweep would have told: of all choices that of this number was best."""
-    first = 12 * cell.part
-    runs = [
-        {"variant": cell.variant, "mean": 0.2 + cell.seed / 1e4 if first + i == best else 0.1} for i in range(len(cell.runs))
-    ]
-    return {"settings": cell.settings, "runs": runs}
 
 
 SMALL = strong.merged(
@@ -95,90 +87,16 @@ def test_p_values_are_students():
     assert strong_told.found_by([-1.0, 0.0, 1.0], 0.05) == pytest.approx((4.303 + 1.061) / 3**0.5, abs=2e-3)
 
 
-def results(reward):
-    """Of all runs that are judged: the reward of a setting, a variant and a seed."""
-    made = []
-    for cell in strong.cells([swept(cell) for cell in strong.sweep()])[len(strong.sweep()) :]:
-        line = {"reward": 0.1, "spike": 0.5, "collapsed": False, "clipped": {"negative": 0.5, "positive": 0.1}, "steps": 20}
-        runs = [line | {"variant": name, "mean": reward(cell.setting, name, cell.seed)} for name, _ in cell.runs]
-        made.append({"settings": cell.settings, "runs": runs})
-    return made
-
-
-def noise(setting, variant, seed):
-    return float(np.random.default_rng([seed, len(setting), *variant.encode()]).normal(0, 0.01))
-
-
-def verdicts(reward):
-    lines = strong_told.claims(results(reward)).splitlines()
-    return {line.strip("| ").split(" | ")[0]: line for line in lines[2 : lines.index("")]}
-
-
-def test_claims_are_judged_together():
-    def ahead_far(setting, variant, seed):
-        return 0.1 * (setting in strong_told.FAR and "gspo" in variant) + noise(setting, variant, seed)
-
-    lines = verdicts(ahead_far)
-    assert len(lines) == len(strong_told.CLAIMS) + 1 == 8
-    for other in ("grpo", "grpo_dual", "no ratio"):
-        assert lines[f"gspo - {other}"].endswith("| 0.000 | above |")
-    assert lines["gspo R2 - gspo"].endswith("| equal within 0.02 |")
-    for name in ("grpo R2 - grpo", "gspo - grpo, mixtures less dense"):  # a claim that they differ is not settled so
-        assert "not resolved; 8 seeds find 0.0" in lines[name]
-    some = results(noise)
-    assert strong_told.claims(some[:-1]).startswith("Not run") and strong_told.centring(some[:-1]).startswith("Not run")
-
-
-def test_a_claim_with_a_choice_at_an_end_is_shown_and_not_judged():
-    every = results(lambda setting, variant, seed: 0.1 * ("gspo" in variant) + noise(setting, variant, seed))
-    for cell in every:
-        if "dense" in cell["settings"]["setting"]:
-            dict(cell["settings"]["runs"])["grpo"]["optimizer"]["lr"] = strong.RATES[-1]
-    lines = strong_told.claims(every).splitlines()
-    ended = {line.strip("| ").split(" | ")[0] for line in lines if "not judged: at an end of the sweep" in line}
-    assert ended == {"gspo - grpo", "grpo_dual - grpo", "gspo - grpo, mixtures less dense"}  # replay: on mixtures alone
-    for cell in every:
-        for _, own in cell["settings"]["runs"]:
-            own["optimizer"]["lr"] = strong.RATES[0] * (3 if "hot" in cell["settings"]["setting"] else 1)
-    ended = strong_told.centring(every)
-    assert ended.count("not judged: at an end of the sweep, not kept") == 1  # auto's rates go further down
-
-
-COUNTED = [name for name in strong.SETTINGS if name != "int4"]
-
-
-@pytest.mark.parametrize(
-    "gain, verdict",
-    [
-        ({}, "not resolved, not kept"),
-        (dict.fromkeys(COUNTED, 0.05), "kept"),
-        (dict.fromkeys(COUNTED, -0.05), "lost"),
-        ({"int4": 0.5}, "not resolved, not kept"),  # shown, not counted
-        ({"dense": 0.2, "unbounded dense": -0.2}, "not resolved, not kept"),
-    ],
-)
-def test_centring_is_kept_where_it_wins(gain, verdict):
-    def reward(setting, variant, seed):
-        return (gain.get(setting, 0.0) if variant == "gspo centred" else 0.0) + noise(setting, variant, seed)
-
-    fixed, auto = strong_told.centring(results(reward)).splitlines()[2:]
-    assert fixed.endswith(f"| {verdict} |") and auto.endswith("| not resolved, not kept |")
-
-
-def test_endings_are_told_over_the_settings_that_a_variant_ran_in_the_best_first():
-    def reward(setting, variant, seed):
-        return {"no ratio": 0.9, "grpo": 0.4, "gspo R2": 0.6}.get(variant, 0.5) + 0.01 * (seed - 11.5)
-
-    every = results(reward)
-    for cell in every:
-        for run in cell["runs"]:
-            run["reward"] = 0.49 if run["variant"] == "grpo" and cell["settings"]["setting"] == "hot dense" else 0.5
-    lines = strong_seen.endings(every).splitlines()
-    assert len(lines) == 2 + len(strong.variants("mixture"))
-    half = student(7) * 0.01 * 6**0.5 / 8**0.5  # 8 seeds of this spread: variance 6e-4
-    assert lines[2] == f"| no ratio | all | 0 of 64 | 0.90 [{0.9 - half:.2f}, {0.9 + half:.2f}] |  |"
-    assert lines[3].startswith("| gspo R2 | mixtures | 0 of 40 | 0.60 [") and lines[3].endswith("| +0.30 [+0.30, +0.30] |")
-    assert lines[-1].startswith("| grpo | all | 8 of 64 | 0.40 [") and lines[-1].endswith("| +0.50 [+0.50, +0.50] |")
-    assert strong_seen.endings(every[:-1]).startswith("Not run")
-    assert len(strong_seen.sweeps([swept(cell) for cell in strong.sweep()]).splitlines()) == 2 + 2 * 2 * 6
-    assert strong_told.settings(every).count("not run.") == 0
+def test_a_claim_is_equal_only_where_it_says_so():
+    near, far = [0.001, -0.001, 0.0005, 0.0], [0.1, 0.11, 0.12, 0.11]
+    for values, equal, corrected, verdict in (
+        (near, True, 1.0, "equal within 0.02"), (near, False, 1.0, "not resolved; 4 seeds find 0.00"),
+        (far, True, 0.001, "above"), ([-x for x in far], False, 0.001, "below"),
+    ):  # fmt: skip
+        claim = strong_told.Tested("a - b", "everywhere", values, 2.0, equal, end=False)
+        assert claim.row(0.05, corrected, 0.05 / 8)[-1].startswith(verdict)
+        assert (
+            strong_told.Tested("a - b", "", values, 2.0, equal, end=True)
+            .row(0.05, corrected, 0.01)[-1]
+            .startswith("not judged")
+        )
