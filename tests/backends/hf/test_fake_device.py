@@ -1,23 +1,18 @@
 """Whole updates and the embedded sampler on a GPU that is not there: numbers, devices, and what the host waits for."""
 
-import json
 from collections import Counter
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-import gspo
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny
-from gspo.config.files import from_dict
 from gspo.config.policy import ModelConfig
 from gspo.learner import layout
 from gspo.types import Prompt, Sampling
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 from tests.backends.hf.updates import CASES, batch_of, learner_of, step, waits_of
 from tests.fake_device import ALL, NUMBER, SIZE, TO_HOST, fake_gpu
-from tests.tiny_run import ROWS, likes_a, model, settings
 
 
 @pytest.mark.parametrize("label", CASES)
@@ -102,30 +97,3 @@ def test_attention_that_plans_for_each_shape_is_left_out_on_a_gpu(device, kept):
         assert torch.backends.cuda.cudnn_sdp_enabled() == kept
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
-
-
-def run(folder, device):
-    """The metrics of a run of two steps with two evaluations, what it sampled, and the model that it wrote."""
-    made = settings(folder / device, train={"steps": 2, "layout": "padded"}, eval={"every": 2, "num_prompts": 4})
-    made["model"] = {"path": str(folder / "model"), "device": device, "autocast": "none"}
-    run = gspo.train(None, ROWS, likes_a, config=from_dict(made)).folder
-    metrics, rollouts = ((run / f"{name}.jsonl").read_text().splitlines() for name in ("metrics", "rollouts"))
-    weights = load_file(run / "model" / "model.safetensors")
-    return [json.loads(line) for line in metrics], [json.loads(line)["completion"] for line in rollouts], weights
-
-
-def test_a_whole_run_loads_samples_learns_evaluates_and_saves(tmp_path):
-    model().save(tmp_path / "model")
-    expected, sampled, weights = run(tmp_path, "cpu")
-    with fake_gpu() as gpu:
-        metrics, texts, written = run(tmp_path, "cuda")
-    assert texts == sampled
-    for line, wanted in zip(metrics[1:], expected[1:]):  # the first is an evaluation
-        for name in ("loss", "grad_norm", "entropy", "kl", "moe/volatility"):  # experts have another kernel there
-            assert line[name] == pytest.approx(wanted[name], rel=1e-4), name
-    torch.testing.assert_close(written, weights, rtol=0, atol=1e-4)
-    # Two steps of four updates, two evaluations.
-    waits = Counter((sync.kind, sync.place.partition(":")[0]) for sync in gpu.syncs)
-    assert waits[NUMBER, "learner/optimizer.py"] == waits[SIZE, "learner/device_to_host.py"] == 8
-    sampling, reading = 4, waits[TO_HOST, "learner/device_to_host.py"] - 8 - 4
-    assert waits[TO_HOST, "backends/hf/stopping.py"] == 2 * sampling and reading == 3, waits

@@ -81,8 +81,3 @@ def test_an_update_adds_up_in_one_order_whatever_the_machine_does(name):
                 Updater(policy, optimizer, MicroBatches(10_000)).update(objective, batch)
         assert not seen.loose and not seen.races
         assert not seen.sums or name not in ("qwen3_moe", "qwen3", "llama"), "slow, though ordered"
-
-
-def test_packed_rows_need_full_attention():
-    with pytest.raises(ValueError, match=r'train\.layout = "packed" needs full attention.*"padded"'):
-        HFPolicy(family("gemma3"), layout="packed")

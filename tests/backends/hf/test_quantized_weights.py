@@ -14,15 +14,12 @@ from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.models import loaded_model
 from gspo.backends.hf import experts
 from gspo.backends.hf.lora import Unadapted, adapted, packed, read_model
-from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.quantized_weights import BITS, Packed, PackedLinear
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.commands import check_command
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
-from gspo.learner import layout
 from tests.backends.hf.adapters import IDS, LIKE_QWEN, OTHERS, WITH_EXPERTS, gradients, logits, tiny, with_adapters
-from tests.backends.hf.test_policy import completions
 from tests.backends.hf.test_routing import FAMILIES
 from tests.tiny_run import ROWS, likes_a, model, settings
 
@@ -160,13 +157,6 @@ def test_fine_tuning_on_4_bits_by_rows(tmp_path):
     config = four | {"train": {"steps": 4, "batch_size": 4}, "log": {"dir": str(tmp_path / "run")}}
     base = model()
     assert gspo.sft(base.model, rows, tokenizer=base.tokenizer, config=config).finished
-
-
-def test_the_sampler_samples_what_the_trainer_scores():
-    few = made()
-    batch = layout.build(completions(few))
-    logp = HFPolicy(few).forward(batch).logp.detach()
-    assert float((logp - batch.logp_mu).abs().max()) < 1e-5
 
 
 def test_a_run_on_4_bits_learns_and_resumes_bit_for_bit(tmp_path):

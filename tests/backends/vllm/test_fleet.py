@@ -1,6 +1,4 @@
-"""A fleet of engines, each a process that samples from bigrams: killed, hung, stale, back again. engine/test_fleet.py has
-vLLM itself.
-"""
+"""A fleet of engines, each a process that samples from bigrams: killed, hung, stale, back again."""
 
 import asyncio
 import dataclasses
