@@ -19,7 +19,6 @@ FILES = {
     "column.jsonl": '{"promt": "1+1=", "answer": "2"}\n',
     "answer.jsonl": '{"prompt": "1+1=", "anwser": "2"}\n',
     "number.jsonl": '{"prompt": "1+1=", "answer": "2"}\n{"prompt": 7, "answer": "2"}\n',
-    "long.jsonl": '{"prompt": "1+1=", "answer": "2"}\n' + json.dumps({"prompt": "1" * 70, "answer": "1"}),
     "letters.jsonl": '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "zzz", "answer": "2"}\n',
     "bare.jsonl": '{"prompt": "1+1="}\n',
     "nothing.jsonl": '{"prompt": "", "answer": "2"}\n',
@@ -40,7 +39,6 @@ FOLDERS = {  # copies of the model: what is taken away, and what is put in
     "no_tokenizer": (["tokenizer*"], {}),
     "bad_config": ([], {"config.json": "{"}),
     "bad_weights": ([], {"model.safetensors": "junk"}),
-    "bad_tokenizer": ([], {"tokenizer.json": "{"}),
 }
 CONFIGS = {  # copies of the model with another configuration
     "unknown_type": {"model_type": "qwen33_moe"},

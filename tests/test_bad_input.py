@@ -109,17 +109,10 @@ MODEL = {
     "pickled": r"pickled only \(pytorch_model.bin\).* set model.allow_pickle = true if you trust them",
     "unknown_type": "version of transformers does not know its model type; update transformers. .*qwen33_moe",
     "no_tokenizer": r"model.path = 'no_tokenizer': the folder has no tokenizer \(tokenizer.json\); set model.tokenizer",
-    "bad_tokenizer": "model.path = 'bad_tokenizer': no tokenizer can be loaded; set model.tokenizer",
     "bad_config": "model.path = 'bad_config': cannot be loaded .*not a valid JSON file",
     "model --model.revision v9": "model.revision = 'v9': has no effect on the folder model; remove it",
     "model --model.tokenizer ./nowhere": "model.tokenizer = './nowhere': .* no such folder",
     "model --model.device gpu": "model.device = 'gpu': allowed are auto, cpu, cuda, cuda:1, mps",
-    "model --rollout.max_completion_length 64": "rollout.max_completion_length = 64 leaves no room .* is 64 tokens",
-    "model --eval.max_completion_length 99": "eval.max_completion_length = 99 leaves no room",
-    "model --rollout.max_completion_length 60 --task.source long.jsonl": "long.jsonl, row 1: the prompt has 70 tokens, but "
-    "only 4 fit: shorten it, set task.too_long = .leave_out., lower rollout.max_completion_length or .*, or take a model",
-    "model --task.template_args {enable_thinking=false}": "task.template_args.enable_thinking: has no effect, for the "
-    "tokenizer has no chat template; remove it",
 }
 WEIGHTS = {  # what only the weights show
     "bad_weights": "model.path = 'bad_weights': cannot be loaded as a causal language model",
@@ -132,8 +125,6 @@ SOURCE = {
     "rows.txt": r"task.source = 'rows.txt': files can be .jsonl, .json, .parquet, .csv, not .txt",
     "rows.jsonl --model.path nobody/nothing --reward.answer_column solution": "no column 'solution' with the right answer",
     "broken.jsonl": r"broken.jsonl, line 2: not valid JSON: Expecting value \(column 11\)",
-    "column.jsonl": r"column.jsonl, row 0: there is no column 'prompt', did you mean promt\?; "
-    "set task.prompt_column to one of: promt, answer",
     "number.jsonl": "number.jsonl, row 1: the prompt .column 'prompt'. is an int; expected a string or a list of chat mess",
     "nothing.jsonl": "nothing.jsonl, row 0: the prompt .column 'prompt'. is empty",
     "letters.jsonl": "letters.jsonl, row 1: the prompt .* cannot be encoded by the tokenizer .*: 'zzz'",

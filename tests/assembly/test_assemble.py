@@ -51,14 +51,6 @@ def test_a_run_says_that_a_step_takes_prompts_several_times(tmp_path):
             assert texts(folder).count(odd) == told
 
 
-def test_a_folder_is_made_last(tmp_path):
-    tiny = tiny_run.model()
-    made = config(tmp_path / "run", tiny, algorithm={"router_replay": "R2"}, rollout={"max_completion_length": 64})
-    with pytest.raises(ValueError, match="leaves no room for a prompt"), assemble.training(made, given=given(tiny)):
-        pass
-    assert not (tmp_path / "run").exists()
-
-
 STOPS = {"rollout": {"max_completion_length": 8, "stop": ["<eos>\n"]}}
 
 

@@ -103,6 +103,7 @@ def test_what_a_run_would_refuse_is_refused_in_its_words(tmp_path, case):
         with pytest.raises(ValueError) as late, training(config):
             pass
         assert re.sub(r"row \d+", "row 0", str(late.value)) == str(early.value)  # the run reads held-out rows first
+    assert not (tmp_path / "run").exists()
 
 
 def shown(config, count=1):

@@ -7,12 +7,10 @@ import torch
 from gspo.assembly.assemble import note_limits
 from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.models import (
-    check_experts,
     check_fit,
     check_routers,
     evaluated_prompts,
     models_of,
-    named,
     prompts_of,
     trained_outline,
 )
@@ -56,16 +54,6 @@ def weight(model):
     return next(model.model.parameters()).detach()
 
 
-def test_a_checkpoint_has_the_model_of_a_resumed_run(saved):
-    config = of(saved)
-    assert named(config, None) == config.model
-    there = named(config, saved / "step_000002")
-    assert there.path == str(saved / "step_000002" / "model") and there.device == "cpu"
-    fresh, resumed = (models_of(config, CallInputs(), last)[0] for last in (None, saved / "step_000002"))
-    assert torch.equal(weight(fresh), weight(tiny_run.model()))
-    assert torch.equal(weight(resumed), weight(tiny_run.model(seed=1)))
-
-
 def test_a_given_model_is_trained_itself(saved):
     tiny = tiny_run.model(seed=2)
     given = CallInputs(tiny.model, tiny.tokenizer)
@@ -93,15 +81,6 @@ def test_experts_that_ranks_cannot_share_are_refused_before_weights_are_read(sav
     config = of(saved, scale={"ranks": 3, "expert_parallel": 3})
     with pytest.raises(ValueError, match=r"scale.expert_parallel = 3 does not divide the 4 experts of model.path"):
         trained_outline(config, CallInputs(), None)
-
-
-def test_prompts_fit_beside_their_completions(saved):
-    tiny = tiny_run.model()
-    seen, given = outline(tiny.model, tiny.tokenizer), CallInputs(rows=tiny_run.ROWS)
-    train, held_out = prompts_of(of(saved, rollout={"max_completion_length": 60}), given, seen)
-    assert (len(train), len(held_out)) == (36, 4)
-    with pytest.raises(ValueError, match="has 4 tokens, but only 3 fit"):
-        prompts_of(of(saved, rollout={"max_completion_length": 61}), given, seen)
 
 
 def test_an_evaluation_reads_no_training_row(saved, tmp_path):
@@ -141,18 +120,6 @@ class Roomy:
 
     def get_text_config(self):
         return self
-
-
-def test_routers_are_there_where_they_are_needed():
-    mixture, dense = tiny("qwen3_moe"), tiny("llama")
-    for section in ({"aux_loss": 0.1}, {"router_replay": "R2"}):
-        check_routers(from_dict({"algorithm": section}), mixture)
-        with pytest.raises(ValueError, match=f"algorithm.{next(iter(section))} = "):
-            check_routers(from_dict({"algorithm": section}), dense)
-    check_routers(from_dict({}), dense)
-    check_experts(from_dict({"model": {"expert_kernels": "eager"}}), mixture)
-    with pytest.raises(ValueError, match=r"model\.expert_kernels = 'eager': LlamaForCausalLM has no experts"):
-        check_experts(from_dict({"model": {"expert_kernels": "eager"}}), dense)
 
 
 def test_a_mixture_whose_routing_is_unseen_is_not_called_dense(tmp_path):

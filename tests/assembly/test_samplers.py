@@ -63,12 +63,6 @@ def test_training_samples_the_whole_distribution_and_evaluation_as_it_is_told():
     assert [one.max_new_tokens for one in samplings(longer, model)] == [9, 20]
 
 
-def test_a_stop_string_that_no_text_has_is_refused_before_anything_is_sampled():
-    config = from_dict({"rollout": {"stop": ["b", "<eos>\n"]}})
-    with pytest.raises(ValueError, match=r"rollout\.stop.*'<eos>\\n' has the special token '<eos>'.*stop at '<eos>' alone"):
-        samplings(config, tiny_run.model())
-
-
 def test_a_turn_that_ends_no_completion_is_warned_of():
     """As with Qwen's base models: their template ends turns with <|im_end|>, and their eos token is another."""
     wrapped = deepcopy(tokenizer("chatml"))
@@ -80,13 +74,6 @@ def test_a_turn_that_ends_no_completion_is_warned_of():
         samplings(from_dict({}), chat)
         samplings(from_dict({"rollout": {"stop": ["<|im_end|>"]}}), base)
         samplings(from_dict({"task": {"template": "none"}}), base)
-
-
-def test_the_policy_samples_itself(policy):
-    with opened(policy, sampler={"batch_size": 3}) as (train, held_out):
-        assert train is held_out and isinstance(train, HFSampler) and train.model is policy.model
-        (one,) = train.generate([Prompt("p", "", (2, 3))], 1, Sampling(4))
-        assert len(one.tokens) == 6
 
 
 def of_ones(config, model, size=7):
