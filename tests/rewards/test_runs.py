@@ -65,9 +65,7 @@ JUDGE = {"model": "m", "rubric": "r", "key_variable": "", "reference_column": "g
     ("functions", "sections", "message"),
     [
         (["judge"], {"judge": JUDGE}, "no column 'gold' with the right answer; set judge.reference_column to"),
-        (["exact"], {"reward": {"env_passthrough": ["PATH"]}}, r"reward.env_passthrough = \['PATH'\] has no effect"),
         (["exact"], {"reward": {"weights": [-1e-7]}}, r"reward.weights = \[-1e-07\]: a weight is 0, or of a size between"),
-        (["exact"], {"judge": {"model": "m"}}, r"judge\.model = 'm' has no effect: add \"judge\" to reward\.functions"),
     ],
 )
 def test_what_cannot_work_stops_before_the_run(functions, sections, message, tmp_path):
