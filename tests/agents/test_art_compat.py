@@ -31,7 +31,7 @@ def test_what_is_refused():
     for given, why in (
         ({"_config": {"epsilon": 0.2}}, r"epsilon = 0.2: .* the run has it as algorithm\.epsilon"),
         ({"kl_penalty_coef": 0.1}, r"algorithm\.beta"),
-        ({"learning_rate": float("nan")}, "above 0 and at most 1"),
+        *(({"learning_rate": rate}, "above 0 and at most 1") for rate in (0, 2.0, float("nan"), "1e-5")),
         ({"kimi_k2_tau": 1.0}, "kimi_k2_tau = 1.0: gspo has nothing like it: leave it out"),
         ({"loss_fn": "ppo"}, r"the run has it as algorithm\.name"),
     ):

@@ -5,7 +5,7 @@ import pytest
 
 from gspo.agents.tool_arguments import typed
 from gspo.agents.tool_calls import CONVENTIONS, Malformed, bare, convention
-from tests.agents.talking import CHATML, HEADERS, tokenizer
+from tests.agents.talking import CHATML, tokenizer
 from tests.agents.tool_templates import BARE, FAMILIES, written
 
 tagged, functions, listed = (CONVENTIONS[mark] for mark in ("<tool_call>", "<function=", "[TOOL_CALLS]"))
@@ -25,11 +25,6 @@ def test_by_hand():
     ):  # fmt: skip
         beside, calls = parse(text)
         assert (beside, typed(calls, ())) == found
-
-
-def test_the_template_tells_the_convention():
-    assert convention(CHATML) is tagged and convention(HEADERS) is listed
-    assert convention("<tool_call><function=") is functions and convention("no tools") is None and convention(None) is None
 
 
 _INSTRUCTED = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'

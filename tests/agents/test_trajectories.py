@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gspo.agents.trajectories import TrainCall, Trajectory, TrajectoryGroup, groups_of, id_of, plain, trajectories_of
+from gspo.agents.trajectories import Trajectory, TrajectoryGroup, groups_of, id_of, plain, trajectories_of
 
 MESSAGE = {"role": "assistant", "content": "yes"}
 OBJECT = SimpleNamespace(model_dump=lambda exclude_none: dict(MESSAGE))
@@ -23,19 +23,6 @@ def test_the_id_is_that_of_the_choice():
     assert id_of({"choices": [{"message": MESSAGE, "id": "call-1"}], "id": "response-1"}) == "call-1"
     assert id_of(CHOICE) == id_of(RESPONSE) == id_of({"message": MESSAGE, "id": "call-1"}) == "call-1"
     assert id_of(MESSAGE) is None and id_of(MESSAGE | {"id": "call-1"}) == "call-1"
-
-
-def test_a_group_sets_exceptions_aside():
-    kept, lost = Trajectory(), ValueError("lost")
-    group = TrajectoryGroup([kept, lost], {"id": 7})
-    assert [*group] == [kept] and len(group) == 1 and group.exceptions == [lost] and group.metadata == {"id": 7}
-
-
-def test_learning_rates_that_are_none():
-    for rate in (0, 2.0, float("nan"), "1e-5"):
-        with pytest.raises(ValueError, match="must be a number above 0 and at most 1"):
-            TrainCall(learning_rate=rate)
-    TrainCall(learning_rate=1.0)
 
 
 GOOD = Trajectory([MESSAGE], 1.0)
