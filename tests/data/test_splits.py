@@ -14,12 +14,6 @@ from tests.data.rows import ROWS, load
 NEEDS = {"answer": "reward.answer_column"}
 
 
-def test_rows_are_had_before_any_is_encoded():
-    train, held_out = read_tables(TaskConfig(), EvalConfig(num_prompts=3), ROWS)
-    assert [len(train), len(held_out), held_out.numbers[0]] == [37, 3, 37]
-    check_columns((train, held_out), TaskConfig(), NEEDS)
-
-
 def test_held_out_rows_of_the_same_file_are_cut_from_it(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     task = TaskConfig(source=f"{tmp_path}/rows.jsonl", eval_source=f"{tmp_path}/./rows.jsonl")

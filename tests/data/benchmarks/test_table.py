@@ -4,7 +4,7 @@ import pytest
 
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
-from gspo.data.benchmarks.table import asked, digest, made, place, short
+from gspo.data.benchmarks.table import asked, digest, made, place
 from gspo.data.loaders import read
 from gspo.data.splits import read_tables
 from tests.data.benchmarks.test_codeforces import ROW as PROBLEM
@@ -107,10 +107,6 @@ def test_releases_of_livecodebench_are_configurations_of_its_data_set():
     assert asked("livecodebench", {"window": "all"}) == {"release": "v5", "window": "all"}
     assert asked("livecodebench", {"name": "v4_v5"}) == {"name": "v4_v5", "window": "2024-10..2025-02"}
     assert asked("livecodebench", {"data": "x.jsonl"}) == {"data": "x.jsonl", "window": "2024-10..2025-02"}
-
-
-def test_names_in_file_names():
-    assert short("aime24") == "aime24" and short("data/my.problems.jsonl") == "my.problems"
 
 
 def test_the_fingerprint_knows_rows_and_their_order():
