@@ -18,21 +18,6 @@ from gspo.runs.log import RunLog
 from tests.patience import PATIENCE
 
 
-def test_a_used_folder_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"is not empty; go on with that run by --resume .*, or give another log.dir"):
-        RunFolder.create(tmp_path, "")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.txt"]
-
-
-def test_a_file_in_the_way(tmp_path):
-    (tmp_path / "run").write_text("")
-    with pytest.raises(ValueError, match="is a file"):
-        RunFolder.create(tmp_path / "run", "")
-    with pytest.raises(ValueError, match="cannot make the run folder"):
-        RunFolder.create(tmp_path / "run" / "below", "")
-
-
 def test_what_a_kill_in_create_leaves_can_be_created_again(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / ".config.toml.part").write_text("[mod")

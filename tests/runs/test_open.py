@@ -114,12 +114,8 @@ def test_what_is_refused_before_anything_is_made(tmp_path):
     go(config(tmp_path / "run"), False, [1])
     with claimed(config(tmp_path / "run"), True), pytest.raises(RuntimeError, match="another process is writing"):
         RunFolder.resume(tmp_path / "run")  # it is held before it is read
-    for changes, resume, message in (
-        ({}, False, "is not empty; go on with that run by --resume"),
-        ({"optimizer": {"lr": 0.5}}, True, "optimizer.lr = 0.5 cannot be changed in a resumed run"),
-    ):
-        with pytest.raises(ValueError, match=message), claimed(config(tmp_path / "run", **changes), resume):
-            pass
+    with pytest.raises(ValueError, match="is not empty; go on with that run by --resume"):
+        claimed(config(tmp_path / "run"), False).__enter__()
     with pytest.raises(ValueError, match="no such run folder to resume"), claimed(config(tmp_path / "other"), True):
         pass
     assert not (tmp_path / "other").exists()
