@@ -101,17 +101,8 @@ def rollouts(step: int, skill: float, rng: random.Random, prompts: int = 6, grou
         for g in range(group):
             answer = bin(number).count("1") if rewards[g] else rng.randrange(3, 12)
             if rng.random() < skill + 0.1:
-                pieces = [
-                    "<think>",
-                    f"{number} odd 1",
-                    "; ",
-                    "1 odd ",
-                    str(answer),
-                    "</think>",
-                    "<answer>",
-                    str(answer),
-                    "</answer>",
-                ]
+                thought = ["<think>", f"{number} odd 1", "; ", "1 odd ", str(answer), "</think>"]
+                pieces = [*thought, "<answer>", str(answer), "</answer>"]
             else:
                 pieces = ["I ", "will ", "guess. ", "<answer>", str(answer), "</answer>"]
             rows.append({

@@ -39,6 +39,8 @@ def evaluated(folder, *accuracies):
 def test_labels_stand_clear_of_the_error_bars_and_of_the_line(tmp_path):
     chart = evaluated(tmp_path / "run", (0.3, 0.1, 0.5), (0.6, 0.3, 0.9))
     assert chart.texts == [(0, pytest.approx(10), True, "30\u00a0%"), (1, pytest.approx(90), False, "60\u00a0%")]
+    (bars,) = of(chart, "bars")
+    assert (*bars.low, *bars.y) == pytest.approx((10, 30, 50, 90))
     assert evaluated(tmp_path / "one", (0.3, 0.1, 0.5)).texts == [(0, pytest.approx(10), True, "30\u00a0%")]
 
 

@@ -54,12 +54,17 @@ def page(html):
     return Page(html)
 
 
-def test_the_headline_has_the_numbers(page):
-    assert "Held-out accuracy 36 % → 88 % in 60 steps, " in page.text
-    assert "95 % intervals 32–40 % and 85–91 %, on 512 prompts never trained on." in page.text
-    assert "In the last evaluation 3 completions were not scored; they count as wrong, and not in the reward." in page.text
-    assert re.search(r"\d+ % of the tokens were clipped", page.text)
-    assert "Watched: worked46 % → 98 %first and last evaluation" in page.text
+TOLD = (
+    "Held-out accuracy 36 % → 88 % in 60 steps, ", "on 512 prompts never trained on.", " % of the tokens were clipped",
+    "In the last evaluation 3 completions were not scored; they count as wrong, and not in the reward.",
+    "Watched: worked46 % → 98 %first and last evaluation", "Rose by 52.0 points [47.0, 57.0], more than chance explains.",
+    "Of the 24 training completions of step 60 that were logged, ", "an odd clip range <b> (step 0)", "Before: step 1",
+    "After: step 60", "Completions of step 60, token by token", "Both are typical: their", "epsilon_high = 0.0004",
+)  # fmt: skip
+
+
+def test_it_shows_the_headline_judgements_warnings_configuration_and_samples(page):
+    assert [text for text in TOLD if text not in page.text] == []
 
 
 def test_it_needs_nothing_else_and_is_for_dark_pages_and_phones_too(run, page, html):
@@ -69,26 +74,11 @@ def test_it_needs_nothing_else_and_is_for_dark_pages_and_phones_too(run, page, h
     assert not re.search(r"https?://", html) and "connect-src" not in html and 'id="state"' not in html
 
 
-def test_it_shows_warnings_configuration_and_samples(page):
-    texts = ("an odd clip range <b> (step 0)", "epsilon_high = 0.0004", "Before: step 1", "After: step 60")
-    for text in (*texts, "Completions of step 60, token by token", "Both are typical: their"):
-        assert text in page.text
-
-
 def test_the_right_answers_have_a_column_if_there_are_any(html, talked):
     for page, names in ((html, 0), (write_report([talked]).read_text(), 1)):
         head, _, body = page[page.index('<table id="completions">') :].partition("</thead>")
         assert head.count("<th>right answer</th>") == names
         assert body[: body.index("</tr>")].count("<td") == head.count("<th") - 1 == 7 + names  # but for thead
-
-
-def test_judgements_and_what_is_wrong(page):
-    for text in (
-        "Rose by 52.0 points [47.0, 57.0], more than chance explains.",
-        "11 % clipped: usual for this range.",
-        "Of the 24 training completions of step 60 that were logged, ",
-    ):
-        assert text in page.text, text
 
 
 def test_the_page_of_100_000_rollouts_is_small_and_has_the_newest_of_either_kind(tmp_path):
