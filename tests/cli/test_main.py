@@ -35,8 +35,8 @@ def test_help_of_every_command(capsys):
     assert capsys.readouterr().out == f"gspo {gspo.__version__}\n"
 
 
-def test_help_imports_nothing_heavy():
-    """So that it answers at once; a bad configuration is refused as fast."""
+def test_help_imports_nothing_heavy(tmp_path):
+    """So that it answers at once; a bad configuration, or a model that is not here, is told as fast."""
     script = """
 import sys
 from gspo.cli.main import main
@@ -45,8 +45,9 @@ for words in (["--help"], ["train", "--help"]):
         main(words)
     except SystemExit as stopped:
         assert stopped.code == 0
-assert main(["train", "missing.toml"]) == 2
-assert main(["config", "--train.steps=0"]) == 2
+for words in ("train missing.toml", "train run.toml --algorithm.epsilon=0.1", "train run.toml --rollout.num_prompts=7"):
+    assert main(words.split()) == 2
+assert main(["config", "--model.path=nobody/has-it"]) == 0
 heavy = {"torch", "transformers", "numpy", "datasets", "rich", "reasoning_gym", "gspo.api"} & set(sys.modules)
 assert not heavy, heavy
 import gc
@@ -55,9 +56,10 @@ with importing():
     import gspo.assembly.rank, gspo.api
 assert gc.isenabled()
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    (tmp_path / "run.toml").write_text('model.path = "m"\ntask.source = "a.jsonl"\nreward.functions = ["exact"]\n')
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "COMMAND" in ended.stdout
+    assert "COMMAND" in ended.stdout and ended.stderr.count("gspo: error: ") == 3
 
 
 WITHOUT = """
@@ -184,7 +186,7 @@ def test_output_that_was_closed_before_it_began_ends_no_command(place):
         assert ended.stderr == ("" if status == 0 else "gspo: error: missing.toml: no such configuration file\n")
 
 
-FORMS = ["train recipe:smollm2-words --{} 1", "train recipe:smollm2-words --{-}=1", "train recipe:smollm2-words {}=1", "config --section.{-}=1"]
+FORMS = [f"train recipe:smollm2-words {form}" for form in ("--{} 1", "--{-}=1", "{}=1")] + ["config --section.{-}=1"]
 
 
 @pytest.mark.parametrize("form", FORMS)

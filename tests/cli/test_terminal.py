@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 
-from gspo.cli.main import main
 from gspo.cli.terminal import level_of, terminal_log
 from gspo.launch.processes import importing
 from gspo.runs.progress import Progress
@@ -47,9 +46,3 @@ def test_a_warning_of_the_hub_is_shown_once(capsys):
         logging.getLogger("huggingface_hub.file_download").warning("slow")
     lines = [line for line in capsys.readouterr().err.splitlines() if "slow" in line]
     assert lines == ["gspo: warning: huggingface_hub.file_download: slow"]
-
-
-def test_every_command_takes_the_options(tmp_path, capsys):
-    for words in (["--quiet", "report"], ["report", "--verbose"]):
-        assert main([*words, str(tmp_path)]) == 2
-        assert capsys.readouterr().err.splitlines()[-1].startswith("gspo: error: ")
