@@ -7,7 +7,6 @@ from gspo.config.commands import check_command
 from gspo.config.conflicts import ALWAYS, LEARN, SERVE, TRAIN, check_conflicts
 from gspo.config.engines import OURS
 from gspo.config.files import from_dict
-from gspo.config.schema import Config
 
 VLLM = {"engine": "vllm"}
 SLEEPS = VLLM | {"sleep_level": 2}
@@ -171,8 +170,3 @@ def test_arguments_of_vllm_that_say_what_the_run_says():
     for name, value in OURS.items():
         flag = f"--{name.replace('_', '-')}"
         assert value in (False, None) or (flag if value is True else f"{flag}={value}") in NEEDED
-
-
-def test_defaults_conflict_nowhere():
-    for table in (ALWAYS, TRAIN, SERVE, LEARN):
-        check_conflicts(Config(), table)

@@ -19,11 +19,6 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_function_of_the_current_folder(here):
-    assert load_function("sound_lookup:half", "k")(3) == 1.5
-    assert load_function("math:sqrt", "k")(9) == 3
-
-
 def test_only_what_is_named_is_taken_from_the_current_folder_first(here, monkeypatch):
     """It wins over installed packages. What it imports comes from the folder only if it is nowhere else."""
     elsewhere = here / "site"
