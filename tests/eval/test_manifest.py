@@ -1,7 +1,7 @@
 import pytest
 
 from gspo.config.files import from_dict
-from gspo.eval.manifest import NAME, begin, load, manifest
+from gspo.eval.manifest import NAME, begin, manifest
 
 ROUNDED = {"quantization": "_per_tensor", "kv_cache_dtype": ""}
 ROWS = [{"id": "1", "prompt": "1 + 1?", "answer": "2"}]
@@ -20,13 +20,6 @@ def test_it_holds_what_an_evaluation_was():
     assert len(this["data"]["sha256"]) == 64 and this["data"]["options"]["data"] == "x.jsonl"
     assert "sk-123456789" not in str(this)
     assert "user:word" not in str(made(url="http://user:word@host/v1"))
-
-
-def test_the_same_evaluation_goes_on(tmp_path):
-    folder = tmp_path / "a/b"
-    assert begin(folder, made()) is False
-    assert begin(folder, made()) is True
-    assert load(folder) == made()
 
 
 def test_another_evaluation_is_not_mixed_with_it(tmp_path, subtests):

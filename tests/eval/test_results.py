@@ -1,5 +1,4 @@
 import json
-import math
 
 import pytest
 
@@ -85,12 +84,6 @@ def test_votes_that_all_differ_cost_little(monkeypatch):
     assert pool(marks([], integers)) == integers and not compared
     others = [f"1/{i}" for i in range(300)] + ["x" * 10**5, "x" * 10**5 + "+0"]
     assert pool(marks([], others)) == others and len(compared) == 2 * PAIRS
-
-
-def test_one_reply_a_problem():
-    _, found, _, _ = made(n=1)
-    assert math.isnan(found[THESE].low) and "needs 2 replies to a problem" in describe(found)[1]
-    assert describe(found)[0].endswith("(2 problems, 1 reply each)")
 
 
 def test_the_files_are_readable_by_others(tmp_path):
