@@ -76,17 +76,8 @@ def test_right_answers_and_rewards_that_differ():
     (said,) = told(1.0)
     assert "got the reward 1," in said and "take harder prompts" in said
     run, said = run_of()
-    for rewards in (
-        (0.0, 0.0),
-        (0.0, 0.0),
-        (0.0, 1.0),
-        (0.0, 0.0),
-        (None, None),
-        (0.0, 0.0),
-        (0.0, None),
-        (1.0, 1.0),
-        (1.0, 1.0),
-    ):
+    none, right = (0.0, 0.0), (1.0, 1.0)
+    for rewards in (none, none, (0.0, 1.0), none, (None, None), none, (0.0, None), right, right):
         advice.of_rewards(run, [group("", *rewards)])
     assert said == [] and run.equal_steps == [1.0, 1.0]
 

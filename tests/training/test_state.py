@@ -127,14 +127,6 @@ def test_a_failed_resume_leaves_no_page_of_success(tmp_path):
     assert "of 9 steps" in page and "Failed after" in page and "the disk is full" in page
 
 
-def test_resume_refuses_another_run(tmp_path):
-    train(tmp_path / "run", train={"steps": 2})
-    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.1 cannot be changed in a resumed run"):
-        train(tmp_path / "run", resume=True, optimizer={"lr": 0.1})
-    with pytest.raises(ValueError, match=r"go on with that run by --resume \(from Python: resume=True\)"):
-        train(tmp_path / "run")
-
-
 def test_no_file_of_a_checkpoint_goes_unverified(tmp_path):
     folder = train(tmp_path / "run", train={"steps": 1}).folder
     (saved,) = checkpoint.steps(folder / "checkpoints")
