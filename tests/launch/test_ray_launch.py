@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 from gspo.config.rollout import SamplerConfig
 from gspo.launch.ray_launch import connected, numbered
 from tests.launch.ray_cluster import OWN, cluster_of
-from tests.launch.started import apart, begin, completions, finished, steps, wait_for
+from tests.launch.started import apart, begin, completions, finished, processes, steps, variables_of, wait_for
 
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: make test-ray")
 
@@ -40,16 +41,10 @@ def on_ray(place, name, *arguments, ranks=2, **options):
 def ranks_of(name):
     """The ranks of a run on this machine by number: each process and the one that started it."""
     found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"--log.dir={name}\0" not in (folder / "cmdline").read_text():
-                continue
-            environment = dict(e.partition("=")[::2] for e in (folder / "environ").read_text().split("\0"))
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-        if "RANK" in environment:
-            found[int(environment["RANK"])] = int(folder.name), parent
+    for pid, parent in processes().items():
+        with suppress(OSError, ValueError):
+            if f"--log.dir={name}\0" in Path(f"/proc/{pid}/cmdline").read_text() and "RANK" in (own := variables_of(pid)):
+                found[int(own["RANK"])] = pid, parent
     return found
 
 
