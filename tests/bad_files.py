@@ -44,7 +44,6 @@ CONFIGS = {  # copies of the model with another configuration
     "unknown_type": {"model_type": "qwen33_moe"},
     "deeper": {"num_hidden_layers": 3, "layer_types": None},
     "wider": {"vocab_size": 10},
-    "window": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None},
 }
 
 

@@ -118,7 +118,6 @@ WEIGHTS = {  # what only the weights show
     "bad_weights": "model.path = 'bad_weights': cannot be loaded as a causal language model",
     "deeper": "model.path = 'deeper': the weights do not fit Qwen3MoeForCausalLM: 11 tensors are missing",
     "wider": "the weights do not fit .* 1 tensors are missing or of another shape .model.embed_tokens.weight",
-    "window --train.layout packed": 'train.layout = "packed" needs full attention in every layer.* = "padded"',
     "model --model.tokenizer big_tokenizer": "the tokenizer has 'Y' with id 58, but the model embeds only 19 ",
 }
 SOURCE = {

@@ -20,7 +20,6 @@ def test_what_ranks_cannot_do_is_refused(subtests):
         (4, "algorithm.name", "ppo", "without a critic"),
         (4, "lora.rank", 8, "one rank"),
         (4, "optimizer.name", "adamw_8bit", "leave it out"),
-        (4, "train.layout", "packed", "shared"),
         (4, "train.offload_optimizer", True, "leave it out"),
         (4, "train.offload_reference", True, "leave it out"),
         (4, "model.trust_remote_code", True, "one rank"),

@@ -98,10 +98,9 @@ def test_layouts(kind, device, report):
     model = models.MODELS["3m"][kind](ModelConfig(device=device, autocast="none"))
     batch = update.completions(*((150, 40, 3, 2) if device == "cpu" else (600, 200, 4, 2)))
     expected = passed(HFPolicy(model), batch)
-    for name in ("packed", "shared"):
-        found = passed(HFPolicy(model, layout=name), batch)
-        for what, a, b in zip(("log-probabilities", "gradient"), found, expected):
-            report.check(f"{kind}, {name} against padded rows, float32, {what}: relative error", far(a, b), most=1e-3)
+    found = passed(HFPolicy(model, layout="shared"), batch)
+    for what, a, b in zip(("log-probabilities", "gradient"), found, expected):
+        report.check(f"{kind}, shared against padded rows, float32, {what}: relative error", far(a, b), most=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["dense", "mixture"])

@@ -97,9 +97,9 @@ def test_every_layout_predicts_each_sampled_token_from_its_own_history(completio
         row, column = divmod(before, width)
         assert rows.tokens[row, : column + 1].tolist() == path[:-1]
         assert rows.position[row, column] == len(path) - 2
-    one = layout.packed(batch)
+    one, mask = layout.shared(batch), layout.may_look(batch.forest)
     for before, path in zip(one.before.tolist(), expected):
-        seen = one.mask[0, 0, before].nonzero()[:, 0]
+        seen = mask[before].nonzero()[:, 0]
         assert one.tokens[0, seen].tolist() == path[:-1]
         assert one.position[0, seen].tolist() == list(range(len(path) - 1))
 
@@ -182,9 +182,9 @@ def test_branches_are_read_from_their_own_history_and_each_token_is_trained_on_o
     for before, path in zip(rows.before.tolist(), expected):
         row, column = divmod(before, rows.tokens.shape[1])
         assert rows.tokens[row, : column + 1].tolist() == path[:-1]
-    one = layout.packed(batch)
+    one, mask = layout.shared(batch), layout.may_look(batch.forest)
     for before, path in zip(one.before.tolist(), expected):
-        assert one.tokens[0, one.mask[0, 0, before].nonzero()[:, 0]].tolist() == path[:-1]
+        assert one.tokens[0, mask[before].nonzero()[:, 0]].tolist() == path[:-1]
     check_micro_batches(completions, budget, share)
 
 

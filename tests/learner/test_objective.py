@@ -201,6 +201,6 @@ def test_the_auxiliary_loss_reaches_the_routers_and_micro_batches_change_nothing
     metrics, whole = router_gradients(1000, 0.5)
     assert whole.abs().max() > 1e-4 and metrics["loss"] == pytest.approx(0.5 * metrics["moe/aux_loss"])
     for found in (router_gradients(8, 0.5), router_gradients(1000, 0.5, gradient_checkpointing=True),
-                  router_gradients(1000, 0.5, layout="packed"), router_gradients(1000, 0.5, layout="shared")):  # fmt: skip
+                  router_gradients(1000, 0.5, layout="shared")):  # fmt: skip
         torch.testing.assert_close(found[1], whole, rtol=1e-4, atol=1e-7)
         assert found[0]["moe/aux_loss"] == pytest.approx(metrics["moe/aux_loss"])

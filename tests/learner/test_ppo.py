@@ -73,9 +73,8 @@ def test_values_do_not_depend_on_the_layout():
     critic = Critic(tiny, "copy")
     torch.nn.init.normal_(critic.head.weight)
     batch = layout.build(completions(), share=True)
-    a, *others = (HFPolicy(tiny, layout=way, critic=critic).forward(batch).values for way in ("padded", "packed", "shared"))
-    for b in others:
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    a, b = (HFPolicy(tiny, layout=way, critic=critic).forward(batch).values for way in ("padded", "shared"))
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_gradient_checkpointing_holds_for_a_critic_of_its_own():

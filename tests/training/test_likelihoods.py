@@ -96,7 +96,7 @@ def test_replay_in_every_layout(tmp_path, replay):
     options = FAST | {"algorithm": {"router_replay": replay}, "train": {"steps": 1}}
     whole = numbers(train(tmp_path / "a", **options).folder)
     for i, changes in enumerate((
-        {"layout": "packed"}, {"layout": "shared"}, {"micro_batch_tokens": 40},
+        {"layout": "shared"}, {"micro_batch_tokens": 40},
         {"gradient_checkpointing": True, "micro_batch_tokens": 60}, {"gradient_checkpointing": True, "layout": "shared"},
     )):  # fmt: skip
         other = numbers(train(tmp_path / f"b{i}", **options | {"train": {"steps": 1} | changes}).folder)

@@ -62,7 +62,7 @@ def test_the_final_model_loads_and_is_the_trained_one(tmp_path):
         {"algorithm": {"name": "cispo"}, "sampler": dials(lag=1)},
         {"algorithm": {"name": "sapo", "constants": {"tau_neg": 1.2}}},
         {"algorithm": {"name": "dppo_tv"}},
-        {"algorithm": {"name": "ppo", "critic": "copy", "epochs": 2}, "train": {"layout": "packed"}},
+        {"algorithm": {"name": "ppo", "critic": "copy", "epochs": 2}, "train": {"layout": "shared"}},
         {"algorithm": {"name": "dppo_kl"}, "sampler": dials(kind="int8")},
         {"algorithm": {"name": "minirl", "router_replay": "R3", "old_logprobs": "recompute"}},
         {"lora": {"rank": 4}, "algorithm": {"beta": 0.1}, "optimizer": {"lr": 0.03},
@@ -83,8 +83,7 @@ def test_layout_micro_batches_and_checkpointing_change_no_number(tmp_path):
     once = {"steps": 1}  # later steps may sample another token after a rounding
     plain = numbers(train(tmp_path / "a", train=once).folder)
     for i, changes in enumerate((
-        {"layout": "packed"}, {"layout": "shared"}, {"micro_batch_tokens": 40},
-        {"gradient_checkpointing": True, "layout": "packed"},
+        {"layout": "shared"}, {"micro_batch_tokens": 40},
         {"gradient_checkpointing": True, "layout": "shared", "micro_batch_tokens": 40},
     )):  # fmt: skip
         other = numbers(train(tmp_path / f"b{i}", train=once | changes).folder)

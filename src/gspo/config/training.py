@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gspo.config.field import SEEDS, opt
 
-LAYOUTS = ("auto", "padded", "packed", "shared")
+LAYOUTS = ("auto", "padded", "shared")
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class TrainConfig:
     full number again. With the layout `auto`, a batch in padded rows may have 15 % more."""
     layout: str = opt("auto", choices=LAYOUTS)
     """`padded`: one row per completion. `shared`: each prompt is computed once for all its completions, without padding.
-    `packed`: the same, with one dense mask. `auto`: the faster of `padded` and `shared` for each batch, if the model
-    supports both; on a GPU `padded`."""
+    `auto`: the faster of the two for each batch, if the model supports both; on a GPU `padded`."""
     gradient_checkpointing: bool = opt(False)
     """Recompute activations in the backward pass: less memory, about a third more time."""
     offload_optimizer: bool = opt(False)

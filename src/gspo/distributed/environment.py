@@ -80,7 +80,6 @@ def check_several(config: Config) -> None:
         ("algorithm.name", config.algorithm.name == "ppo", "choose an algorithm without a critic"),
         ("lora.rank", config.lora.rank > 0, "train all weights, or use one rank"),
         ("optimizer.name", config.optimizer.name != "adamw", "more ranks need less memory each; leave it out"),
-        ("train.layout", config.train.layout == "packed", 'use "auto", "shared" or "padded"'),
         ("train.offload_optimizer", config.train.offload_optimizer, "more ranks need less memory each; leave it out"),
         ("train.offload_reference", config.train.offload_reference, "more ranks need less memory each; leave it out"),
         ("model.trust_remote_code", config.model.trust_remote_code, "use a model of transformers, or one rank"),

@@ -1,14 +1,13 @@
 """Completions -> one forest of tokens -> input rows of a transformer. The layout affects the cost, never the result.
 
-Token i may attend to token j exactly when `j <= i <= last[j]` (types.Forest). Three layouts compute this: `padded` has one
-row per path from root to leaf; `packed` puts the forest into one row under that mask; `shared` puts it into one row and
-computes attention branch by branch.
+Token i may attend to token j exactly when `j <= i <= last[j]` (types.Forest). Two layouts compute this: `padded` has one row
+per path from root to leaf; `shared` puts the forest into one row and computes attention branch by branch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -27,11 +26,10 @@ class Rows:
 
     tokens: Tensor  # [B, L] int64
     position: Tensor  # [B, L] int64
-    mask: Tensor | None  # [1, 1, L, L] bool (True: may attend), or None for plain causal rows
     node: Tensor  # [B*L]: forest index of the token at each place, -1 for padding
     place: Tensor  # [T]: one place of each forest token
     before: Tensor  # [N]: place of the token before each sampled token, from whose hidden state it was predicted
-    forest: Forest | None = None  # defines attention by its branches, if neither a mask nor causal order does
+    forest: Forest | None = None  # defines attention by its branches; None for plain causal rows
 
 
 def build(completions: Sequence[Completion], share: bool = False) -> Batch:
@@ -187,20 +185,15 @@ def padded(batch: Batch, pad_id: int) -> Rows:
     # For a token in several rows, the first place: plain assignment with repeated indices would pick an arbitrary one.
     where = torch.full_like(forest.tokens, len(tokens)).scatter_reduce_(0, node, place, "amin")
     position = torch.arange(width).expand(len(ends), width)
-    return Rows(tokens.view(-1, width), position, None, standing, where, where[forest.parent[batch.node]])
-
-
-def packed(batch: Batch) -> Rows:
-    """The forest as one row with its attention mask."""
-    return replace(shared(batch), mask=may_look(batch.forest)[None, None], forest=None)
+    return Rows(tokens.view(-1, width), position, standing, where, where[forest.parent[batch.node]])
 
 
 def shared(batch: Batch) -> Rows:
-    """The forest as one row without a T x T mask."""
+    """The forest as one row."""
     forest = batch.forest
     all_tokens = torch.arange(len(forest.tokens))
     before = forest.parent[batch.node]
-    return Rows(forest.tokens[None], forest.position[None], None, all_tokens, all_tokens, before, forest)
+    return Rows(forest.tokens[None], forest.position[None], all_tokens, all_tokens, before, forest)
 
 
 def size(completions: Sequence[Completion], share: bool) -> int:

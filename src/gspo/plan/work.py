@@ -69,7 +69,7 @@ def work_of(config: RunConfig, ranks: int, lengths: Lengths) -> tuple[Work, Micr
     updates, longest = algorithm.mini_batches, lengths.longest(config)
     group = list(completions(1, rollout.num_generations, lengths.prompt, longest))
     gains = device_type(config.model) == "cpu" and layout.worth_sharing(layout.build(group, share=True).forest)
-    share = config.train.layout in ("shared", "packed") or (config.train.layout == "auto" and gains)
+    share = config.train.layout == "shared" or (config.train.layout == "auto" and gains)
 
     def read(prompts: int) -> list[tuple[int, int]]:
         """Tokens and sampled tokens of each micro-batch, on the rank with the most completions."""

@@ -25,7 +25,6 @@ CASES = {
     "dense, autocast": {"autocast": "bfloat16"},
     "dense, bfloat16": {"dtype": "bfloat16"},
     "dense, shared": {"layout": "shared"},
-    "dense, packed": {"layout": "packed"},
     "dense, three micro-batches": {"budget": 45},
     "dense, checkpointing": {"checkpointing": True},
     "dense, KL": {"beta": 0.01},

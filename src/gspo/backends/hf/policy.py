@@ -27,7 +27,7 @@ class HFPolicy:
 
     Args:
         temperature: Sampling temperature at which log-probabilities are computed.
-        layout: "padded", "packed", "shared" or "auto". "auto" picks the faster of "padded" and "shared" for each batch, and
+        layout: "padded", "shared" or "auto". "auto" picks the faster of "padded" and "shared" for each batch, and
             "padded" on devices whose gather cost is not known (layout.gathering).
         rests: Offload the model to host memory while it is not `awake`.
 
@@ -69,13 +69,10 @@ class HFPolicy:
     def _resolve_layout(self, requested: str, models: list[HFModel]) -> str:
         """Returns the requested layout, or the fallback for "auto". Raises ValueError if the models do not support it."""
         name = type(models[0].model).__name__
-        if requested == "packed" and not models[0].has_full_attention:
-            needs = 'train.layout = "packed" needs full attention in every layer'
-            raise ValueError(f'{needs}, which {name} has not: use train.layout = "padded"')
         if requested == "auto" and layout.gathering(models[0].device) is None:
             self.unshared = 'on a GPU prompts are shared only where train.layout = "shared" says so'
             return "padded"
-        if requested not in ("auto", "shared"):
+        if requested == "padded":
             return requested
         why = next((why for model in models if (why := attention.refusal(model))), "")
         if why and requested == "shared":
@@ -85,8 +82,6 @@ class HFPolicy:
 
     def _rows(self, batch: Batch) -> layout.Rows:
         """Lays the batch out as rows of tokens."""
-        if self.layout == "packed":
-            return layout.packed(batch)
         least = layout.gathering(self.model.device) if self.layout == "auto" else None
         if self.layout == "shared" or (least is not None and layout.worth_sharing(batch.forest, least)):
             return layout.shared(batch)
@@ -170,7 +165,6 @@ class HFPolicy:
             if routing and self.sparse:
                 recorded = stack.enter_context(record(self.model.model, entropy=True, logits=logits))
             inputs: dict[str, Any] = {"input_ids": to_device(rows.tokens), "position_ids": to_device(rows.position)}
-            inputs["attention_mask"] = None if rows.mask is None else to_device(rows.mask)
             if rows.forest is not None:
                 inputs |= attention.forest_inputs(rows.forest, device)
             hidden = self.model.hidden(**inputs)
