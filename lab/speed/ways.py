@@ -1,8 +1,8 @@
-"""Three ways of new weights to a vLLM engine on the same machine: a folder, broadcast (gloo), and where they lie ("ipc").
+"""Two ways of new weights to a vLLM engine on the same machine: a folder, and broadcast (gloo).
 
     PYTHONPATH=. GSPO_VLLM_PYTHON=.venv-vllm/bin/python python lab/speed/ways.py [--rounds 7] [--layers 8]
 
-One real server on a CPU, a dense model with random weights. Each round takes all three in turn; the seconds are of what
+One real server on a CPU, a dense model with random weights. Each round takes both in turn; the seconds are of what
 is done before the engine has the weights, without the check that follows. The ratios are to the folder's time of
 the round.
 """
@@ -19,7 +19,7 @@ import torch
 
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
-from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
+from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer
 from gspo.config.policy import ModelConfig
 from gspo.learner.weights import PolicyWeights
 from tests.backends.vllm.engine.servers import DENSE, ENGINE_ARGS, served
@@ -42,7 +42,6 @@ def main() -> None:
         ways = {
             "folder": FolderTransfer(Path(scratch), False),
             "broadcast": BroadcastTransfer(CPU),
-            "ipc": IpcTransfer(CPU, Path(scratch)),
         }
         members = {member: member.generation for member in sampler.fleet.members}
         version = 0
@@ -58,7 +57,7 @@ def main() -> None:
                     if again:
                         seconds.setdefault(name, []).append(time.perf_counter() - begin)
                 way.close()
-        size = ways["ipc"].counts()["sync/bytes"] / 2**20
+        size = ways["broadcast"].counts()["sync/bytes"] / 2**20
     print(f"{size:.0f} MiB, {options.rounds} rounds; medians, and the range of the ratios to the folder")
     for name, each in seconds.items():
         ratios = [one / folder for one, folder in zip(each, seconds["folder"])]

@@ -23,7 +23,7 @@ TRAINED = [
     ({"rollout": {"dynamic_sampling_rounds": 2, "max_staleness": 1}, "sampler": VLLM},
      "rollout.dynamic_sampling_rounds = 2 and rollout.max_staleness = 1"),
     ({"rollout": {"max_staleness": 1}}, "max_staleness = 1 and sampler.engine = 'embedded': this engine cannot run ahead"),
-    ({"lora": {"rank": 4}, "sampler": VLLM | {"weight_transfer": "ipc"}}, "'ipc' and lora.rank = 4: adapters go through"),
+    ({"lora": {"rank": 4}, "sampler": VLLM | {"weight_transfer": "broadcast"}}, "lora.rank = 4: adapters go through"),
     ({"rollout": {"max_staleness": 1}, "sampler": SLEEPS}, "sleep_level = 2 and rollout.max_staleness = 1: vLLM"),
     ({"sampler": SLEEPS | {"engines": 2}}, "sleep_level = 2 and sampler.engines = 2 and .*: several GPUs would sleep"),
     ({"sampler": SLEEPS | TWO}, "sampler.sleep_level = 2 and .* sampler.urls = .*: several GPUs would sleep"),

@@ -132,7 +132,7 @@ SAMPLING = (
     Rule("rollout.max_staleness sampler.engine", lambda c: c.rollout.max_staleness > 0 and c.sampler.engine != "vllm",
          'this engine cannot run ahead of the trainer: set sampler.engine = "vllm"'),
     Rule("sampler.weight_transfer lora.rank",
-         lambda c: c.sampler.weight_transfer in ("broadcast", "ipc") and c.lora.rank > 0,
+         lambda c: c.sampler.weight_transfer == "broadcast" and c.lora.rank > 0,
          "adapters go through the folder: leave weight_transfer out"),
     Rule("sampler.sleep_level rollout.max_staleness", lambda c: c.sampler.sleep_level > 0 and c.rollout.max_staleness > 0,
          "vLLM samples while the learner updates; leave one of them out"),

@@ -98,11 +98,10 @@ class SamplerConfig:
     weight_dir: str | None = opt(None, path=True)
     """Folder through which weights are handed to the engine, which must see it too; with broadcast weights, only the first
     ones. Unset: a folder in memory, in /dev/shm."""
-    weight_transfer: str = opt("folder", choices=("auto", "folder", "broadcast", "ipc"))
+    weight_transfer: str = opt("folder", choices=("auto", "folder", "broadcast"))
     """How new weights reach vLLM. `folder`: as files. `broadcast`: from the learner to the workers of each engine, over NCCL
-    to other GPUs, or over gloo if one side is on a CPU. `ipc`: in place, on the GPU that learner and engine share, or in
-    host memory if both are on the machine's CPU. `auto`: whichever of these fits the GPUs of engines that the run starts,
-    otherwise the folder. Adapters always use the folder. `broadcast` and `ipc` have not run on a GPU yet."""
+    to other GPUs, or over gloo if one side is on a CPU. `auto`: `broadcast` to engines that the run starts on other GPUs,
+    otherwise the folder. Adapters always use the folder. `broadcast` has not run on a GPU yet."""
     sleep_level: int = opt(0, low=0, high=2)
     """Memory that vLLM frees while the learner updates on the same GPU. 0: none. 1: its cache; its weights are offloaded to
     host memory. 2: its cache and its weights. Has not run on a GPU yet."""

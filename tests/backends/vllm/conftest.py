@@ -99,8 +99,7 @@ def engine():
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """What torch would tell of the trainer's GPU is given, and that its memory can be shared."""
-    monkeypatch.setattr("gspo.backends.vllm.process_groups.unreadable", lambda *_: "")
+    """What torch would tell of the trainer's GPU is given."""
     gpu = type("Properties", (), {"uuid": "GPU-a"})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))

@@ -1,6 +1,5 @@
 """Engines at places that are given, and the way that is chosen for them."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from tests.backends.vllm.engines import CPU
 class AtPlace:
     """An engine of whose workers only the places are asked. Not run on a GPU."""
 
-    name, adapters, reads = "http://127.0.0.1:9", False, True
+    name, adapters = "http://127.0.0.1:9", False
 
     def __init__(self, *gpus, nccl="2.27.5", sleeps=True):
         on_gpu = {"device": "cuda", "nccl": nccl, "sleeps": sleeps}
@@ -20,14 +19,11 @@ class AtPlace:
         self.places = [of_any | (on_gpu if gpu else {}) | {"rank": i, "gpu": gpu} for i, gpu in enumerate(gpus)]
 
     def workers(self, method, *arguments):
-        if method == "gspo_place":
-            return self.places
-        head, size, path = json.loads(*arguments)
-        said = Path(path).read_bytes() if head == 0 and self.reads else bytes(size)
-        return [{"read": said.hex()}] * len(self.places)
+        assert method == "gspo_place"
+        return self.places
 
 
-def way(transfer="auto", device=CPU, engines=(), adapted=False, exchange=Path("/none"), **options):
+def way(transfer="auto", device=CPU, engines=(), adapted=False, **options):
     given = SamplerConfig(engine="vllm", weight_transfer=transfer, **options)
     policy = SimpleNamespace(device=device, model=SimpleNamespace(adapted=adapted))
-    return type(choose_transfer(given, policy, engines, exchange))
+    return type(choose_transfer(given, policy, engines, Path("/none")))

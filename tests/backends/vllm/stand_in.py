@@ -59,8 +59,6 @@ class Engine:
         """What a worker of vLLM's does (plugin/gspo_vllm.py:Extension)."""
         if method == "gspo_place":
             return {"rank": 0, "workers": 1, "device": "cpu", "gpu": "", "nccl": "", "sleeps": True}
-        if method == "gspo_read":
-            return {"read": Path(json.loads(args[0])[2]).read_bytes().hex()}
         if "weights" in self.asleep and method != "gspo_join":
             raise RuntimeError("there is no memory for weights: it sleeps")
         if self.running.is_set() and method != "gspo_join":
@@ -121,7 +119,7 @@ def joined(address, port, backend, seconds, name):
     limit, device = float(seconds), torch.device("cpu")
     store = wire.store_at(address, int(port), 2, limit)
     group = wire.join(store, 1, 2, backend, wire.facing(address, int(port)), device, limit)
-    return partial(wire.received, group, device, limit, backend == "ipc"), name
+    return partial(wire.received, group, device, limit), name
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -1,8 +1,7 @@
-"""Weights broadcast to engines, or read by them where they lie, each a process that samples from bigrams: killed, hung, back
+"""Weights broadcast to engines, each a process that samples from bigrams: killed, hung, back
 again. engine/test_transfer.py has vLLM itself.
 """
 
-import os
 import signal
 import threading
 import time
@@ -14,16 +13,15 @@ import pytest
 from gspo.backends.vllm.plugin import gspo_transfer as wire
 from gspo.backends.vllm.process_groups import Link
 from gspo.backends.vllm.server import Server
-from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
-from gspo.interfaces import SamplerError
+from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer
 from tests.backends.vllm.engines import CPU, LONG, PROMPTS, Bigrams, tokens, until
 from tests.patience import PATIENCE
 
 
-@pytest.fixture(params=[BroadcastTransfer, IpcTransfer])
-def fleet_of(fleet_of, tmp_path, request):
-    """As the other one; the weights are broadcast, or lie where both sides can read them."""
-    fleet_of.transfer = partial(request.param, CPU, *([tmp_path] if request.param is IpcTransfer else []))
+@pytest.fixture
+def fleet_of(fleet_of):
+    """As the other one; the weights are broadcast."""
+    fleet_of.transfer = partial(BroadcastTransfer, CPU)
     return fleet_of
 
 
@@ -72,23 +70,6 @@ def test_an_old_folder_that_cannot_be_deleted_is_in_nobodys_way(tmp_path, monkey
     transfer.prepare(weights)
     transfer.commit(weights)
     assert [path.name for path in tmp_path.iterdir()] == ["weights"] and transfer.copies == 4
-
-
-@pytest.mark.parametrize("fleet_of", [IpcTransfer], indirect=True)
-def test_files_that_engines_map_go_with_their_weights(fleet_of, tmp_path, monkeypatch):
-    """Never more than one whole version; where there is no room for the next, the remedy is named."""
-    sampler, _ = fleet_of(1)
-    for version in (2, 3):
-        sampler.load(fleet_of.weights(version))
-        assert len(files := list(tmp_path.glob("layer-*"))) == 3
-        assert sum(file.stat().st_size for file in files) == sampler.counts()["sync/bytes"]
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.weight_dir"):
-        sampler.load(fleet_of.weights(4))
 
 
 def test_one_that_is_killed_in_the_middle_of_the_weights(fleet_of, engines):

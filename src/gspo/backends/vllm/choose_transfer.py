@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gspo.backends.hf.policy import HFPolicy
-from gspo.backends.vllm.process_groups import LAYER, apart, obstacle
+from gspo.backends.vllm.process_groups import LAYER, obstacle
 from gspo.backends.vllm.server import Server
-from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer, Transfer
+from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, Transfer
 from gspo.config.engines import parallel_size
 from gspo.config.rollout import SamplerConfig
 
@@ -23,25 +23,15 @@ def choose_transfer(
     if given.weight_transfer == "folder" or policy.model.adapted:
         return folder
     if given.weight_transfer == "broadcast":
-        check("broadcast", engines, [obstacle(engine, device) for engine in engines])
+        for engine in engines:
+            if why := obstacle(engine, device):
+                raise ValueError(f'sampler.weight_transfer = "broadcast": {engine.name}: {why}, or set "folder"')
         return BroadcastTransfer(device, layer)
-    if given.weight_transfer == "ipc":
-        check("ipc", engines, [apart(engine, device, exchange) for engine in engines])
-        return IpcTransfer(device, exchange, layer)
     if device.type != "cuda" or given.urls or copies_of(given) != 1:
         return folder
-    if not any(apart(engine, device, exchange) for engine in engines):
-        return IpcTransfer(device, exchange, layer)
     on_gpus = all(place["device"] == "cuda" for engine in engines for place in engine.workers("gspo_place"))
     reached = on_gpus and not any(obstacle(engine, device) for engine in engines)
     return BroadcastTransfer(device, layer) if reached else folder
-
-
-def check(transfer: str, engines: Sequence[Server], obstacles: Sequence[str]) -> None:
-    """Raises ValueError if an engine cannot get weights by this transfer: its obstacle is not empty."""
-    for engine, why in zip(engines, obstacles):
-        if why:
-            raise ValueError(f'sampler.weight_transfer = "{transfer}": {engine.name}: {why}, or set "folder"')
 
 
 def copies_of(given: SamplerConfig) -> int:

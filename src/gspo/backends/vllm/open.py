@@ -45,10 +45,10 @@ def check_sampler(given: SamplerConfig) -> None:
     """Raises ValueError if vLLM cannot be reached with these settings, before anything is started."""
     if given.weight_dir is not None and not Path(given.weight_dir).is_dir():
         raise ValueError(f"sampler.weight_dir = {given.weight_dir!r}: no such folder")
-    if given.weight_transfer in ("broadcast", "ipc") and (copies := copies_of(given)) != 1:
+    if given.weight_transfer == "broadcast" and (copies := copies_of(given)) != 1:
         raise ValueError(
             f"sampler.engine_args = {{data_parallel_size = {copies}}} and sampler.weight_transfer = "
-            f'"{given.weight_transfer}": vLLM tells only the first of its copies of the model to take such weights: set '
+            '"broadcast": vLLM tells only the first of its copies of the model to take such weights: set '
             'sampler.engines instead, or set weight_transfer = "folder"'
         )
     if given.python is not None and shutil.which(given.python) is None:

@@ -1,6 +1,4 @@
-"""Weight transfer to the engines: through a folder, by broadcast to their workers, or read by the workers on a device shared
-with the trainer.
-"""
+"""Weight transfer to the engines: through a folder, or by broadcast to their workers."""
 
 from __future__ import annotations
 
@@ -8,11 +6,10 @@ import contextlib
 import secrets
 import shutil
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +104,6 @@ class BroadcastTransfer(Transfer):
     device: the trainer's. layer: timeout to send one layer to an engine, in seconds.
     """
 
-    ipc = False  # passed to its links
-
     def __init__(self, device: torch.device, layer: float = LAYER) -> None:
         super().__init__()
         self.device, self.layer = device, layer
@@ -155,14 +150,11 @@ class BroadcastTransfer(Transfer):
         """Gathers the layers of new weights, and keeps them."""
         self._weights, self._kept = None, []
         for layer in weights.layers():
-            sizes, body = self._packed(layer)
+            sizes, body = wire.packed(layer)
             self._kept.append((sizes, body.cpu()))
             yield sizes, body
         self.bytes, self.copies = sum(total for (_, total), _ in self._kept), self.copies + 1
         self._whole = True
-
-    def _packed(self, layer: Mapping[str, Tensor]) -> Packed:
-        return wire.packed(layer)
 
     def _resent(self, commits: int) -> Iterator[Message]:
         """The kept layers. Raises EngineError if there are more updates than `commits`."""
@@ -176,7 +168,7 @@ class BroadcastTransfer(Transfer):
         if member in self._links and self._links[member].generation != generation:
             self._links.pop(member).drop()
         if member not in self._links:
-            self._links[member] = joined(member.engine, self.device, generation, self.ipc)
+            self._links[member] = joined(member.engine, self.device, generation)
         return self._links[member]
 
     def _each(self, calls: Mapping[Member, Future[int]], message: Message, errors: dict[Member, EngineError]) -> None:
@@ -206,27 +198,6 @@ class BroadcastTransfer(Transfer):
                 with contextlib.suppress(RuntimeError):
                     wire.ended(link.send(wire.GIVEN_UP), 1.0)
                 link.drop()
-
-
-class IpcTransfer(BroadcastTransfer):
-    """Builds each layer once, on the device that trainer and engines share; the engines read it there. On a GPU through CUDA
-    IPC, on a CPU through a memory-mapped file. exchange: the folder for these files.
-    """
-
-    ipc = True
-
-    def __init__(self, device: torch.device, exchange: Path, layer: float = LAYER) -> None:
-        super().__init__(device, layer)
-        self.exchange, self._numbers = exchange, count()
-
-    def _packed(self, layer: Mapping[str, Tensor]) -> Packed:
-        if self.device.type != "cpu":
-            return super()._packed(layer)
-        path = self.exchange / f"layer-{next(self._numbers)}"
-        with writing(self.exchange):  # an error ends the run, and the folder goes with it
-            sizes, body = wire.packed(layer, partial(wire.room, path))
-        weakref.finalize(body, path.unlink, missing_ok=True)  # engines that have mapped it keep it
-        return sizes, body
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """What a trainer sends and a worker receives: two processes, a process group of torch (gloo)."""
 
-import inspect
 import json
 import os
 import subprocess
@@ -8,16 +7,13 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from gspo.agents.threads import begin
 from gspo.backends.vllm.plugin import gspo_transfer as wire
-from gspo.backends.vllm.process_groups import Link
 from tests.patience import PATIENCE
 
 CPU = torch.device("cpu")
@@ -33,7 +29,7 @@ store = wire.store_at("127.0.0.1", port, size, {PATIENCE})
 group = wire.join(store, rank, size, "gloo", wire.facing("127.0.0.1", port), cpu, {PATIENCE})
 while True:
     try:
-        came = wire.received(group, cpu, {PATIENCE}, bool(sys.argv[4:]))
+        came = wire.received(group, cpu, {PATIENCE})
         got = [[name, str(x.dtype), list(x.shape), x.double().flatten().tolist()] for name, x in came]
     except RuntimeError as error:
         print(json.dumps(str(error)), flush=True)
@@ -50,11 +46,11 @@ EXPECTED = [
 
 
 @pytest.fixture
-def group(request):
-    """The trainer's group with two workers, and these. param: further arguments of theirs."""
+def group():
+    """The trainer's group with two workers, and these."""
     store, port = wire.hosted("127.0.0.1", 3, PATIENCE)
-    command, more = [sys.executable, "-c", RECEIVER, str(port)], getattr(request, "param", [])
-    workers = [subprocess.Popen([*command, str(rank), "3", *more], stdout=subprocess.PIPE, text=True) for rank in (1, 2)]
+    command = [sys.executable, "-c", RECEIVER, str(port)]
+    workers = [subprocess.Popen([*command, str(rank), "3"], stdout=subprocess.PIPE, text=True) for rank in (1, 2)]
     yield wire.join(store, 0, 3, "gloo", "127.0.0.1", CPU, PATIENCE), workers
     for worker in workers:
         worker.kill()
@@ -78,38 +74,6 @@ def test_every_worker_gets_every_tensor(group):
             send(group, torch.tensor(sizes), body)
         send(group, torch.tensor(wire.END))
         assert said(workers) == [EXPECTED, EXPECTED]
-
-
-@pytest.mark.parametrize("group", [["ipc"]], indirect=True)
-def test_every_worker_reads_every_tensor_where_it_lies(group, tmp_path):
-    """No layer comes before all have read the one before, and nothing but tickets is sent."""
-    group, workers = group
-    link, sent = Link(None, group, 0, CPU, "", ipc=True), []
-    for number, layer in enumerate(LAYERS):
-        path = tmp_path / str(number)
-        sizes, body = wire.packed(layer, partial(wire.room, path))
-        assert body.untyped_storage().filename == str(path) and len(body) == sizes[1] == path.stat().st_size
-        wire.ended(link.send(sizes, body), PATIENCE)
-        sent.append(len(wire.ticket(sizes, body)))
-        path.unlink()  # whoever maps it keeps it
-    wire.ended(link.send(wire.END), PATIENCE)
-    assert said(workers) == [EXPECTED, EXPECTED] and max(sent) < 300
-
-
-def test_a_ticket_for_memory_of_a_gpu_is_what_torch_tells_and_asks_for(monkeypatch):
-    """Numbers and bytes, but for its device, which has another number in a worker. Not run on a GPU."""
-    names = list(inspect.signature(rebuild_cuda_tensor).parameters)
-    body = torch.empty(96, dtype=torch.uint8, device="meta")
-    told = {
-        "tensor_cls": torch.Tensor, "tensor_size": body.shape, "tensor_stride": body.stride(), "tensor_offset": 0,
-        "storage_cls": type(body._typed_storage()), "dtype": torch.uint8, "storage_device": 1,
-        "storage_handle": b"\x00\xffh", "storage_size_bytes": 96, "storage_offset_bytes": 512, "requires_grad": False,
-        "ref_counter_handle": b"/torch_1_2", "ref_counter_offset": 3, "event_handle": b"e\x80", "event_sync_required": True,
-    }  # fmt: skip
-    monkeypatch.setattr(wire, "reduce_tensor", lambda x: (rebuild_cuda_tensor, tuple(told[name] for name in names)))
-    monkeypatch.setattr(wire, "rebuild_cuda_tensor", lambda *args: dict(zip(names, args, strict=True)))
-    head, asked = wire.fetched(wire.ticket((32, 96), body), torch.device("cuda", 0))
-    assert head == 32 and asked == told | {"storage_device": 0}
 
 
 def test_a_trainer_that_gives_up_is_heard(group):

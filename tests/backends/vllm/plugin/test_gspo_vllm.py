@@ -31,7 +31,7 @@ class Worker(Extension):
 
     def __init__(self, told):
         self.gspo_name, self.gspo_group = "of now", Group(told)
-        self.gspo_receiving = torch.device("cpu"), PATIENCE, False
+        self.gspo_receiving = torch.device("cpu"), PATIENCE
         self.device, self.rank = torch.device("cpu"), 0
         parallel = SimpleNamespace(data_parallel_index=0, world_size=1, data_parallel_size=1)
         self.vllm_config, self.model_config = SimpleNamespace(parallel_config=parallel, quant_config=None), None

@@ -3,9 +3,6 @@
 Both sides load this file, which needs only torch. The trainer is rank 0 and broadcasts. A layer is two broadcasts: the sizes
 of what follows, [2] int64, then the payload, bytes [total]: a JSON table, and the tensors that it names. Sizes of (0, 0)
 mark the end, (-1, -1) mean that the trainer has given up. Every wait has a timeout.
-
-If trainer and workers share a device ("ipc"), the payload stays in place and a ticket that says where it lies is broadcast
-instead. A barrier after each layer limits the number of layers in memory.
 """
 
 import json
@@ -21,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 ALIGNED = 16  # alignment of each tensor, in bytes
 END, GIVEN_UP = (0, 0), (-1, -1)
@@ -57,8 +53,8 @@ def store_at(address: str, port: int, size: int, seconds: float) -> dist.TCPStor
 def join(
     store: dist.TCPStore, rank: int, size: int, backend: str, address: str, device: torch.device, seconds: float
 ) -> Any:
-    """Creates the process group, in each rank. Raises RuntimeError. backend: "nccl", "gloo", or "ipc", which also uses gloo.
-    address: the local one that gloo listens at. seconds: timeout of a broadcast.
+    """Creates the process group, in each rank. Raises RuntimeError. backend: "nccl" or "gloo". address: the local one that
+    gloo listens at. seconds: timeout of a broadcast.
     """
     if backend != "nccl":
         gloo: Any = dist.ProcessGroupGloo
@@ -111,10 +107,8 @@ def ended(works: Iterable[Any], seconds: float, check: Callable[[], Any] = lambd
         work.wait(timedelta(seconds=1))
 
 
-def packed(
-    layer: Mapping[str, torch.Tensor], room: Callable[[int], torch.Tensor] | None = None
-) -> tuple[tuple[int, int], torch.Tensor]:
-    """Serializes a layer. Returns two sizes in bytes (table, total), and the payload. room: allocates it, if not None."""
+def packed(layer: Mapping[str, torch.Tensor]) -> tuple[tuple[int, int], torch.Tensor]:
+    """Serializes a layer. Returns two sizes in bytes (table, total), and the payload."""
     table: list[list[Any]] = []
     at = 0
     for name, x in layer.items():
@@ -122,8 +116,7 @@ def packed(
         at += _aligned(x.numel() * x.element_size())
     words = json.dumps(table).encode()
     words += b" " * (_aligned(len(words)) - len(words))
-    size = len(words) + at
-    body = room(size) if room else torch.empty(size, dtype=torch.uint8, device=next(iter(layer.values())).device)
+    body = torch.empty(len(words) + at, dtype=torch.uint8, device=next(iter(layer.values())).device)
     body[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
     for (_, _, _, begin), x in zip(table, layer.values()):
         data = x.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -143,37 +136,11 @@ def unpacked(body: torch.Tensor, head: int) -> Iterator[tuple[str, torch.Tensor]
         yield name, body[head + begin :][:size].view(kind).view(shape)
 
 
-def room(path: str | os.PathLike[str], size: int) -> torch.Tensor:
-    """Bytes [size] in a new file that other processes on this machine can map. Raises OSError if there is no space."""
-    with open(path, "xb") as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # otherwise a full file system kills this process at a write
-    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-
-
-def ticket(sizes: Iterable[int], body: torch.Tensor) -> torch.Tensor:
-    """What a worker on the same device needs to find a layer, as JSON bytes: its sizes, its file or its CUDA IPC handle."""
-    at: Any = body.untyped_storage().filename
-    if body.device.type != "cpu":
-        at = [x.hex() if isinstance(x, bytes) else x for x in reduce_tensor(body)[1][7:]]  # all after the device
-    return torch.frombuffer(bytearray(json.dumps([*sizes, at]).encode()), dtype=torch.uint8)
-
-
-def fetched(words: Any, device: torch.device) -> tuple[int, torch.Tensor]:
-    """The table size and the payload, not copied, that a ticket refers to. device: as the worker numbers it."""
-    head, size, at = json.loads(words.numpy().tobytes())
-    if isinstance(at, str):
-        return head, torch.from_file(at, shared=False, size=size, dtype=torch.uint8)
-    storage = [bytes.fromhex(x) if isinstance(x, str) else x for x in at]
-    of = torch.Tensor, torch.Size([size]), (1,), 0, torch.storage.TypedStorage, torch.uint8
-    return head, rebuild_cuda_tensor(*of, device.index or 0, *storage)
-
-
-def received(group: Any, device: torch.device, seconds: float, ipc: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+def received(group: Any, device: torch.device, seconds: float) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the names and tensors that rank 0 sends to this device, layer by layer. Raises RuntimeError if a broadcast
-    fails or takes more seconds, or the trainer gives up. ipc: whether both share the device, so that tickets are sent.
+    fails or takes more seconds, or the trainer gives up.
     """
-    there = torch.device("cpu") if ipc else device
-    sizes = torch.empty(2, dtype=torch.int64, device=there)
+    sizes = torch.empty(2, dtype=torch.int64, device=device)
     while True:
         ended([begun(group, sizes)], seconds)
         head, total = header = tuple(sizes.tolist())
@@ -181,11 +148,6 @@ def received(group: Any, device: torch.device, seconds: float, ipc: bool = False
             raise RuntimeError("the trainer stopped in the middle of a weight transfer")
         if header == END:
             return
-        body = torch.empty(total, dtype=torch.uint8, device=there)  # a new one: vLLM keeps tensors until a layer is whole
+        body = torch.empty(total, dtype=torch.uint8, device=device)  # a new one: vLLM keeps tensors until a layer is whole
         ended([begun(group, body)], seconds)
-        if ipc:
-            head, body = fetched(body, device)
         yield from unpacked(body, head)
-        if ipc:
-            del body  # returns GPU memory to the trainer
-            ended([group.barrier()], seconds)

@@ -266,29 +266,20 @@ class Extension:
             found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         return found
 
-    def gspo_read(self, ticket: str) -> dict:
-        """The bytes of the trainer's memory that a ticket refers to, in hexadecimal."""
-        import gspo_transfer as transfer
-        import torch
-
-        words = torch.frombuffer(bytearray(ticket.encode()), dtype=torch.uint8)
-        _, body = transfer.fetched(words, self.device)  # type: ignore[attr-defined]
-        return {"read": body.cpu().numpy().tobytes().hex()}  # vLLM's server returns dicts as they are, and all else as text
-
     def gspo_join(self, address: str, port: str, backend: str, seconds: str, name: str) -> None:
-        """Joins the trainer's process group through the store at this address. backend: a torch backend, or "ipc" if weights
-        stay on a shared device. seconds: timeout of each wait.
+        """Joins the trainer's process group through the store at this address. backend: a torch backend. seconds: timeout of
+        each wait.
         """
         import gspo_transfer as transfer
         import torch
 
         self.gspo_leave()
         place, limit = self.gspo_place(), float(seconds)
-        own, cpu = self.device, torch.device("cpu")  # type: ignore[attr-defined]
+        device = self.device if backend == "nccl" else torch.device("cpu")  # type: ignore[attr-defined]
         rank, size, mine = place["rank"] + 1, place["workers"] + 1, transfer.facing(address, int(port))
         store = transfer.store_at(address, int(port), size, limit)
-        self.gspo_group = transfer.join(store, rank, size, backend, mine, own if backend == "nccl" else cpu, limit)
-        self.gspo_name, self.gspo_receiving = name, (cpu if backend == "gloo" else own, limit, backend == "ipc")
+        self.gspo_group = transfer.join(store, rank, size, backend, mine, device, limit)
+        self.gspo_name, self.gspo_receiving = name, (device, limit)
 
     def gspo_leave(self) -> None:
         """Aborts the previous group, if any, and its pending operations: on a GPU, later work would queue behind them."""
