@@ -54,7 +54,8 @@ def obstacle(engine: Server, device: torch.device) -> str:
     places = engine.workers("gspo_place")
     if device.type != "cuda" or any(place["device"] != "cuda" for place in places):
         return ""
-    if any(place["gpu"] == gpu_of(device) for place in places):
+    gpu = str(torch.cuda.get_device_properties(device).uuid)
+    if any(place["gpu"] == gpu for place in places):
         return (
             "it shares the trainer's GPU, and NCCL takes no two ranks on one: start a server with CUDA_VISIBLE_DEVICES set "
             "to another, and name it as sampler.urls"
@@ -62,11 +63,6 @@ def obstacle(engine: Server, device: torch.device) -> str:
     version = ".".join(map(str, torch.cuda.nccl.version()))
     other = next((place["nccl"] for place in places if place["nccl"] != version), "")
     return f"its NCCL is {other}, and the trainer's is {version}: install the same torch in both" if other else ""
-
-
-def gpu_of(device: torch.device) -> str:
-    """The unique id of a GPU."""
-    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def joined(engine: Server, device: torch.device, generation: int) -> Link:

@@ -26,8 +26,7 @@ from gspo.backends.vllm.server import Swap
 from gspo.interfaces import SamplerError, Weights
 
 WEIGHTS, NEXT, OLD = "weights", "next", "old"  # folders of the exchange: current, being written, previous ones
-Packed = tuple[tuple[int, int], Tensor]  # sizes and payload of a layer (plugin/gspo_transfer.py)
-Message = tuple[tuple[int, int], Tensor | None]  # a layer, or the end marker
+Message = tuple[tuple[int, int], Tensor | None]  # sizes and payload of a layer, or the end marker (plugin/gspo_transfer.py)
 
 
 class Transfer:
@@ -108,7 +107,7 @@ class BroadcastTransfer(Transfer):
         super().__init__()
         self.device, self.layer = device, layer
         self._links: dict[Member, Link] = {}
-        self._kept: list[Packed] = []
+        self._kept: list[Message] = []
         self._weights: Weights | None = None  # not yet sent
         self._commits, self._whole = 0, False  # updates so far; whether the last one was kept completely
 
