@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gspo.backends.vllm.exchange_folder import sweep
 from gspo.config.files import to_toml
@@ -35,7 +35,7 @@ from gspo.distributed.environment import (
 )
 from gspo.launch.processes import WATCH, PlaceLost, Rank, Start, here
 from gspo.runs.folder import folder_of
-from gspo.runs.signals import heard_here
+from gspo.runs.signals import handled, heard_here
 from gspo.workers.supervisor import end_with_parent
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,8 @@ def launch(
     """
     command = [sys.executable, "-P", "-m", "gspo", *arguments]  # -P: no file in the current folder can shadow a library
     same = {BEGAN: str(time.time()), KEY: secrets.token_urlsafe(24), SETTINGS: os.fsdecode(settings.encode())}
-    with handled() as signals:
+    signals = Signals()
+    with handled(heard_here(), signals.receive):
         for attempt in range(restarts + 1):
             try:
                 ended = run_once(command, ranks, {RESTARTS: str(attempt), **same}, start, signals, address)
@@ -201,7 +202,7 @@ class Signals:
         self.numbers: list[int] = []
         self.first: Rank | None = None
 
-    def receive(self, number: int, frame: Any) -> None:
+    def receive(self, number: int) -> None:
         """Signal handler."""
         self.numbers.append(number)
         if self.first is not None:
@@ -218,15 +219,3 @@ class Signals:
             yield
         finally:
             self.first = None
-
-
-@contextmanager
-def handled() -> Iterator[Signals]:
-    """Handles Ctrl-C, SIGTERM and, unless nohup ignores it, SIGHUP."""
-    signals = Signals()
-    old = {number: signal.signal(number, signals.receive) for number in heard_here()}
-    try:
-        yield signals
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -22,7 +22,7 @@ from gspo.config.rollout import SamplerConfig
 from gspo.distributed.environment import ENGINES
 from gspo.launch.processes import STOP_SIGNALS, PlaceLost, Rank, Start
 from gspo.launch.ray_actors import ENGINE, GPUS, actor_at, gist
-from gspo.runs.signals import heard_here
+from gspo.runs.signals import handled, heard_here, interrupt
 
 logger = logging.getLogger(__name__)
 
@@ -144,10 +144,9 @@ def wait_for_places(group: Any, ranks: int, engines: int, kind: str, patience: f
     """
     import ray
 
-    handlers = {number: signal.signal(number, signal.default_int_handler) for number in heard_here()}
     total, begin, waiting = ranks + engines, time.monotonic(), ""
     needs = f"{total} {kind}{'s' * (total > 1)}" + f" ({ranks} for ranks, {engines} for vLLM engines)" * (engines > 0)
-    try:
+    with handled(heard_here(), interrupt):
         while not group.wait(0.5):  # short waits, so that Python can handle signals in between
             if not waiting and time.monotonic() > begin + SOON:
                 has, free = ray.cluster_resources().get(kind, 0), ray.available_resources().get(kind, 0)
@@ -158,9 +157,6 @@ def wait_for_places(group: Any, ranks: int, engines: int, kind: str, patience: f
                     f"no place for {needs} in scale.timeout = {patience:g} s: {waiting}: wait, or lower scale.ranks or "
                     "sampler.engines"
                 )
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def numbered(places: Sequence[tuple[str, str]]) -> list[tuple[int, int, int, str]]:

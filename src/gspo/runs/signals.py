@@ -30,7 +30,7 @@ def stop_signals(note: Callable[[str], None]) -> Iterator[Stop]:
             name, again = signal.Signals(number).name, " again" if number == signal.SIGINT else ""
             note(f"{name}: finishing this step, then saving; Ctrl-C{again} stops at once")
 
-    with _handled(heard_here(), ask):
+    with handled(heard_here(), ask):
         yield stop
 
 
@@ -43,17 +43,19 @@ def heard_here() -> list[signal.Signals]:
 @contextmanager
 def interruptible() -> Iterator[None]:
     """SIGTERM and SIGHUP (unless nohup ignores it) end a command as Ctrl-C does, so that it ends its subprocesses."""
-
-    def interrupt(number: int) -> None:
-        raise KeyboardInterrupt
-
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
-    with _handled(numbers, interrupt):
+    with handled(numbers, interrupt):
         yield
 
 
+def interrupt(number: int) -> None:
+    """What a signal does that ends a command at once."""
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def _handled(numbers: Iterable[signal.Signals], handle: Callable[[int], None]) -> Iterator[None]:
+def handled(numbers: Iterable[signal.Signals], handle: Callable[[int], None]) -> Iterator[None]:
+    """Meanwhile calls `handle` for these signals. Has no effect outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield
         return
