@@ -114,12 +114,13 @@ class VLLMSampler:
 
     def load(self, weights: Weights) -> None:
         """Loads these weights and their version into all engines. Evicts engines that fail; raises EngineError if all do."""
-        self._free_cache()
         try:
             self.transfer.prepare(weights)
         except SamplerError:
             self.version = weights.version  # as Sampler requires: a checkpoint already has the weights of this version
             raise
+        if self.sleep_level and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # an engine needs the memory to wake up
         with self._control:
             self.fleet.pause_all()
             self.version, self.temperature = weights.version, weights.temperature  # first, since `commit` may fail
@@ -127,16 +128,9 @@ class VLLMSampler:
             while not self.fleet.serving:
                 self._update(weights, self.fleet.paused())
 
-    def _free_cache(self) -> None:
-        """Frees torch's cached GPU memory, which an engine needs to wake up."""
-        if self.sleep_level and torch.cuda.is_initialized():
-            torch.cuda.ipc_collect()
-            torch.cuda.empty_cache()
-
     def _update(self, weights: Weights, members: Mapping[Member, int]) -> None:
         """Sends the current weights to several engines, each with its generation, and admits those that prove it."""
         errors = self.transfer.send(members, self.version)
-        self._free_cache()  # the transfer used some
         sent = [member for member in members if member not in errors]
         for member, error in (errors | each_of(sent, lambda member: member.engine.wake())[1]).items():
             self.fleet.evict(member, members[member], error)
