@@ -10,11 +10,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response
-from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from gspo.agents.calls import Call, usage
@@ -26,7 +24,7 @@ from gspo.interfaces import SamplerError
 from gspo.learner.memory import OutOfMemory
 from gspo.serving.earlier_steps import EarlierSteps
 from gspo.serving.limits import RequestLimits, failed
-from gspo.serving.schema import ChatRequest, Failure, TrainRequest
+from gspo.serving.schema import ChatRequest, TrainRequest
 
 T = TypeVar("T")
 STEP = re.compile(r"\d{1,9}", re.ASCII)
@@ -45,12 +43,8 @@ HANDLED = (
 
 def application(chat: Chat, earlier: EarlierSteps, name: str, key: str, config: ServeConfig, train: Train) -> FastAPI:
     """The ASGI application: the policy under this name, also after an `earlier` step, behind an API key."""
-    app = FastAPI(
-        title="gspo", description="The policy that is being trained.", docs_url=None, redoc_url=None,
-        exception_handlers=dict.fromkeys(HANDLED, _failure),
-    )  # fmt: skip
+    app = FastAPI(openapi_url=None, exception_handlers=dict.fromkeys(HANDLED, _failure))
     app.add_middleware(RequestLimits, key=key, config=config)
-    app.openapi = lambda: _described(app, name)  # type: ignore[method-assign]
 
     def step_of(model: str) -> int | None:
         """The step in NAME@STEP; None for the name alone. Raises HTTPException for another model."""
@@ -65,16 +59,16 @@ def application(chat: Chat, earlier: EarlierSteps, name: str, key: str, config: 
     def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/v1/models", **NEEDS_KEY)
+    @app.get("/v1/models")
     def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(name)]}
 
-    @app.get("/v1/models/{model:path}", **NEEDS_KEY)
+    @app.get("/v1/models/{model:path}")
     def model(model: str) -> dict[str, Any]:
         step_of(model)
         return _model(model)
 
-    @app.post("/v1/chat/completions", **ASKED)
+    @app.post("/v1/chat/completions")
     async def chat_completions(request: ChatRequest, http: Request) -> Any:
         step = step_of(request.model)
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
@@ -86,42 +80,11 @@ def application(chat: Chat, earlier: EarlierSteps, name: str, key: str, config: 
         calls = await _while_connected(http, turns, config.timeout)
         return _response(request, id, [_choice(i, call, chat, request) for i, call in enumerate(calls)], calls)
 
-    @app.post("/v1/train", **SENT)
+    @app.post("/v1/train")
     async def train_on(request: TrainRequest) -> dict[str, Any]:
         return await train(request)
 
     return app
-
-
-REFUSED: dict[int, str] = {
-    400: "it cannot be read, or not be granted", 401: "no or another API key", 404: "there is no such model",
-    408: "the body never ended", 413: "the body is too large", 429: "too many requests at once",
-    499: "the client went away", 503: "the sampler or a rank is lost, or the run has ended", 504: "no response in time",
-}  # fmt: skip
-
-
-def _route(*statuses: int) -> dict[str, Any]:
-    """The OpenAPI documentation of a route that needs the key. The middleware checks the key itself."""
-    responses: dict[int | str, Any] = {status: {"model": Failure, "description": REFUSED[status]} for status in statuses}
-    return {"responses": responses, "dependencies": [Depends(HTTPBearer(auto_error=False))]}
-
-
-STREAM = {200: {"description": "a response, as JSON or as a stream", "content": {"text/event-stream": {}}}}
-NEEDS_KEY, SENT = _route(401, 404, 429), _route(*REFUSED)
-ASKED = SENT | {"responses": SENT["responses"] | STREAM}
-
-
-def _described(app: FastAPI, name: str) -> dict[str, Any]:
-    """The OpenAPI document, with the name of the only model, and without FastAPI's 422, in whose place we return 400."""
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        names = rf"^{re.escape(name)}(@[0-9]{{1,9}})?$"  # with a step: that checkpoint
-        document["components"]["schemas"]["ChatRequest"]["properties"]["model"]["pattern"] = names
-        for path in document["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        app.openapi_schema = document
-    return app.openapi_schema
 
 
 async def _failure(request: Request, error: Exception) -> JSONResponse:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from gspo.agents.request_options import HARMLESS, NEUTRAL, check_granted
+from gspo.agents.request_options import check_granted
 from gspo.config.field import COOLEST
 
 MOST_TURNS = 128
@@ -52,18 +52,10 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
-HAS_CONTENT: dict[str, Any] = {
-    "anyOf": [
-        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
-        {"required": ["tool_calls"], "properties": {"role": {"const": "assistant"}, "tool_calls": {"minItems": 1}}},
-    ]
-}
-
-
 class Message(BaseModel):
     """A message for the policy to read."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=HAS_CONTENT)
+    model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
     name: str | None = None
@@ -96,16 +88,10 @@ class Tool(BaseModel):
     function: ToolFunction
 
 
-def _document_options(schema: dict[str, Any]) -> None:
-    neutral = {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
-    schema["properties"] |= {name: {} for name in sorted(HARMLESS)} | neutral
-    schema["additionalProperties"] = False
-
-
 class ChatRequest(BaseModel):
     """POST /v1/chat/completions."""
 
-    model_config = ConfigDict(strict=True, json_schema_extra=_document_options)
+    model_config = ConfigDict(strict=True)
     model: str
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     tools: list[Tool] | None = None
@@ -175,9 +161,3 @@ class TrainRequest(TrainPart):
     groups: list[GroupBody] = Field(min_length=1)
     learning_rate: float | None = Field(None, gt=0, le=1)
     importance_sampling_level: Literal["sequence", "turn", "token"] | None = None
-
-
-class Failure(BaseModel):
-    """A failed request: `message`, `type`, `param` and `code`, as in OpenAI's API."""
-
-    error: dict[str, str | None]
