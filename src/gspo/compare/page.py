@@ -18,7 +18,7 @@ from gspo.report.chart import Chart
 from gspo.report.html import write_page
 from gspo.runs.log import finite
 from gspo.safe import replace_file
-from gspo.statistics.intervals import bootstrap, interval, over_seeds, paired
+from gspo.statistics.intervals import interval, over_seeds, paired
 from gspo.statistics.verdicts import spell, verdict
 
 CellRow = dict[str, Any]
@@ -74,9 +74,7 @@ def summarise(
             if variant != study.baseline:
                 both = {name: done[name] for name in (variant, study.baseline)}
                 mine, other = (values[name] for name in both)
-                differences = paired(mine, other)
-                line["difference"] = found = over_seeds(differences, (-width, width))
-                line["bootstrap"] = (math.nan, math.nan) if math.isnan(found.low) else bootstrap(differences)
+                line["difference"] = found = over_seeds(paired(mine, other), (-width, width))
                 line["verdict"] = verdict(
                     variant, study.baseline, found, words, better(metric),
                     collapsed={name: (sum(bool(r["collapsed"]) for r in each), len(each)) for name, each in both.items()},
@@ -150,10 +148,8 @@ def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> tuple[Sequ
     head = ("variant", label, f"against {study.baseline}", "collapsed", "clipped tokens", "volatility", "seconds")
     rows = []
     for line in lines:
-        difference, against = line.get("difference"), ""
-        if difference and difference.n > 1:
-            low, high = line["bootstrap"]
-            against = spell(difference, "+z.3f") + ("" if math.isnan(low) else f" ({low:+z.3f}, {high:+z.3f})")
+        difference = line.get("difference")
+        against = spell(difference, "+z.3f") if difference and difference.n > 1 else ""
         beside = (("clipped", ".2%"), ("volatility", ".2%"), ("seconds", ".0f"))
         means = [spell(line[name], form, short=True) for name, form in beside]
         value = spell(line[by]) + (f" (n = {line[by].n})" if line[by].n < line["cells"] else "")

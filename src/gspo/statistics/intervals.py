@@ -1,7 +1,6 @@
 """95 % intervals: of a mean, of an accuracy, of a mean of paired differences.
 
-With few values, a bootstrap gives intervals that are too narrow: it only resamples the few observed values. So verdicts rest
-on Student's t interval; the bootstrap interval is shown beside it.
+Those of means are Student's t intervals: with few values, a bootstrap is too narrow.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RESAMPLES = 10_000
 EQUAL = 1e-9  # relative to the largest value: smaller differences are rounding
 
 Z95 = 1.959964  # standard normal quantile of a two-sided 95 % interval
@@ -121,13 +119,6 @@ def noiseless(values: Sequence[float] | np.ndarray) -> bool:
     x = np.asarray(values, float)
     x = x[np.isfinite(x)]
     return bool(len(x) and np.ptp(x) <= EQUAL * np.abs(x).max())
-
-
-def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the mean; too narrow for few values."""
-    x = np.asarray(values, float)
-    means = np.random.default_rng(seed).choice(x, (RESAMPLES, len(x))).mean(1)
-    return float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
 
 
 def paired(a: dict[int, float], b: dict[int, float]) -> list[float]:
