@@ -1,4 +1,3 @@
-import asyncio
 import itertools
 import math
 
@@ -6,12 +5,8 @@ import numpy as np
 import pytest
 
 import gspo
-from gspo.config.rewards import RewardConfig
-from gspo.config.rollout import TaskConfig
-from gspo.rewards.preferences import Preferred, bradley_terry, from_ranks, rewards, wins
-from gspo.rewards.scorer import Rewards
+from gspo.rewards.preferences import bradley_terry, from_ranks, rewards, wins
 from gspo.rewards.transcripts import rewarded
-from tests.data.tools import rollout
 
 
 def posterior(theta, games):
@@ -63,17 +58,15 @@ def test_equal_records_are_equal_strengths_in_any_order():
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "strengths", "shares"),
+    ("outcomes", "strengths"),
     [
-        ([(0, 1, 1), (1, 2, 1), (2, 0, 1)], [0, 0, 0], [0.5, 0.5, 0.5]),  # a cycle makes equals
-        ([(0, 1, 0.5)], [0, 0, None], [0.5, 0.5, None]),  # who was not compared has no reward
-        ([(0, 1, 1), (0, 2, 0.5), (1, 2, 0)], None, [0.75, 0, 0.75]),
-        ([], [None] * 3, [None] * 3),
+        ([(0, 1, 1), (1, 2, 1), (2, 0, 1)], [0, 0, 0]),  # a cycle makes equals
+        ([(0, 1, 0.5)], [0, 0, None]),  # who was not compared has no reward
+        ([], [None] * 3),
     ],
 )
-def test_rewards_of_three(outcomes, strengths, shares):
-    assert rewards(3, outcomes, "win_rate") == shares
-    assert strengths is None or rewards(3, outcomes) == strengths
+def test_rewards_of_three(outcomes, strengths):
+    assert rewards(3, outcomes) == strengths
 
 
 @pytest.mark.parametrize(
@@ -92,27 +85,10 @@ def test_ranks_are_evenly_spaced(ranks, expected):
     [
         (lambda: wins(2, [(0, 0, 1)]), "two different completions"), (lambda: wins(2, [(0, 2, 1)]), "numbered from 0 to 1"),
         (lambda: wins(2, [(0, 1, float("nan"))]), "expected 1 "), (lambda: wins(2, [(0, 1, 2)]), "expected 1 "),
-        (lambda: from_ranks([1, float("inf")]), "finite"), (lambda: rewards(2, [], "elo"), "bradley_terry, win_rate"),
+        (lambda: from_ranks([1, float("inf")]), "finite"),
         (lambda: rewarded(gspo.TrajectoryGroup([]), [1.0]), "1 rewards for 0 trajectories"),
     ],
 )  # fmt: skip
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_preferences_as_a_reward_function():
-    compared = []
-
-    async def longer(prompt, a, b, worth):
-        compared.append((prompt, a, b))
-        await asyncio.sleep(0)
-        return worth * (len(a) > len(b)) if "?" not in a + b else None
-
-    texts = ["aaa", "a", "aa", "a", "b", "bb", "?", "?"]
-    with Rewards(RewardConfig(), TaskConfig(), [Preferred(longer, "win_rate")]) as function:
-        scored = function.score([rollout(text, i // 4, prompt=f"p{i // 4}", worth=1) for i, text in enumerate(texts)])
-    assert [r.reward for r in scored] == [1, 0, 0.5, 0, 0, 1, None, None]
-    assert len(compared) == 3 + 3  # equal completions are one
-    assert {prompt for prompt, *_ in compared} == {"p0", "p1"}
-    assert scored[0].reward_parts == {"longer": 1}

@@ -11,14 +11,14 @@ from gspo.report.read import RunMetrics
 UNBOUNDED, NO_SIGN = (-math.inf, math.inf), (0.0, math.inf)
 # The first matching pattern decides. 1: more is better, -1: less is better, 0: neither, as for all other metrics.
 BETTER = (
-    ("eval/failed", -1), ("eval/accuracy", 1), ("eval/win_rate", 1), ("eval/reward*", 1), ("reward_*", 0), ("reward*", 1),
+    ("eval/failed", -1), ("eval/accuracy", 1), ("eval/reward*", 1), ("reward_*", 0), ("reward*", 1),
     ("rollouts/failed", -1), ("groups/dropped", -1), ("scoring/*/failed", -1), ("updates/skipped", -1),
     ("groups/with_signal", 1),
     ("mismatch/ess", 1), ("mismatch/weight_*", 0), ("mismatch/*", -1), ("value/explained", 1), ("value/loss", -1),
     ("moe/sampler_agreement", 1), ("tokens_per_second", 1), ("time/*", -1),
 )  # fmt: skip
 SHARES = (
-    "*/accuracy*", "*/win_rate", "clip_ratio/*", "*/clipped_ratio", "*/repetition", "frac_*", "no_signal/*", "mismatch/ess",
+    "*/accuracy*", "clip_ratio/*", "*/clipped_ratio", "*/repetition", "frac_*", "no_signal/*", "mismatch/ess",
     "mismatch/ratio_over_2", "mismatch/prob_*", "moe/volatility", "moe/tokens_changed", "moe/sampler_agreement",
     "moe/overruled", "dynamic_sampling/signal", "groups/with_signal", "correction/zero", "correction/low",
     "correction/high", "opsm/masked", "marked/tokens", "rollouts/multi_version", "engines/draft_acceptance",

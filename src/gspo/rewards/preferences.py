@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -68,15 +64,6 @@ def bradley_terry(games: np.ndarray) -> list[float | None]:
     return [round(float(strength), DIGITS) + 0.0 if judged else None for strength, judged in zip(theta, played)]
 
 
-def win_rate(games: np.ndarray) -> list[float | None]:
-    """Each completion's share of games won, a tie counting half (Borda); None for a completion without games."""
-    won, lost = games.sum(1), games.sum(0)
-    return [float(w / (w + l)) if w + l else None for w, l in zip(won, lost)]
-
-
-METHODS = {"bradley_terry": bradley_terry, "win_rate": win_rate}
-
-
 def from_ranks(ranks: Sequence[float | None]) -> list[float | None]:
     """Evenly spaced rewards in [0, 1]: the best (lowest) rank gets 1, the worst 0, equal ranks their mean.
 
@@ -92,42 +79,9 @@ def from_ranks(ranks: Sequence[float | None]) -> list[float | None]:
     return [None if rank is None else worse[rank] / (len(known) - 1) for rank in ranks]
 
 
-def rewards(n: int, outcomes: Iterable[tuple[int, int, float]], method: str = "bradley_terry") -> list[float | None]:
-    """The rewards of n completions; None for a completion that was not compared. method: "bradley_terry" (strengths, in
-    nats) or "win_rate" (in [0, 1]). Raises ValueError for another one, and as `wins` does.
-    """
-    if method not in METHODS:
-        raise ValueError(f"method = {method!r}: allowed are {', '.join(METHODS)}")
-    return METHODS[method](wins(n, outcomes))
-
-
-class Preferred:
-    """A reward function from pairwise comparisons by `compare(prompt, a, b, **row) -> float | None`, plain or async.
-
-    `compare` returns 1 if completion a is better, 0 if b is, 0.5 for a tie, and None if it cannot tell. Each pair of
-    distinct completions of a prompt is compared once; equal ones get equal rewards. `method` is that of `rewards`.
-    """
-
-    by_group = True
-
-    def __init__(self, compare: Callable[..., Any], method: str = "bradley_terry") -> None:
-        rewards(0, [], method)  # rejects an unknown method
-        self.compare, self.method = compare, method
-        self.__name__ = getattr(compare, "__name__", type(compare).__name__).strip("<>")
-
-    async def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
-        """The rewards of all completions of one prompt."""
-        row = {name: values[0] for name, values in columns.items()}
-        distinct = sorted(set(completions))
-        pairs = list(combinations(range(len(distinct)), 2))
-        opinions = await asyncio.gather(*(self._ask(prompts[0], distinct[i], distinct[j], row) for i, j in pairs))
-        outcomes = [(i, j, outcome) for (i, j), outcome in zip(pairs, opinions) if outcome is not None]
-        values = rewards(len(distinct), outcomes, self.method)
-        return [values[distinct.index(completion)] for completion in completions]
-
-    async def _ask(self, prompt: Any, a: str, b: str, row: dict[str, Any]) -> float | None:
-        opinion = self.compare(prompt, a, b, **row)
-        return await opinion if inspect.isawaitable(opinion) else opinion
+def rewards(n: int, outcomes: Iterable[tuple[int, int, float]]) -> list[float | None]:
+    """The Bradley-Terry strengths of n completions, in nats; None for one that was not compared. Raises as `wins` does."""
+    return bradley_terry(wins(n, outcomes))
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
