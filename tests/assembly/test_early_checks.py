@@ -121,8 +121,7 @@ def shown(config, count=1):
             'prompts get the system message "Put your final answer between <answer> and </answer>.": a reward reads the '
             'answer there (task.system sets another one, "" none)'
         ]),
-        (SYSTEM, {"system": ""}, "[system]be kind;[user]0+1=;[assistant]", ["the chat template adds a system message of its "
-         "own, 'be kind' (task.system sets another one)"]),
+        (SYSTEM, {"system": ""}, "[system]be kind;[user]0+1=;[assistant]", []),
         (SYSTEM, {"system": "be brief"}, "[system]be brief;[user]0+1=;[assistant]", []),
         (SYSTEM, {"template": "none"}, "<s>0+1=", []),
     ],
@@ -174,7 +173,7 @@ def test_config_and_plan_refuse_what_the_model_rules_out_and_show_its_prompt(tmp
     file.write_text(to_toml(from_dict(tables)))
     assert main(["config", str(file)]) == 0
     out = capsys.readouterr()
-    assert "[user]1\\x1b[31m\\u202e2;[assistant]" in out.err and "adds a system message of its own, 'be kind'" in out.err
+    assert "[user]1\\x1b[31m\\u202e2;[assistant]" in out.err
     assert tomllib.loads(out.out)["model"] == tables["model"] | tomllib.loads(out.out)["model"]  # nothing else there
     for command in ("config", "plan"):
         assert main([command, str(file), "--task.template_args", "{x = 1}"]) == 2

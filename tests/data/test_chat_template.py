@@ -16,12 +16,6 @@ PARTS = """{% for m in messages %}[{{ m['role'] }}]{% for part in m['content'] %
 {%- if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'image' %}<image>{% endif %}{% endfor %};
 {%- endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
 """As of models that read images: a plain text shows nothing here."""
-ADDS = "{{ bos_token }}{% if messages[0]['role'] != 'system' %}[system]be kind;{% endif %}"
-ADDS += TEMPLATE.removeprefix("{{ bos_token }}")
-"""As that of SmolLM2, and of Qwen2.5."""
-DATED = "[system]It is May.{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] }}{% endif %};"
-DATED += "{% for m in messages %}{% if m['role'] != 'system' %}[{{ m['role'] }}]{{ m['content'] }};{% endif %}{% endfor %}"
-"""As that of Llama 3.1, which puts a date before any system message."""
 USER_ALONE = "{% for m in messages %}{% if m.role == 'user' %}[user]{{ m.content }};{% endif %}{% endfor %}[assistant]"
 REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + TEMPLATE
 ALTERNATES = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
@@ -48,25 +42,6 @@ def test_a_string_becomes_a_user_message_after_the_system_message(subtests):
             encoder = Encoder(characters(TEMPLATE), TaskConfig(**task), "Tags.")
             assert text(encoder.tokenizer, encoder.prompt(prompt)[0]) == expected
             assert encoder.defaulted == ("Tags." in expected)
-
-
-def test_a_system_message_of_the_template_itself_is_found(subtests):
-    for template, prompt, task, default, added in (
-        (ADDS, "hi", {}, "", "be kind"),
-        (ADDS, "end with <answer>", {}, "Tags.", "be kind"),  # does not get the default
-        (ADDS, "hi", {}, "Tags.", ""),
-        (ADDS, "hi", {"system": "own"}, "", ""),
-        (ADDS, OWN, {}, "", ""),
-        (ADDS, "hi", {"template": "none"}, "", ""),
-        (DATED, "hi", {}, "", "[system]It is May."),
-        (DATED, OWN, {}, "", ""),
-        (TEMPLATE, "hi", {}, "", ""),
-        (PARTS, "hi", {}, "", ""),
-        (REFUSES, "hi", {}, "", ""),
-        (LAST, "hi", {}, "", ""),
-    ):
-        with subtests.test(template=template, prompt=prompt, task=task):
-            assert Encoder(characters(template), TaskConfig(**task), default).added_system(prompt) == added
 
 
 def test_without_a_template_the_text_stands_as_it_is():

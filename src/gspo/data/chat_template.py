@@ -123,23 +123,6 @@ class Encoder:
         own = messages[0]["role"] == "system" or any("<answer>" in message["content"] for message in messages)
         return "" if own else self.default_system
 
-    def added_system(self, prompt: str | list[dict[str, Any]]) -> str:
-        """The system message that the chat template itself adds to a prompt; "" if none. It is what stands where the system
-        message of the same prompt would be, between the same words before and after.
-        """
-        messages = _as_messages(prompt)
-        if self.template is None or self.system or messages[0]["role"] == "system" or self._default(messages):
-            return ""
-        try:
-            before, given, after = self.render([{"role": "system", "content": _MARK}, *messages]).partition(_MARK)
-            text = self.render(messages)
-        except ValueError:  # a template that takes no system message
-            return ""
-        if not given or not text.startswith(before) or not text[len(before) :].endswith(after):
-            return ""
-        added = text[len(before) : len(text) - len(after)].strip()
-        return added or (before.strip() if "system" in before else "")
-
     def render(self, messages: Sequence[Message], **options: Any) -> str:
         """Messages, as `templated` makes them, rendered with the chat template. Raises ValueError if it refuses or omits
         one.

@@ -61,11 +61,11 @@ def first_prompts(task: TaskConfig, encoder: Encoder, limit: int | None, rows: T
     build = partial(_prompt, task=task, encoder=encoder, limit=limit)
     prompts = list(islice(_built(task, rows, "train", build), count))
     if prompts:
-        _log_system(task, encoder, prompts[0])
+        _log_system(task, encoder)
     return prompts
 
 
-def _log_system(task: TaskConfig, encoder: Encoder, prompt: Prompt) -> None:
+def _log_system(task: TaskConfig, encoder: Encoder) -> None:
     """Logs which system message prompts get that they do not have, and where it stands. Environments write their own."""
     if in_environment(task):
         return
@@ -76,8 +76,6 @@ def _log_system(task: TaskConfig, encoder: Encoder, prompt: Prompt) -> None:
         logger.info(f'{text} (task.system sets another one, "" none)')
     elif encoder.system and where:
         logger.info(f"prompts get task.system{where}")
-    if added := encoder.added_system(prompt.messages):
-        logger.info(f"the chat template adds a system message of its own, {added!r:.300} (task.system sets another one)")
 
 
 def load_demonstrations(
@@ -135,8 +133,8 @@ def _load(
         logger.warning(f"{text}, so intervals of accuracies are too narrow: give each once")
     evaluates = not len(tables[0])
     train = [] if evaluates else _training(task, tables[0], "train", build, held_out, overlap or Overlap(task, tables))
-    for prompt in [*train, *held_out][:1]:
-        _log_system(task, encoder, prompt)
+    if train or held_out:
+        _log_system(task, encoder)
     return train, held_out
 
 
