@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from pathlib import Path
 
 from gspo.cli.arguments import Command
@@ -27,21 +26,12 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
 
 def fetch_model(config: Config) -> None:
-    """Downloads and converts the recipes' SmolLM2 if `config` names it and it is not there. Raises RuntimeError.
-
-    With XDG_CACHE_HOME the cache is elsewhere. The place that recipes name then is a link to it.
-    """
+    """Downloads and converts the recipes' SmolLM2 if `config` names it and it is not there. Raises RuntimeError."""
     place = Path(from_home("model.path", MODEL))
-    if config.model.path != str(place) or place.exists():
-        return
-    with importing():
-        from gspo.demo import smollm2
-    cached = smollm2.fetch_smollm2(logger.info)
-    if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        link = place.with_name(f".{place.name}.{os.getpid()}")  # other ranks may make it too
-        link.symlink_to(cached)
-        link.replace(place)
+    if config.model.path == str(place) and not place.exists():
+        with importing():
+            from gspo.demo import smollm2
+        smollm2.fetch_smollm2(logger.info, place)
 
 
 RECIPES = Command(
