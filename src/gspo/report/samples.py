@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import islice, repeat
+from itertools import islice, product, repeat
 from pathlib import Path
 from statistics import median_low as median
 from typing import Any, NamedTuple
@@ -18,8 +18,7 @@ from gspo.safe import shorten
 MOST_TOKENS = 2000  # shown per completion; longer ones lose their middle
 MOST_COLOURED = 6  # completions whose tokens are coloured
 MOST_LISTED, MOST_SEARCHED = 100, 20_000  # right ones, and wrong ones, of a file; those looked at
-MOST_ROWS, MOST_PROMPTS = 512, 64  # of a step that are searched for a pair
-SAME = 2.0
+MOST_ROWS = 256  # of a step that are searched for a pair
 SHADES = 4
 ROUNDING = 1e-5  # of a log-probability: the colour scale never ends below it
 NAMES = ("Before", "After")
@@ -45,13 +44,13 @@ class Passage(NamedTuple):
 
 
 def before_and_after(folder: Path) -> dict[str, Any] | None:
-    """A typical completion of the first evaluation or step beside one of the last, to the same or a similar prompt."""
+    """A typical completion of the first evaluation or step beside one of the last, to the same prompt if there is one."""
     files = [folder / "evaluations.jsonl", folder / "rollouts.jsonl"]
     pair = next((pair for file in files if (pair := choose_pair(first_step(file), last_step(file)))), None)
     if pair is None:
         return None
-    words = {SAME: "Two completions of the same prompt", 0.0: "Completions of two prompts"}
-    which = words.get(_similarity(*map(prompt_text, pair)), "Completions of two similar prompts")
+    before, after = map(prompt_text, pair)
+    which = "Two completions of the same prompt" if before == after else "Completions of two prompts"
     return {"which": which, "cards": [(f"{name}: step {row['step']}", _card(row)) for name, row in zip(NAMES, pair)]}
 
 
@@ -157,28 +156,21 @@ def _answer(row: dict[str, Any]) -> str:
 
 
 def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Chooses the rollouts that `before_and_after` shows. Among the pairs with the most similar prompts, it picks one whose
-    rewards are nearest to the median of either side, with a first completion of median length.
+    """Chooses the rollouts that `before_and_after` shows. Of the pairs with the same prompt, if there are any, it picks one
+    whose rewards are nearest to the median of either side, with a first completion of median length.
     """
     first, last = ([row for row in rows if row.get("reward") is not None][:MOST_ROWS] for rows in (first, last))
     if not first or not last or first[0]["step"] == last[0]["step"]:
         return None
-    befores, afters = (list(dict.fromkeys(map(prompt_text, rows)))[:MOST_PROMPTS] for rows in (first, last))
-    alike = {(a, b): _similarity(a, b) for a in befores for b in afters}
-    closest = max(alike.values())
-    pairs = [(a, b) for a in first for b in last if alike.get((prompt_text(a), prompt_text(b))) == closest]
+    prompts, others = (list(map(prompt_text, rows)) for rows in (first, last))
+    pairs = [(a, b) for a, x in zip(first, prompts) for b, y in zip(last, others) if x == y]
+    pairs = pairs or list(product(first, last))
     usual = [median([pair[side]["reward"] for pair in pairs]) for side in (0, 1)]
     odd = [sum(abs(row["reward"] - reward) for row, reward in zip(pair, usual)) for pair in pairs]
     least = min(odd)
     ordinary = [pair for pair, distance in zip(pairs, odd) if distance == least]
     ordinary.sort(key=lambda pair: len(pair[0].get("token_ids", ())))
     return ordinary[len(ordinary) // 2]
-
-
-def _similarity(one: str, other: str) -> float:
-    """The share of words that two texts have in common; SAME if they are the same."""
-    words, others = set(one.split()), set(other.split())
-    return SAME if one == other else len(words & others) / max(1, len(words | others))
 
 
 def shade(value: float | None, top: float) -> str:
