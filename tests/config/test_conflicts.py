@@ -78,7 +78,6 @@ TRAINED = [
     ({"task": {"source": "verifiers:v", "eval_source": "a"}}, "task.eval_source = 'a' .*both must be verifiers:NAME"),
     ({"task": {"eval_source": "verifiers:v"}}, "both must be verifiers:NAME, or neither"),
     ({"code": {"cpu_seconds": 90}}, "code.cpu_seconds = 90.0 and code.total_cpu_seconds = 60.0: one test would have more"),
-    ({"code": {"public_column": "tests"}}, "code.public_column = 'tests' and code.tests_column = 'tests': the same column"),
     ({"lora": {"rank": 4}, "model": {"quantize": "nf4", "attention": "flash_attention_2"}},
      "model.quantize = 'nf4' and model.attention = 'flash_attention_2': the model is read and tried on the CPU"),
     ({"task": {"source": "reasoning_gym:gcd"}, "refresh": {"every": 5, "source": "rows:new"}},

@@ -165,15 +165,6 @@ def test_the_fence_names_the_language(reward):
     assert reward(text.replace("cpp", "python"), tests=TESTS) == 0.0
 
 
-def test_public_tests_come_first(tmp_path):
-    box_of("bwrap")
-    config = CodeConfig(public_column="shown", score="share", cpu_seconds=8.0)
-    columns = {"shown": [{"input": "", "output": "1"}], "tests": [{"input": "", "output": "0"}] * 3}
-    reward = CodeReward(config)
-    assert reward("```\nprint(0)\n```", columns) == 0.0  # fails what it was shown
-    assert reward("```\nprint(1)\n```", columns) == 0.25
-
-
 def test_all_the_tests_together_have_a_limit():
     box_of("bwrap")
     reward = CodeReward(CodeConfig(score="share", cpu_seconds=0.5, total_cpu_seconds=1.2))

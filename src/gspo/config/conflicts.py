@@ -166,8 +166,6 @@ TRAIN = (
     Rule("refresh.source reward.functions",
          lambda c: c.refresh.source is not None and "task" in c.reward.functions and kind(c.task.source) == "generated",
          'the rows of a function have no scorer of their own for the reward "task": name another'),
-    Rule("code.public_column code.tests_column", lambda c: c.code.public_column == c.code.tests_column,
-         "the same column: leave public_column out"),
     *SAMPLING,
     Rule("rollout.dynamic_sampling_rounds rollout.max_staleness",
          lambda c: c.rollout.dynamic_sampling_rounds > 0 and c.rollout.max_staleness > 0, REFILLED),

@@ -91,9 +91,6 @@ class CodeConfig:
     tests_column: str = opt("tests")
     """Column with the tests: a list, or JSON of one, with `{"input": ..., "output": ...}` for standard input and output, or
     `{"arguments": [...], "value": ...}` for a function."""
-    public_column: str = opt("")
-    """Column with the tests that the prompt shows. They run first, and a program that fails one of them is not run on the
-    others. Empty: none."""
     function_column: str = opt("function")
     """Column with the name of the function that tests with arguments call. Rows without one are whole programs."""
     language: str = opt("auto", choices=("auto", "python", "cpp"))

@@ -190,35 +190,28 @@ class CodeReward:
 
     def __call__(self, completion: str, columns: Mapping[str, Any]) -> float:
         """The score of a completion whose thinking was removed. Raises ValueError for invalid tests, or RuntimeError."""
-        stages = tests_by_stage(columns, self.config)
-        function = function_of(columns, stages, self.config)
+        tests = tests_of(columns, self.config.tests_column)
+        function = function_of(columns, tests, self.config)
         found = program_of(completion)
         if found is None:
             return 0.0
         language = found.language if self.config.language == "auto" else self.config.language
         source = with_imports(found.source, function) if function else found.source
         program = Program(source, language, function)  # type: ignore[arg-type]
-        tests, shown = [test for stage in stages for test in stage], len(stages[0]) if len(stages) > 1 else 0
         right, left = 0, self.config.total_cpu_seconds
         with contextlib.closing(self.sandbox.stream(program, [test.case for test in tests], self.limits)) as outcomes:
-            for i, (test, outcome) in enumerate(zip(tests, outcomes)):
+            for test, outcome in zip(tests, outcomes):
                 passed = test.passed(outcome)
                 right += passed
                 left -= self.limits.seconds if outcome.status == "timeout" else outcome.seconds
-                if left < 0 or outcome.status == "compile" or (not passed and (self.config.score == "all" or i < shown)):
+                if left < 0 or outcome.status == "compile" or (not passed and self.config.score == "all"):
                     break
         return right / len(tests) if self.config.score == "share" else float(right == len(tests))
 
 
-def tests_by_stage(columns: Mapping[str, Any], config: CodeConfig) -> list[list[CodeTest]]:
-    """The tests of a row: those shown in the prompt, if any, then all others. Raises ValueError."""
-    names = [config.public_column] if config.public_column else []
-    return [tests_of(columns, name) for name in (*names, config.tests_column)]
-
-
-def function_of(columns: Mapping[str, Any], stages: Sequence[Sequence[CodeTest]], config: CodeConfig) -> str | None:
+def function_of(columns: Mapping[str, Any], tests: Sequence[CodeTest], config: CodeConfig) -> str | None:
     """The function that a row's tests call; None for whole programs. Raises ValueError if tests and function mismatch."""
-    called = {test.case.arguments is not None for stage in stages for test in stage}
+    called = {test.case.arguments is not None for test in tests}
     name = value_in(columns, config.function_column) or None
     if called == {True} and isinstance(name, str):
         if config.language == "cpp":

@@ -70,7 +70,7 @@ class RequiredColumns:
                 )
         if self.coded:
             try:
-                programs.function_of(prompt.columns, programs.tests_by_stage(prompt.columns, self.code), self.code)
+                programs.function_of(prompt.columns, programs.tests_of(prompt.columns, self.code.tests_column), self.code)
             except ValueError as error:
                 raise ValueError(f"{error}; correct the row, or set [code] as the data has it") from None
         column = answer_column(prompt.task, self.column)
