@@ -110,7 +110,6 @@ STAGE = "\n[[stage]]\nat = 2\nsource = "
 REFRESH = "\n[refresh]\nevery = 2\nsource = "
 
 
-@pytest.mark.parametrize("command", ["config", "train"])
 @pytest.mark.parametrize(
     ("table", "source", "message"),
     [
@@ -125,25 +124,16 @@ REFRESH = "\n[refresh]\nevery = 2\nsource = "
     ],
 )
 def test_a_source_that_is_not_there_is_told_before_a_model_is_asked_for(
-    command, table, source, message, tmp_path, monkeypatch, capsys
+    table, source, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "half.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"pro')
     (tmp_path / "run.toml").write_text(f'{FILE}{table}"{source}"\n')
-    assert main([command, "run.toml"]) == 2
+    assert main(["train", "run.toml"]) == 2
     heard = capsys.readouterr()
     assert re.search(f"^gspo: error: {message}", heard.err, re.MULTILINE), heard.err
     assert not heard.out
-
-
-def test_a_source_that_only_a_hub_knows_is_not_asked_for_by_config(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for source in ("some/dataset", "benchmark:aime24", "reasoning_gym:chain_sum", f"{__name__}:fails", "more.jsonl"):
-        (tmp_path / "more.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
-        (tmp_path / "run.toml").write_text(f'{FILE}{STAGE}"{source}"\n')
-        assert main(["config", "run.toml"]) == 0, capsys.readouterr().err
-        assert f'source = "{source}"' in capsys.readouterr().out
 
 
 def test_a_stage_must_fit_vllms_context_too():

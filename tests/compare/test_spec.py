@@ -95,14 +95,6 @@ def test_settings_that_may_not_be_meant_are_told_once_for_all_seeds(place, capsy
     assert told.count("warning") == 1 and "warning  runs / GRPO: clip range 0.0003/0.0004 on token ratios" in told
 
 
-def test_a_source_that_is_not_there_is_told_before_a_cell_runs(tmp_path):
-    late = tomli_w.dumps({"variants": {"late": {"stage": [{"at": 2, "source": "gone.jsonl"}]}}})
-    with pytest.raises(
-        ValueError, match=r"study\.toml: runs / late: stage\[0\].source = 'gone.jsonl': there is no such file"
-    ):
-        read(write(tmp_path, f"{BASE}\n{late}"), tmp_path / "out")
-
-
 def test_a_base_may_be_a_file_beside_it(tmp_path):
     base = Config(
         model=ModelConfig(path="m"), task=TaskConfig(source="rows.jsonl"), reward=RewardConfig(functions=["exact"])

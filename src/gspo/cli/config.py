@@ -24,8 +24,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     from gspo.config.algorithm import resolve
     from gspo.config.commands import warn_of_refusal
-    from gspo.config.needs import readable
-    from gspo.data.splits import check_sources
 
     chosen = [word for word in arguments.what if word in SECTIONS and not Path(word).is_file()]
     files = [word for word in arguments.what if word not in chosen]
@@ -36,8 +34,6 @@ def _run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     config = load(files[0] if files else None, fields)
     if config.model.path:
         warn_of_refusal(config)
-    if readable(config):
-        check_sources(config.task, config.stage, config.refresh)
     if (here := local_copy(config.model)) is not None:
         with importing():
             from gspo.assembly.early_checks import checked_prompts

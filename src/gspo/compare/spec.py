@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from gspo.config.commands import check_command
 from gspo.config.files import as_config, load, nested, read_toml, to_dict
 from gspo.config.schema import Config
 from gspo.config.suggestions import nearest
-from gspo.data.splits import check_sources
 
 Tables = dict[str, dict[str, Any]]
 KEYS = ("title", "plan", "base", "seeds", "baseline", "metric", "last", "workers", "threads", "variants", "settings")
@@ -114,7 +113,6 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
     name, count = Counter(cell.name for cell in cells).most_common(1)[0]
     if count > 1:
         raise ValueError(f"{path}: two cells would have the folder {name}: give settings and variants other names")
-    _check_sources(path, cells)
     return Study(
         title=str(raw.get("title", path.stem)),
         plan=str(raw.get("plan", "")),
@@ -125,16 +123,6 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
         threads=_count(path, raw, "threads", 1),
         cells=cells,
     )
-
-
-def _check_sources(path: Path, cells: Iterable[Cell]) -> None:
-    """Checks sources once per setting and variant, because seeds do not change them. A shared source is read once."""
-    there = set[tuple[str, str]]()
-    for cell in {(cell.setting, cell.variant): cell for cell in cells}.values():
-        try:
-            check_sources(cell.config.task, cell.config.stage, cell.config.refresh, there)
-        except ValueError as error:
-            raise ValueError(f"{path}: {cell.setting} / {cell.variant}: {error}") from None
 
 
 def _count(path: Path, raw: dict[str, Any], key: str, default: int) -> int:

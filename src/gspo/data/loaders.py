@@ -85,21 +85,6 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
     return _hugging_face(source, task, split, where)
 
 
-def check_there(source: str, task: TaskConfig, split: str, key: str) -> None:
-    """Checks that a source which is not generated exists: reads a file, imports a function, contacts no hub. Raises
-    ValueError.
-    """
-    kind = source_kind.kind(source)
-    if kind == "benchmark":
-        kind = source_kind.kind(_place(source, task, key)[0] or "packaged.jsonl")
-    if kind == "function":
-        load_function(source, key)
-    elif kind == "hub":
-        _check_id(source, f"{key} = {source!r}")
-    elif kind != "verifiers":
-        read(source, task, split, key)
-
-
 def _check_id(source: str, where: str) -> None:
     """Raises ValueError for a file of an unsupported type in place of a dataset id."""
     path = Path(source)

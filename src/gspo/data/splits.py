@@ -11,10 +11,10 @@ from typing import Any
 from gspo.config.import_function import load_function, unknown_arguments
 from gspo.config.rollout import TaskConfig
 from gspo.config.source_kind import BENCHMARK, VERIFIERS, eval_config, same_place
-from gspo.config.stages import RefreshConfig, Stages
+from gspo.config.stages import Stages
 from gspo.config.training import EvalConfig
 from gspo.data.columns import cell, judged_by
-from gspo.data.loaders import Table, check_there, generate, read, table
+from gspo.data.loaders import Table, generate, read, table
 from gspo.data.reasoning_gym import PREFIX
 
 GENERATED = 2000
@@ -76,12 +76,12 @@ def read_stages(task: TaskConfig, stages: Stages, needs: Mapping[str, str]) -> d
     return tables
 
 
-def _read_stage(source: str, task: TaskConfig, key: str, size: int | None = None) -> Table:
+def _read_stage(source: str, task: TaskConfig, key: str) -> Table:
     own = of_stage(task, source)
     if not source.startswith(PREFIX):
         return read(source, own, task.split, key)
     try:
-        return generate(source, own, size or task.size or GENERATED, 0)[0]
+        return generate(source, own, task.size or GENERATED, 0)[0]
     except ValueError as error:  # its message names task.source
         raise ValueError(f"{key} = {source!r}: {str(error).removeprefix(f'task.source = {source!r}: ')}") from None
 
@@ -97,26 +97,6 @@ def refresh_function(source: str, step: int) -> Callable[..., Any]:
     if problem := unknown_arguments(function, {"step": step}):
         raise ValueError(f"refresh.source = {source!r}: cannot be called with step = {step}: {problem}")
     return function
-
-
-def check_sources(
-    task: TaskConfig, stages: Stages, refresh: RefreshConfig, there: set[tuple[str, str]] | None = None
-) -> None:
-    """Checks, as far as this machine can, that the sources of stages and of a refresh exist. Raises ValueError. `there`:
-    sources, with their splits, that are known to exist and are not read again; new ones are added.
-    """
-    there = set() if there is None else there
-    for number, stage in enumerate(stages):
-        if stage.source is None or (stage.source, task.split) in there:
-            continue
-        key = f"stage[{number}].source"
-        if stage.source.startswith(PREFIX):
-            _read_stage(stage.source, task, key, size=1)
-        else:
-            check_there(stage.source, of_stage(task, stage.source), task.split, key)
-        there.add((stage.source, task.split))
-    if refresh.every and refresh.source is not None:
-        refresh_function(refresh.source, refresh.every)
 
 
 def _held_out(task: TaskConfig, eval: EvalConfig, eval_rows: Any) -> Table:
