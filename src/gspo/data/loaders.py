@@ -94,7 +94,12 @@ def _check_id(source: str, where: str) -> None:
 
 def _benchmark(source: str, task: TaskConfig, key: str) -> Table:
     name = source.removeprefix(source_kind.BENCHMARK)
-    where, split, options = _place(source, task, key)
+    try:
+        where, split, options = benchmarks.place(name, task.config)
+    except ValueError as error:
+        raise ValueError(f"{key} = {source!r}: {error}") from None
+    if where.startswith(source_kind.BENCHMARK):
+        raise ValueError(f"task.config.data = {where!r}: is a benchmark itself; name a file or a data set")
     packaged = benchmarks.named(name).packaged
     if not where and packaged is not None:
         raw = table(packaged(), "its package")
@@ -103,16 +108,6 @@ def _benchmark(source: str, task: TaskConfig, key: str) -> Table:
         raw = read(where, dataclasses.replace(task, config=options), kept, key)
     rows, left_out = benchmarks.made(name, (row for _, row in raw), task.config, raw.label)
     return Table(f"benchmark {name} ({raw.label})", rows, range(len(rows)), source, left_out)
-
-
-def _place(source: str, task: TaskConfig, key: str) -> tuple[str, str, dict[str, Any]]:
-    try:
-        place = benchmarks.place(source.removeprefix(source_kind.BENCHMARK), task.config)
-    except ValueError as error:
-        raise ValueError(f"{key} = {source!r}: {error}") from None
-    if place[0].startswith(source_kind.BENCHMARK):
-        raise ValueError(f"task.config.data = {place[0]!r}: is a benchmark itself; name a file or a data set")
-    return place
 
 
 def _call(source: str, task: TaskConfig, key: str) -> Table:
