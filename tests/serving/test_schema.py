@@ -28,7 +28,12 @@ def test_bad_requests_are_answered_with_the_reason(model, subtests):
             (GOOD | {"stop": [""]}, 400, "stop."),
             (GOOD | {"response_format": {"type": "json_object"}}, 400, "response_format"),
             (GOOD | {"tools": [{"type": "function"}]}, 400, "tools"),
-            (GOOD | {"messages": [*ASK, {"role": "assistant", "content": "", "function_call": {}}]}, 400, "tool_calls"),
+            (
+                GOOD | {"messages": [*ASK, {"role": "assistant", "content": "", "function_call": {"name": "f"}}]},
+                400,
+                "tool_calls",
+            ),
+            (GOOD | {"messages": [*ASK, {"role": "assistant", "content": "", "audio": {"id": "a"}}]}, 400, "'audio'"),
         ]
     ):
         with subtests.test(number=number, why=why):

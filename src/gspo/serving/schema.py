@@ -14,7 +14,6 @@ from gspo.config.field import COOLEST
 
 MOST_TURNS = 128
 MOST_MESSAGES = 10_000
-UNREADABLE = {"function_call": "give it as one of tool_calls", "audio": "give its text as content"}
 
 
 def _warm(temperature: float) -> float:
@@ -66,9 +65,6 @@ class Message(BaseModel):
     def _readable(self) -> Self:
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise ValueError("a message without content")
-        for name, remedy in UNREADABLE.items():
-            if (self.model_extra or {}).get(name) is not None:
-                raise ValueError(f"{name}: the policy does not read it; {remedy}")
         return self
 
 
