@@ -46,7 +46,8 @@ async def gather(
     """
     runs = [_runs(f"groups[{number}]", group, False) for number, group in enumerate(_runs("groups", groups))]
     total, done = sum(map(len, runs)), 0
-    failures, limit = _Failures(total, max_exceptions), asyncio.Semaphore(at_once or max(1, total))
+    failures, limit = Counter[str](), asyncio.Semaphore(at_once or max(1, total))
+    allowed = math.floor(max_exceptions * total) if 0 < max_exceptions < 1 else max_exceptions
 
     async def run_one(run: Awaitable[Any]) -> Any:
         nonlocal done
@@ -54,7 +55,9 @@ async def gather(
             result = await _trajectory(run, limit)
         except (Exception, asyncio.CancelledError) as error:
             raise_own(error)
-            failures.add(error)
+            failures[f"{type(error).__name__}: {error}"[:200]] += 1
+            if failures.total() > allowed:
+                raise RuntimeError(f"max_exceptions = {max_exceptions:g}, but {_described(failures, total)}") from error
             result = error
         done += 1
         show("agent", done, total)
@@ -71,9 +74,9 @@ async def gather(
                 task.cancel()
     all_groups = [TrajectoryGroup(task.result() for task in group) for group in tasks]
     kept = [group for group in all_groups if len(group) > 1]
-    if failures.reasons:
+    if failures:
         dropped = f"{len(all_groups) - len(kept)} of {len(all_groups)} groups are dropped"
-        warn(f"{failures}; {dropped}, for fewer than two are left in them")
+        warn(f"{_described(failures, total)}; {dropped}, for fewer than two are left in them")
     return kept
 
 
@@ -90,23 +93,11 @@ async def _trajectory(run: Awaitable[Any], limit: asyncio.Semaphore) -> Any:
     return result
 
 
-class _Failures:
-    """The failed runs, counted by reason. most: How many may fail, or which share of them if below 1."""
-
-    def __init__(self, total: int, most: float) -> None:
-        self.total, self.most, self.reasons = total, most, Counter[str]()
-        self.allowed = math.floor(most * total) if 0 < most < 1 else most
-
-    def add(self, error: BaseException) -> None:
-        """Counts a failed run. Raises RuntimeError if there are too many."""
-        self.reasons[f"{type(error).__name__}: {error}"[:200]] += 1
-        if self.reasons.total() > self.allowed:
-            raise RuntimeError(f"max_exceptions = {self.most:g}, but {self}") from error
-
-    def __str__(self) -> str:
-        reasons = [f"{count} x {reason}" for reason, count in self.reasons.most_common(3)]
-        reasons += ["..."] if len(self.reasons) > 3 else []
-        return f"{self.reasons.total()} of {self.total} runs of the agent failed: {', '.join(reasons)}"
+def _described(failures: Counter[str], total: int) -> str:
+    """The failed runs, by reason."""
+    reasons = [f"{count} x {reason}" for reason, count in failures.most_common(3)]
+    reasons += ["..."] if len(failures) > 3 else []
+    return f"{failures.total()} of {total} runs of the agent failed: {', '.join(reasons)}"
 
 
 def _runs(name: str, given: Any, nested: bool = True) -> list[Any]:
