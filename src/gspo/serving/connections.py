@@ -1,4 +1,4 @@
-"""The endpoint's socket and its server: uvicorn, with limits on connections, headers and idle time."""
+"""The endpoint's socket and its server: uvicorn, with limits on connections and idle time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ IDLE = 75  # seconds that a connection is kept after a response; one without a r
 GRACE = 5  # seconds that requests may take to finish when the server ends
 FAREWELL = 1.0  # seconds in which clients of cancelled requests get their 503
 SPARE = 256  # connections beside those of serve.max_concurrent requests
-LONGEST_HEADERS = 16384  # bytes
 
 
 def listener(serve: ServeConfig) -> socket.socket:
@@ -51,7 +50,7 @@ class EndpointServer(uvicorn.Server):
             uvicorn.Config(
                 app, http="h11", ws="none", loop="asyncio", lifespan="off", log_level="critical", access_log=False,
                 proxy_headers=False, limit_concurrency=serve.max_concurrent + SPARE, timeout_keep_alive=IDLE,
-                timeout_graceful_shutdown=GRACE, h11_max_incomplete_event_size=LONGEST_HEADERS,
+                timeout_graceful_shutdown=GRACE,
             )
         )  # fmt: skip
         self.listening = listening

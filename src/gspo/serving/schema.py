@@ -13,7 +13,6 @@ from gspo.agents.request_options import check_granted
 from gspo.config.field import COOLEST
 
 MOST_TURNS = 128
-MOST_MESSAGES = 10_000
 
 
 def _warm(temperature: float) -> float:
@@ -22,7 +21,6 @@ def _warm(temperature: float) -> float:
     return temperature
 
 
-Text = Annotated[str, Field(max_length=1 << 22)]
 Stop = Annotated[str, Field(min_length=1)]
 Size = Annotated[int, Field(ge=1, le=1 << 30)]
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), AfterValidator(_warm)]
@@ -33,14 +31,14 @@ class TextPart(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["text"]
-    text: Text
+    text: str
 
 
 class FunctionCall(BaseModel):
     """The function that a tool call names."""
 
     name: str
-    arguments: Text = "{}"
+    arguments: str = "{}"
 
 
 class ToolCall(BaseModel):
@@ -56,7 +54,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -89,7 +87,7 @@ class ChatRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
     model: str
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[Message] = Field(min_length=1)
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     logprobs: bool | None = False
@@ -121,7 +119,7 @@ class TrainPart(BaseModel):
 class HistoryBody(TrainPart):
     """A conversation beside the main one as JSON."""
 
-    messages_and_choices: list[dict[str, Any]] = Field(max_length=MOST_MESSAGES)
+    messages_and_choices: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
 
 
