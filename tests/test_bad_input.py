@@ -246,6 +246,7 @@ PYTHON = {  # what differs from a call that works, and its message
     "tokenizer beside a name": ({"model": "model"}, "tokenizer: it goes with a loaded model; beside a model's name"),
     "model of another library": ({"model": torch.nn.Linear(2, 2)}, "model: expected one of transformers .*, got a Linear"),
     "model section": ({"model": {"path": "model"}}, r'model: expected a folder.* config=\{"model": \{...\}\}'),
+    "rows for a model": ({"model": ROWS, "tokenizer": None}, "model: expected a folder, an id .*, got a list"),
     "no data": ({"dataset": None}, "task.source is required"),
     "string": ({"dataset": "rows.jsonl"}, "the data set: expected a list of dicts or a datasets.Dataset, got a str"),
     "dict of columns": ({"dataset": {"prompt": ["1"]}}, "got a dict with prompt: .*a dict for each row"),

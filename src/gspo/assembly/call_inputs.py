@@ -42,8 +42,9 @@ def configured(
         raise ValueError(f"config: expected a TOML file, a Config or nested dicts, got {type_of(config)}")
     if isinstance(model, Config) or str(model).endswith(".toml"):
         raise ValueError(f"model = {model!r:.80}: this is a configuration: pass it as config=")
-    if isinstance(model, dict):
-        raise ValueError('model: expected a folder, an id or a loaded model; a [model] section is config={"model": {...}}')
+    if isinstance(model, (dict, list, tuple, type)):
+        expected = f"expected a folder, an id or a loaded model, got {type_of(model)}"
+        raise ValueError(f'model: {expected}; a [model] section is config={{"model": {{...}}}}')
     named = model is None or isinstance(model, (str, Path))
     if tokenizer is not None and named:
         remedy = "beside a model's name give its folder or id as model.tokenizer, in config="
