@@ -69,5 +69,5 @@ def test_eval_says_how_many_completions_were_not_scored(place, monkeypatch, caps
 def test_eval_of_a_run_says_which_model_it_takes(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     for words, said in (([], True), (["--model.path=run/model"], False)):
-        assert main(["eval", "run/config.toml", "--eval.num_prompts=1", *words]) == 0
+        assert main(["eval", "run/config.toml", "--out=rows.jsonl", *words]) == 2  # before it samples
         assert ("the one that it trained: --model.path run/model\n" in capsys.readouterr().err) == said

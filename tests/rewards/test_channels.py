@@ -53,7 +53,7 @@ def test_what_functions_return(subtests):
         (1.0, [None] * 3, "returned a float, expected a list of 1 numbers or None"),
         ([1e9, -1e9, 1.1e9], [1e9, -1e9, None], "beyond 1e+09: scale"),
         ([True, "1.0", -1e308], [1, None, None], ""),
-        ([math.nan, -math.inf, [1]], [None] * 3, "not a finite number"),
+        ([[0.1, 0.2], math.nan, -math.inf], [None] * 3, ": expected one finite number for each completion"),
         ([1, None, 1], [1, None, 1], "no reward function scored it"),
         (torch.tensor([1.0, 2.0, 3.0]), [1, 2, 3], ""),
         (numpy.array([1.0, 2.0, 3.0]), [1, 2, 3], ""),

@@ -205,7 +205,7 @@ def checked(value: Any) -> Result:
     except Exception:
         number = math.nan
     if not math.isfinite(number):
-        return None, f"returned {value!r:.80}, which is not a finite number"
+        return None, f"returned {value!r:.80}: expected one finite number for each completion"
     problem = reward_bounds.invalid(number)
     return (None, f"returned {problem}") if problem else (number, None)
 
