@@ -5,6 +5,12 @@ from gspo.assembly.call_inputs import GIVEN, configured
 LOADED, ITS_TOKENIZER = object(), object()
 
 
+def test_a_file_is_read(tmp_path):
+    (tmp_path / "run.toml").write_text('model.path = "m"\n')
+    assert configured(tmp_path / "run.toml", {}, None, None).model.path == "m"
+    assert configured(str(tmp_path / "run.toml"), {}, "other", None).model.path == "other"
+
+
 def test_what_is_given_has_a_name_in_the_configuration():
     class Named:
         name_or_path = "org/model"

@@ -93,6 +93,10 @@ def sees_torch(prompts, completions, **columns):
     return [float("torch" in sys.modules)] * len(completions)
 
 
+def process_id(prompts, completions, **columns):
+    return [float(os.getpid())] * len(completions)
+
+
 def compares(prompts, completions, **columns):
     """Each completion's place among those to its prompt."""
     if "hang" in completions:

@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import closing
 
 import pytest
 
@@ -79,6 +80,12 @@ def test_a_server_that_says_something_else(answer, reason):
         with logs(match=f"reward model: not scored 1 times: {reason}"):
             assert model.counts()["failed"] == 1
         model.close()
+
+
+def test_the_login_in_the_address_is_not_shown():
+    model = RewardModel(path="m", url="http://me:word@127.0.0.1:9", retries=0)
+    with closing(model), pytest.raises(ValueError, match=r"url = 'http://<hidden>@127.0.0.1:9'.* be reached"):
+        model.wait()
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,18 @@ def test_weights_and_parts():
     assert scored[2].reward_parts == {"length": 3, "odd_values": None, "length_2": 3}
 
 
+def test_several_workers_share_whole_groups():
+    with named("process_id", "length", workers=2) as rewards:
+        completions = [rollout("x" * i, number=i // 4) for i in range(20)]
+        scored = rewards.score(completions)
+        alone = rewards.score(completions[:1])
+        assert rewards.score([]) == []
+    assert [r.reward_parts["length"] for r in scored] == list(range(20))
+    groups = [{r.reward_parts["process_id"] for r in scored[i : i + 4]} for i in range(0, 20, 4)]
+    assert all(len(group) == 1 for group in groups)
+    assert alone[0].reward_parts["length"] == 0
+
+
 def test_what_a_callable_of_gspo_says_of_itself(monkeypatch):
     """In one attribute: all others are a user's own (they were read as traits before)."""
     monkeypatch.setattr(channels, "GRACE", 0.1)

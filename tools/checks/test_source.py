@@ -165,6 +165,11 @@ UNTESTED = {
     *("config/training.py", "interfaces.py", "learner/interfaces.py", "sandbox/types.py"),
     # parts of rewards/answers.py: tests/rewards/test_answers.py reads tests/rewards/pairs.txt through all of them
     *(f"rewards/{name}.py" for name in ("notation", "reader", "units", "evaluation", "equality")),
+    # tested through what calls them, with the same inputs: tests/config/test_files.py and test_needs.py, cli/test_main.py,
+    # rewards/test_channels.py, training/test_step.py, serving/, backends/hf/test_fake_device.py, vllm/test_readmission.py
+    *(f"config/{name}.py" for name in ("field", "commands", "suggestions")),
+    *("rewards/retry_policy.py", "data/reward_bounds.py", "learner/agreement.py", "cli/serve.py", "types.py"),
+    "backends/vllm/errors.py",
     # needs verifiers, which is in another environment: tests/agents/test_verifiers_episodes.py plays whole episodes
     *("agents/verifiers_client.py", "agents/verifiers_harness.py"),
 }

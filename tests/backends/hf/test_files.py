@@ -39,6 +39,7 @@ def test_bad_folders_and_paths(saved, tmp_path, subtests):
         ([], {"device": "cuda:9"}, "model.device = 'cuda:9': this machine has"),
         ([], {"attention": "flash_attention_2"}, "model.attention = 'flash_attention_2': Flash"),
         ([], {"path": str(tmp_path / "run")}, rf"has no config.json, .*: give {tmp_path / 'run' / 'model'}$"),
+        ([], {"path": "a/b/c"}, "model.path = 'a/b/c': no such folder"),
         ([], {"path": __file__}, "this is a file; give the folder"),
     ):
         with subtests.test(message=message), pytest.raises(ValueError, match=message):
