@@ -149,8 +149,8 @@ def test_other_tasks_are_not_read(tmp_path, changes):
 def test_a_function_is_called_and_a_generated_task_generated(tmp_path, monkeypatch):
     """The README's task is a function, with prompts shorter than what a plan assumes of those elsewhere."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "made_rows.py").write_text("def rows():\n    return [{'prompt': str(i), 'answer': ''} for i in range(9)]")
-    config = from_dict(saved(tmp_path, task={"source": "made_rows:rows"}))
+    (tmp_path / "nine_rows.py").write_text("def rows():\n    return [{'prompt': str(i), 'answer': ''} for i in range(9)]")
+    config = from_dict(saved(tmp_path, task={"source": "nine_rows:rows"}))
     prompts, text, _ = shown(config, 3)
     assert [prompt.messages for prompt in prompts] == ["0", "1", "2"] and text.endswith("tokens:\n<s>0")
     assert lengths_of(config, None, None).prompt == 2
