@@ -35,10 +35,10 @@ _SENTENCE = re.compile(r"\n|[.!?](?:\s|$)")
 _FACTORS = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]{4,}|([fgh])(?![(_'])|.")  # f, g and h that are no functions
 # The font of a number within an answer.
 _FONT = re.compile(rf"(?<!_)(?<!_\{{){WRAP}(?=\{{ ?[-+]?(?:[0-9]|\\d?frac|\\sqrt))(?!\{{[^{{}}]*\}} ?_)")
-# With its text, and no second one: (B) 72, and (D) both (A) and (B).
+# Alone, or with its text and no second one: B), (B) 72, and (D) both (A) and (B).
 _CHOICE = re.compile(
-    r"\(?([A-J])(?:\)[.:]?|[.:](?![A-Z]|[a-z]\.)) ?"
-    r"(?:(?=(?i:both|neither|all|none)\b)|(?!or\b|and\b|[,/&]|.*(?<![\w(])\(?[A-J](?:\)|[.:] )))\S.*"
+    r"\(?([A-J])(?:\)[.:]?|[.:](?![A-Z]|[a-z]\.))"
+    r"(?: ?(?:(?=(?i:both|neither|all|none)\b)|(?!or\b|and\b|[,/&]|.*(?<![\w(])\(?[A-J](?:\)|[.:] )))\S.*)?"
 )
 _WORDS = re.compile(r"(?![xyz]+$)[^\W\d_]{2,}(?:[ ,'-]+[^\W\d_]+)*")
 
@@ -77,7 +77,7 @@ def normal(answer: str) -> str:
 
 
 def choice(answer: str) -> str | None:
-    """The letter of a choice with its text on one line, such as `(B) 72`; None for other texts, or with a second choice."""
+    """The letter of a choice, such as `B)`, or `(B) 72` on one line; None for other texts, or with a second choice."""
     named = None if "\n" in answer.strip() else _CHOICE.fullmatch(unwrapped(answer))
     return named and named[1]
 
