@@ -55,20 +55,20 @@ def tell(runs: Runs) -> None:
 
 
 def draw(seeds: list[dict[str, list[float]]], theme: Theme, path: Path) -> None:
-    """Reward in training and held-out accuracy, a thin line for each seed and their mean."""
+    """The mean of the seeds in training and held out, where each seed has a thin line."""
     with canvas(theme) as (figure, ax):
         for name, colour, label, steps in (
             ("reward", theme.series[4], "in training", range(1, 21)),
             ("eval/accuracy", theme.series[0], "held out", (0, 10, 20)),
         ):
             lines = [[100 * value for value in run[name]] for run in seeds]
-            for line in lines:
-                ax.plot(steps, line, color=colour, lw=0.7, alpha=0.4)
+            for line in lines if label == "held out" else ():
+                ax.plot(steps, line, color=colour, lw=0.8, alpha=0.5)
             means = [mean(list(at)) for at in zip(*lines)]
             ax.plot(steps, means, "o-" if len(means) < 5 else "-", color=colour, lw=2.2, label=label)
         for at in (0, -1):
             place = {"textcoords": "offset points", "ha": "center", "weight": "bold"}
-            ax.annotate(f"{means[at]:.0f} %", (steps[at], means[at]), (0, 9), **place)
+            ax.annotate(f"{means[at]:.0f} %", (steps[at], means[at]), (0, 9 if at else -17), **place)
         ax.set_xlabel("step")
         finish(figure, ax, "Right answers", "%", top=100)
         figure.savefig(path, dpi=180)
