@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_read(tmp_path, refuses):
     table = [
         ("no such study file", tmp_path / "none.toml"),
         ("cannot be read", "a\0b"),
-        ("is a folder, and no study file; .* as model.path", tmp_path),
+        ("is a folder, and no study file: .* as model.path", tmp_path),
     ]
     refuses(lambda path: read_toml(path, "study file"), table)
 

@@ -120,7 +120,7 @@ def test_files_that_cannot_be_read(model, tmp_path, subtests):
         ("part-00001-of-00002.gguf", "split into 2 files, which cannot be read: join them"),
         ("unknown.gguf", "transformers cannot read this GGUF file: .*rwkv7"),
         ("lacking.gguf", "1 tensors are missing or of another shape .*up_proj"),
-        ("none.gguf", "no such folder"),
+        ("none.gguf", "none.gguf': no such file"),
     ):
         with subtests.test(name), pytest.raises(ValueError, match=message):
             read_outline(ModelConfig(path=str(tmp_path / name), device="cpu"))
