@@ -60,7 +60,7 @@ def table(rows: Any, label: str) -> Table:
         names = f" with {', '.join(map(str, rows.keys()))}" if hasattr(rows, "keys") else ""
         raise ValueError(
             f"{label}: expected a list of dicts or a datasets.Dataset, got {type_of(rows)}{names}: choose one split, or "
-            "give a list with a dict for each row (a streamed data set has no length)"
+            'give a list with a dict for each row, such as frame.to_dict("records") (a streamed data set has no length)'
         )
     if not len(rows):
         raise ValueError(f"{label}: there are no rows")

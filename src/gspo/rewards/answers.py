@@ -30,7 +30,7 @@ _FORMULA = re.compile(
     rf"(?!{_LETTER}| ?[个個]?{CHANGES}|\^|\\(?!text|mbox|mathrm|degree)[a-zA-Z]|[+*][\w(]| ?/ ?[0-9(])",
     re.DOTALL,
 )
-_ANSWER = re.compile(r"(?i)answers?\b(?:[^.\n:=]{0,40}?(?:\bis\b|:)|(?: [a-z])? ?=)")
+_ANSWER = re.compile(r"(?i)(?:answers?|correct (?:option|choice))\b(?:[^.\n:=]{0,40}?(?:\bis\b|:)|(?: [a-z])? ?=)")
 _SENTENCE = re.compile(r"\n|[.!?](?:\s|$)")
 _FACTORS = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]{4,}|([fgh])(?![(_'])|.")  # f, g and h that are no functions
 # The font of a number within an answer.
@@ -40,6 +40,7 @@ _CHOICE = re.compile(
     r"\(?([A-J])(?:\)[.:]?|[.:](?![A-Z]|[a-z]\.))"
     r"(?: ?(?:(?=(?i:both|neither|all|none)\b)|(?!or\b|and\b|[,/&]|.*(?<![\w(])\(?[A-J](?:\)|[.:] )))\S.*)?"
 )
+_OPTION = re.compile(r"(?i:(?:the )?(?:option|choice)) \(?([A-J])\)?\.?")
 _WORDS = re.compile(r"(?![xyz]+$)[^\W\d_]{2,}(?:[ ,'-]+[^\W\d_]+)*")
 
 
@@ -77,8 +78,9 @@ def normal(answer: str) -> str:
 
 
 def choice(answer: str) -> str | None:
-    """The letter of a choice, such as `B)`, or `(B) 72` on one line; None for other texts, or with a second choice."""
-    named = None if "\n" in answer.strip() else _CHOICE.fullmatch(unwrapped(answer))
+    """The letter of a choice, such as `B)`, `option B`, or `(B) 72` on one line; None for other texts, or with a second one."""
+    plain = unwrapped(answer)
+    named = None if "\n" in answer.strip() else _CHOICE.fullmatch(plain) or _OPTION.fullmatch(plain)
     return named and named[1]
 
 
