@@ -60,7 +60,10 @@ SAMPLER = (
 FAR = "each batch moves the policy further than before: lower optimizer.lr"
 LOWER_LR = "lower optimizer.lr, or set algorithm.beta"
 EXPLORE = "lower optimizer.lr, or set algorithm.entropy_bonus"
-CUT_OFF = "cut-off completions go with instability: raise rollout.max_completion_length"
+CUT_OFF = (
+    "cut-off completions go with instability: raise rollout.max_completion_length, or have the model end sooner "
+    "(task.template_args = {enable_thinking = false} for models that think)"
+)
 SIGNALS: tuple[Signal, ...] = (
     Signal("mismatch/kl", "above", 1e-2, 0.3, SAMPLER),
     Signal("mismatch/prob_mean", "above", 0.05, 0.15, SAMPLER),

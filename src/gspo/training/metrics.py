@@ -72,11 +72,6 @@ def warn_of_sampling(run: Run, metrics: Metrics) -> None:
             "in every group of a step all completions got the same reward, so nothing was learned from them. Is the "
             "task too easy or too hard, or does the reward never see what it looks for? Look at rollouts.jsonl"
         )
-    if metrics["completions/clipped_ratio"] > 0.5:
-        run.log.warn(
-            "more than half of a step's completions reached rollout.max_completion_length: raise it, or have the model end "
-            "sooner (task.template_args = {enable_thinking = false} for models that think)"
-        )
 
 
 def check_rewards(run: Run, groups: Sequence[Group]) -> None:
