@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ def cluster_of(cpus, environment=OWN, gpus=0):
     finally:
         started.terminate()
         started.communicate(timeout=PATIENCE)
+        Path(tempfile.gettempdir(), "ray", "ray_current_cluster").unlink(missing_ok=True)  # as `ray stop` does
 
 
 ALONE = ["unshare", "--mount", "sh", "-c"]

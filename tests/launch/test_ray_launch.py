@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from gspo.config.rollout import SamplerConfig
-from gspo.launch.ray_launch import connected, numbered
+from gspo.launch.ray_launch import check_answers, connected, numbered
 from tests.launch.ray_cluster import OWN, cluster_of
 from tests.launch.started import apart, begin, completions, finished, processes, steps, variables_of, wait_for
 
@@ -125,13 +126,33 @@ def test_what_cannot_be_done_with_ray_is_refused(place):
     assert 'scale.launcher = "ray", but torchrun has started' in refused(place, **torchrun)
 
 
+def test_a_cluster_that_is_gone_is_no_long_wait(monkeypatch, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        check_answers()
+    with pytest.raises(ValueError, match=f"RAY_ADDRESS = '{address}': no cluster answers there .*refused.*: name another"):
+        check_answers()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+    for begins_one in ("local", "auto"):
+        monkeypatch.setenv("RAY_ADDRESS", begins_one)
+        check_answers()
+    monkeypatch.delenv("RAY_ADDRESS")
+    with pytest.raises(ValueError, match=f"last Ray cluster of this machine = '{address}': no cluster .*`ray stop` clears"):
+        check_answers()
+    (tmp_path / "ray" / "ray_current_cluster").unlink()
+    check_answers()
+
+
 def test_ranks_of_a_machine_are_numbered_in_a_row():
     assert numbered([("a", "3"), ("b", "0"), ("a", "1")]) == [(0, 2, 0, "3,1"), (2, 2, 1, "3,1"), (1, 1, 0, "0")]
     assert numbered([("a", "")] * 2) == [(0, 2, 0, ""), (1, 2, 1, "")]
 
 
 @pytest.mark.parametrize(("has", "then", "kind"), [(4.0, 0.0, "GPU"), (0.0, 4.0, "CPU")])
-def test_a_restart_asks_for_what_the_run_began_with(monkeypatch, has, then, kind):
+def test_a_restart_asks_for_what_the_run_began_with(monkeypatch, tmp_path, has, then, kind):
     """It waits for a machine with GPUs instead of going on with CPUs. What Ray would tell is given: no GPU is needed."""
     resources, asked = {"CPU": 8.0, "GPU": has}, []
 
@@ -146,6 +167,7 @@ def test_a_restart_asks_for_what_the_run_began_with(monkeypatch, has, then, kind
     for name, module in (("ray", ray), ("ray.util", util), ("ray.util.placement_group", places)):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # no cluster of this machine
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with connected(1.0, SamplerConfig()) as (start, address):
         for _ in range(2):

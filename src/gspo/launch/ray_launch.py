@@ -10,11 +10,13 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gspo.config.engines import devices_each, servers_of
@@ -26,6 +28,7 @@ from gspo.runs.signals import handled, heard_here, interrupt
 
 logger = logging.getLogger(__name__)
 
+ANSWER = 10.0  # seconds in which a cluster must accept a connection
 SOON = 5.0  # seconds until the user is told what a run waits for; also the timeout for an actor to end its rank
 
 
@@ -75,6 +78,7 @@ def connected(patience: float, sampler: SamplerConfig) -> Iterator[tuple[Start, 
             f"RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}: Ray Client cannot start ranks: type the command on a machine of "
             "the cluster"
         )
+    check_answers()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
@@ -89,6 +93,25 @@ def connected(patience: float, sampler: SamplerConfig) -> Iterator[tuple[Start, 
         yield partial(on_ray, patience=patience, sampler=sampler, kind=kind), str(ray.util.get_node_ip_address())
     finally:
         ray.shutdown()
+
+
+def check_answers() -> None:
+    """Raises ValueError if nothing answers where Ray would connect to a cluster: Ray retries for many minutes, in silence.
+
+    Without RAY_ADDRESS that is the cluster that `ray start` began here last. One that was killed is still in Ray's file.
+    """
+    given, folder = os.environ.get("RAY_ADDRESS", ""), os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    file = Path(folder, "ray", "ray_current_cluster")
+    known = file.read_text().strip() if not given and file.is_file() else ""
+    host, _, port = (given or known).rpartition(":")
+    if not port.isdecimal():  # "local", "auto", or no cluster
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+    except OSError as error:
+        remedy = f"`ray stop` clears {file}, or RAY_ADDRESS names another" if known else 'name another, or "local"'
+        named = "the last Ray cluster of this machine" if known else "RAY_ADDRESS"
+        raise ValueError(f"{named} = {given or known!r}: no cluster answers there ({error}): {remedy}") from None
 
 
 @contextmanager
