@@ -37,7 +37,7 @@ _FACTORS = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]{4,}|([fgh])(?![(_'])|.")  # f, g an
 _FONT = re.compile(rf"(?<!_)(?<!_\{{){WRAP}(?=\{{ ?[-+]?(?:[0-9]|\\d?frac|\\sqrt))(?!\{{[^{{}}]*\}} ?_)")
 # Alone, or with its text and no second one: B), (B) 72, and (D) both (A) and (B).
 _CHOICE = re.compile(
-    r"\(?([A-J])(?:\)[.:]?|[.:](?![A-Z]|[a-z]\.))"
+    r"\(?([A-J])(?:\)[.:]?|[.:](?![A-Z](?![a-z])|[a-z]\.))"
     r"(?: ?(?:(?=(?i:both|neither|all|none)\b)|(?!or\b|and\b|[,/&]|.*(?<![\w(])\(?[A-J](?:\)|[.:] )))\S.*)?"
 )
 _OPTION = re.compile(r"(?i:(?:the )?(?:option|choice)) \(?([A-J])\)?\.?")

@@ -23,7 +23,7 @@ _LETTERS = "ABCFGHJKLMNSTVWdghlmstu"  # that are units in \text or \mathrm; othe
 # Words that change what a number beside them is worth are no unit.
 CHANGES = (
     r"(?:[十百万亿兆半倍折割又多乗십백천만억반배]|(?<![^\W\d_])[的余几]|千(?![克米瓦])|分[之の]|"
-    r"次方|阶乘|以[上下]|未満|이[상하]|미만|제곱)"
+    r"次方|阶乘|以[上下]|未満|이[상하]|미만|초과|제곱(?! ?(?:센티|킬로|밀리)?미터))"
 )
 _WORTH = re.compile(
     r"\b(squared|cubed|factorial|hal(f|ves)|thirds?|quarters?|below|less|least|than [0-9]|most|not|minus|"
