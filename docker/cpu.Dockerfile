@@ -15,7 +15,7 @@ RUN pip install --no-cache-dir -c constraints.txt '.[demo,tasks,lora,agents]'
 # Runs and models stay in the volume.
 RUN useradd --create-home gspo && install -d -o gspo /work
 USER gspo
-ENV XDG_CACHE_HOME=/work/.cache
+ENV HOME=/work
 WORKDIR /work
 ENTRYPOINT ["gspo"]
 CMD ["--help"]

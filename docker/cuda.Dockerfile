@@ -14,7 +14,7 @@ COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY src src
 RUN pip install --no-cache-dir -c constraints.txt '.[demo,tasks,lora,quantized,agents,vllm]'
 
-ENV XDG_CACHE_HOME=/work/.cache
+ENV HOME=/work
 WORKDIR /work
 ENTRYPOINT ["gspo"]
 CMD ["--help"]

@@ -133,6 +133,7 @@ def test_a_result_without_a_box_is_the_last_one_or_the_one_that_is_called_the_an
         ("The final answer is:\n\n\\$36", "36", 1), ("It is 5\\text{ cm}", "5", 1), ("Answer:\nParis", "Paris", 1),
         ("The final answer is:\n\nB\n", "B", 1), ("The answer is option B.", "B", 1), ("The answer is option B.", "C", 0),
         ("The correct choice is (C) 72.", "C", 1), ("The answer is option A or B", "B", 0), ("Option (B)", "B", 1),
+        ("The correct option is: C", "C", 1), ("The correct option is to multiply 3 by 4. That makes 12", "12", 1),
         ("To find the answer, we first compute 48/2 = 24 clips. She sold 48+24 = 72 clips.", "72", 1),
         ("To get the answer, multiply 5 * 3 = 15. Then 15 + 57 = 72.", "72", 1), ("answer = 72, not 7", "72", 1),
         ("The answer is 72. I hope this answer is helpful!", "72", 1), ("The answer is 5. The answer is not 6.", "5", 0),

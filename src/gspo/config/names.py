@@ -89,7 +89,7 @@ OF_OTHERS = {
     "lora.targets": "target_modules lora_target_modules",
     "train.gradient_checkpointing": "enable_gradient_checkpointing",
     # data
-    "task.source": "dataset dataset_name prompt_data train_files train_dataset",
+    "task.source": "dataset dataset_name prompt_data train_files train_dataset task.data",
     "task.config": "dataset_config dataset_kwargs",
     "task.split": "dataset_train_split train_split prompt_split",
     "task.eval_source": "val_files eval_dataset eval_prompt_data",

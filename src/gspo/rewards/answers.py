@@ -30,7 +30,10 @@ _FORMULA = re.compile(
     rf"(?!{_LETTER}| ?[个個]?{CHANGES}|\^|\\(?!text|mbox|mathrm|degree)[a-zA-Z]|[+*][\w(]| ?/ ?[0-9(])",
     re.DOTALL,
 )
-_ANSWER = re.compile(r"(?i)(?:answers?|correct (?:option|choice))\b(?:[^.\n:=]{0,40}?(?:\bis\b|:)|(?: [a-z])? ?=)")
+_ANSWER = re.compile(
+    r"(?i)answers?\b(?:[^.\n:=]{0,40}?(?:\bis\b|:)|(?: [a-z])? ?=)|"
+    r"correct (?:option|choice)(?: is\b)?:?(?=[ *]*\(?(?-i:[A-J])\b)"
+)
 _SENTENCE = re.compile(r"\n|[.!?](?:\s|$)")
 _FACTORS = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]{4,}|([fgh])(?![(_'])|.")  # f, g and h that are no functions
 # The font of a number within an answer.

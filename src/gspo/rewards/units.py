@@ -22,12 +22,12 @@ _NAMES = {
 _LETTERS = "ABCFGHJKLMNSTVWdghlmstu"  # that are units in \text or \mathrm; others are names and constants, such as i and e
 # Words that change what a number beside them is worth are no unit.
 CHANGES = (
-    r"(?:[十百万亿兆半倍折割又多乗십백천만억반배]|(?<![^\W\d_])[的余几]|千(?![克米瓦])|分[之の]|"
-    r"次方|阶乘|以[上下]|未満|이[상하]|미만|초과|제곱(?! ?(?:센티|킬로|밀리)?미터))"
+    r"(?:[十百万亿兆半倍折割又多乗십백천만억반배]|(?<![^\W\d_])[的余几]|千(?![克米瓦])|成(?![人员])|分[之の]|"
+    r"次方|阶乘|以[上下]|未[満满]|이[상하]|미만|초과|제곱(?! ?(?:센티|킬로|밀리)?미터))"
 )
 _WORTH = re.compile(
     r"\b(squared|cubed|factorial|hal(f|ves)|thirds?|quarters?|below|less|least|than [0-9]|most|not|minus|"
-    rf"plus|times|root|of|pi|and|or|и|или|\w*{CHANGES}\w*|"
+    rf"plus|times|root|of|pi|and|or|и|или|плюс|минус|больше|меньше|\w*{CHANGES}\w*|"
     r"(?:тыс|милли(?:он|ард)|мл[нр]|полов|трет[иье]|четверт|(?:пят|шест|седьм|восьм|девят)ых|десят|сот[еняы]|квадрате$)\w*|"
     r"(four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|\w+illion)ths?)\b"
 )
