@@ -81,7 +81,7 @@ def normal(answer: str) -> str:
 
 
 def choice(answer: str) -> str | None:
-    """The letter of a choice, such as `B)`, `option B`, or `(B) 72` on one line; None for other texts, or with a second one."""
+    """The letter of a choice, such as `B)`, `option B`, or `(B) 72` on one line; None for other texts, or with a second."""
     plain = unwrapped(answer)
     named = None if "\n" in answer.strip() else _CHOICE.fullmatch(plain) or _OPTION.fullmatch(plain)
     return named and named[1]
