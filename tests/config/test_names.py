@@ -9,6 +9,7 @@ def test_nearest_keys():
     keys = all_keys()
     assert len(keys) == len(set(keys)) == sum(len(dataclasses.fields(cls)) for cls in SECTIONS.values())
     assert nearest_key("lr") == nearest_key("train.lr") == ", did you mean optimizer.lr?"
+    assert nearest_key("x.temperature", "--") == ", did you mean --rollout.temperature or --eval.temperature?"
     assert nearest_key("eval.num_generation") == ", did you mean eval.num_generations?"
     assert nearest_key("scale.rank") == ", did you mean scale.ranks?"  # and not lora.rank, which is nearer
     for typed, key in (("model.paht", "model.path"), ("algorithm.bata", "algorithm.beta"), ("lora.rans", "lora.rank")):

@@ -129,16 +129,16 @@ def nearest_key(word: str, sign: str = "") -> str:
     parts = word.partition("=")[0].lstrip("-").replace("-", "_").split(".")
     words = [".".join(parts[-2:]), *reversed(parts)]
     theirs = [f"; what other programs call {name} is {ELSEWHERE[name]} here" if name in ELSEWHERE else "" for name in words]
-    near = _similar(".".join(parts[:-1]), parts[-1])
+    near = _similar(".".join(parts[:-1]), parts[-1]).replace(" or ", f" or {sign}")
     return next(filter(None, (*theirs[:2], near and f", did you mean {sign}{near}?", *theirs[2:])), "")
 
 
 def _similar(section: str, name: str) -> str:
-    """The key of a similar name; in a section of another program, the only key of the same name. "" if there is none."""
+    """The key of a similar name; in a section of another program, one or two keys of the same name. "" if there is none."""
     keys = all_keys()
     if section and section not in SECTIONS:
         same = [key for key in keys if key.endswith(f".{name}")]
-        return same[0] if len(same) == 1 else ""
+        return " or ".join(same) if len(same) < 3 else ""
     every = {key.partition(".")[2]: key for key in reversed(keys)}
     own = {key.partition(".")[2]: key for key in keys if key.startswith(f"{section}.")}
     close = [
