@@ -129,16 +129,16 @@ def nearest_key(word: str, sign: str = "") -> str:
     parts = word.partition("=")[0].lstrip("-").replace("-", "_").split(".")
     words = [".".join(parts[-2:]), *reversed(parts)]
     theirs = [f"; what other programs call {name} is {ELSEWHERE[name]} here" if name in ELSEWHERE else "" for name in words]
-    near = _similar(".".join(parts[:-1]), parts[-1]).replace(" or ", f" or {sign}")
-    return next(filter(None, (*theirs[:2], near and f", did you mean {sign}{near}?", *theirs[2:])), "")
+    near = " or ".join(f"{sign}{key}" for key in _similar(".".join(parts[:-1]), parts[-1]))
+    return next(filter(None, (*theirs[:2], near and f", did you mean {near}?", *theirs[2:])), "")
 
 
-def _similar(section: str, name: str) -> str:
-    """The key of a similar name; in a section of another program, one or two keys of the same name. "" if there is none."""
+def _similar(section: str, name: str) -> list[str]:
+    """The key of a similar name; in a section of another program, one or two keys of the same name. [] if there is none."""
     keys = all_keys()
     if section and section not in SECTIONS:
         same = [key for key in keys if key.endswith(f".{name}")]
-        return " or ".join(same) if len(same) < 3 else ""
+        return same if len(same) < 3 else []
     every = {key.partition(".")[2]: key for key in reversed(keys)}
     own = {key.partition(".")[2]: key for key in keys if key.startswith(f"{section}.")}
     close = [
@@ -146,4 +146,4 @@ def _similar(section: str, name: str) -> str:
         for names, least in ((own, 0.7), (every, 0.8))
         for near in difflib.get_close_matches(name[:100], names, 1, least)
     ]
-    return close[0] if close else ""
+    return close[:1]

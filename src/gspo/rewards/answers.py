@@ -43,6 +43,7 @@ _CHOICE = re.compile(
     r"\(?([A-J])(?:\)[.:]?|[.:](?![A-Z](?![a-z])|[a-z]\.))"
     r"(?: ?(?:(?=(?i:both|neither|all|none)\b)|(?!or\b|and\b|[,/&]|.*(?<![\w(])\(?[A-J](?:\)|[.:] )))\S.*)?"
 )
+# Named as one: option B, the choice (C).
 _OPTION = re.compile(r"(?i:(?:the )?(?:option|choice)) \(?([A-J])\)?\.?")
 _WORDS = re.compile(r"(?![xyz]+$)[^\W\d_]{2,}(?:[ ,'-]+[^\W\d_]+)*")
 
